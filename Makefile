@@ -1,8 +1,8 @@
-# Two commands for users: `make demo` and `make test`. Both make .venv and install what they need from wheels.
+# Two commands for users: `make demo` and `make test`. Both create .venv and install their packages from wheels.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-QUICK  := tests/test_house.py tests/network tests/formats/test_csv_rows.py tests/plan/test_plan_shown.py \
+QUICK  := tests/test_architecture.py tests/network tests/formats/test_csv_rows.py tests/plan/test_plan_shown.py \
           tests/plan/test_planner.py tests/kernels/cpu/mlp/test_fused.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
@@ -12,31 +12,31 @@ BOUNDS := tests/cli/test_cli_main.py tests/cli/test_quick_parse.py tests/cli/tes
 
 .PHONY: demo test test-all test-bounds quick check check-kernels sanitize bench bench-h200 docs clean
 
-# The first time it makes .venv: a minute or two of downloads, then some 20 seconds; after that fewer.
+# The first run creates .venv (a minute or two of downloads) and takes some 20 seconds; later runs take less.
 demo: $(VENV)/.demo
 	$(BIN)/onchip demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Every case of every test, also of those of which `make test` runs a sample.
+# Every case of every test, where `make test` runs a sample.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --all-cases
 
-# With the oldest and with the newest packages that pyproject.toml admits, each in an environment of its own.
+# With the oldest and with the newest packages that pyproject.toml allows, each in its own environment.
 test-bounds:
 	$(PYTHON) tests/bounds.py $(BOUNDS)
 
-# Tests of every package, in under a minute on two cores: what to run before a commit.
+# A few tests of every package, in under a minute on two cores: run it before a commit.
 quick: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)
 
-# All that is checked without a test run; a sample of the kernels last: a minute or two on two cores.
+# Linters, types, architecture, and a sample of the CUDA kernels compiled: a minute or two on two cores.
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py
 	$(BIN)/python -m onchip.runtime.cuda.kernel_check $(KERNELS) --sample 4
 
 # Every instance of every CUDA kernel for Hopper, one of each for other chips, held against budgets. Needs no GPU.
@@ -69,7 +69,7 @@ bench-h200: $(VENV)/.peers
 	$(BIN)/onchip ladder decode --device cuda --rows 12800 --profile $(RESULTS) $(COMMIT)
 	$(BIN)/onchip ladder scan --device cuda $(RESULTS) $(COMMIT)
 
-# What the documents show of the result files and of the code; a test says when one of them is out of date.
+# The generated parts of the documents, from result files and docstrings; a test fails if one is out of date.
 docs: $(VENV)/.test
 	$(BIN)/python -m onchip.bench.report.table README.md benchmarks/results --front
 	$(BIN)/python -m onchip.bench.report.table docs/results.md benchmarks/results

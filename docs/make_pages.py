@@ -1,9 +1,9 @@
-"""What the documents show of the code: the README's table of layers and its plan, and the API reference.
+"""Generate the README's table of layers, its example plan, and the API reference.
 
     python docs/make_pages.py            # write them
-    python docs/make_pages.py --check    # exit 1 where one is out of date
+    python docs/make_pages.py --check    # exit 1 if one is out of date
 
-Needs a source tree: the table plans the smallest network of every layer, which the tests have.
+Needs a source tree: the table plans the test cases of every layer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 SHOWN_PLAN = re.compile(r"(^\$ onchip (plan .*)\n)(?:[^`$].*\n)+", re.MULTILINE)
 BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
 
-# The files of network/layers, in words.
+# Titles of the files of network/layers; "": listed under the previous title.
 FAMILIES = {
-    "linear": "matrix products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
+    "linear": "matrix multiplication", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
     "norm": "norms", "activation": "activations", "function": "elementwise functions",
     "combine": "arithmetic, comparison, concatenation", "embedding": "embeddings", "recurrent": "recurrent",
     "shape": "shapes", "select": "indexing and resizing", "resize": "", "scan": "prefix sums",
@@ -37,7 +38,7 @@ FAMILIES = {
 
 
 def layers_table() -> str:
-    """A line a family of layers: their names, and where they run and are trained."""
+    """One line per family of layers: their names, where they run, and which can be trained."""
     from onchip.kernels.cpu import KERNELS as CPU
     from onchip.kernels.cuda import KERNELS as CUDA
     from onchip.network.layers import LAYERS
@@ -45,21 +46,21 @@ def layers_table() -> str:
     from onchip.runtime.cpu.backend import this_cpu
     from onchip.train.training_run import LEFT_OUT
 
-    runs_here = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
-    runs_there = {kind for kind in LAYERS if _is_planned(kind, KNOWN["h200"], CUDA)}
+    on_cpu = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
+    on_gpu = {kind for kind in LAYERS if _is_planned(kind, KNOWN["h200"], CUDA)}
     trained = {kind for kind in LAYERS if _can_train(kind)}
     lines = ["| layers | CPU | GPU | train |", "| --- | --- | --- | --- |"]
     for title, kinds in _families(LAYERS):
         names = ", ".join(sorted(kinds, key=str.lower))
-        cells = [f"**{title}**: {names}", *(_which(kinds, some) for some in (runs_here, runs_there, trained))]
+        cells = [f"**{title}**: {names}", *(_which(kinds, some) for some in (on_cpu, on_gpu, trained))]
         for kind in {layer.__name__ for layer in LEFT_OUT} & trained:
-            cells[-1] = re.sub(rf"\b{kind}\b", f"{kind} (left out: it does nothing)", cells[-1])
+            cells[-1] = re.sub(rf"\b{kind}\b", f"{kind} (ignored)", cells[-1])
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _families(layers: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
-    """Files without a title of their own stand with the one before."""
+    """The layers of each title; a file without a title belongs to the previous one."""
     found: dict[str, list[str]] = {}
     for file, title in FAMILIES.items():
         title = title or list(found)[-1]
@@ -70,13 +71,13 @@ def _families(layers: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
     return found.items()
 
 
-def _which(kinds: list[str], having: set[str]) -> str:
-    some = [kind for kind in sorted(kinds, key=str.lower) if kind in having]
+def _which(kinds: list[str], supported: set[str]) -> str:
+    some = [kind for kind in sorted(kinds, key=str.lower) if kind in supported]
     return "yes" if len(some) == len(kinds) else ", ".join(some) or "-"
 
 
 def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
-    """Whether a device's kernels take every case of a layer."""
+    """Whether the device's kernels support every test case of a layer."""
     from layer_cases import CASES, network
     from onchip.errors import OnchipError
     from onchip.plan.planner import make_plan
@@ -92,8 +93,7 @@ def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
 
 
 def _can_train(kind: str) -> bool:
-    """Whether a network of linear layers with this one between them is trained, on the CPU and on a GPU. One that joins
-    several values is in no chain."""
+    """Whether an MLP with this layer between its Linears can be trained on the CPU and on a GPU."""
     from onchip.errors import OnchipError
     from onchip.kernels.cpu import KERNELS as CPU
     from onchip.kernels.cuda import KERNELS as CUDA
@@ -119,14 +119,14 @@ def _can_train(kind: str) -> bool:
 
 
 def api_page() -> str:
-    """Every public name with its signature and docstring, and what an object of a class has."""
+    """Every public name with its signature and docstring; for a class also its methods and properties."""
     import onchip
 
     parts = [
-        "# The API, from its docstrings",
-        "Made by `python docs/make_pages.py`. Everything here is imported when it is first used: `import onchip` is\n"
-        "quick and touches no device. What goes wrong is an `OnchipError`.",
-        " · ".join(f"[{name}](#{name.lower()})" for name in onchip.__all__),
+        "# API reference",
+        "Generated by `python docs/make_pages.py`. Names are imported when they are first used: `import onchip` is\n"
+        "quick and touches no device. All errors are `OnchipError`s.",
+        _wrap(" · ".join(f"[{name}](#{name.lower()})" for name in onchip.__all__)),
     ]
     for name in onchip.__all__:
         parts += _entry(name, getattr(onchip, name))
@@ -136,29 +136,35 @@ def api_page() -> str:
 def _entry(name: str, thing: Any) -> list[str]:
     parts = [f"## {name}", f"```python\n{_signature(f'onchip.{name}', thing)}\n```", _doc(thing)]
     members = [_member(*member) for member in inspect.getmembers(thing)] if inspect.isclass(thing) else []
-    if told := [member for member in members if member]:
-        parts.append("\n".join(told))
+    if shown := [member for member in members if member]:
+        parts.append("\n".join(shown))
     return [part for part in parts if part]
 
 
 def _member(name: str, member: Any) -> str:
-    """A line for a method or a property of ours that says what it is; "" for others."""
+    """One line for a documented method or property of onchip; "" for others."""
     function = member.fget if isinstance(member, property) else member
     is_ours = inspect.isfunction(function) and function.__module__.startswith("onchip.")
     if not is_ours or (name.startswith("_") and name != "__call__") or not function.__doc__:
         return ""
     shown = "engine" if name == "__call__" else f".{name}"
     called = f"{shown}{_parameters(function)}" if function is member else shown
-    return f"- `{called}`: {inspect.getdoc(function).partition(chr(10) * 2)[0]}".replace("\n", " ")
+    return _wrap(f"- `{called}`: {inspect.getdoc(function).partition(chr(10) * 2)[0]}")
+
+
+def _wrap(text: str) -> str:
+    """Text, or a list item, in lines of at most 120 columns."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _signature(name: str, thing: Any) -> str:
-    """How it is called: in one line, or in one a parameter where that is too long."""
+    """The signature on one line or, if too long, one line per parameter."""
     parameters, result = _parameters(thing), inspect.signature(thing).return_annotation
     writes = "" if inspect.isclass(thing) or result is inspect.Signature.empty else f" -> {result}"
     if len(name + parameters + writes) <= 110:
         return f"{name}{parameters}{writes}"
-    lines = [f"    {_parameter(given)},\n" for given in _shown(thing)]
+    lines = [f"    {_parameter(each)},\n" for each in _shown(thing)]
     return f"{name}(\n{''.join(lines)}){writes}"
 
 
@@ -167,39 +173,37 @@ def _parameters(thing: Any) -> str:
 
 
 def _shown(thing: Any) -> list[Any]:
-    """Parameters, with the * before those that are given by name."""
+    """The parameters, with a * before the keyword-only ones."""
     found: list[Any] = []
     for parameter in inspect.signature(thing).parameters.values():
         is_named = parameter.kind is parameter.KEYWORD_ONLY
-        if is_named and not any(
-            given == "*" or getattr(given, "kind", None) is given.VAR_POSITIONAL for given in found
-        ):
+        if is_named and not any(each == "*" or getattr(each, "kind", None) is each.VAR_POSITIONAL for each in found):
             found.append("*")
         if parameter.name != "self":
             found.append(parameter)
     return found
 
 
-def _parameter(given: Any) -> str:
-    if given == "*":
+def _parameter(parameter: Any) -> str:
+    if parameter == "*":
         return "*"
-    text = {given.VAR_POSITIONAL: "*", given.VAR_KEYWORD: "**"}.get(given.kind, "") + given.name
-    if given.annotation is not given.empty:
-        text += f": {given.annotation}"
-    return text if given.default is given.empty else f"{text} = {given.default!r}"
+    text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name
+    if parameter.annotation is not parameter.empty:
+        text += f": {parameter.annotation}"
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"
 
 
 def _doc(thing: Any) -> str:
-    """The docstring: its first paragraph as text, the rest as it stands, for its columns."""
+    """The docstring: its first paragraph as text, the rest verbatim, to keep its columns."""
     first, _, rest = (inspect.getdoc(thing) or "").partition("\n\n")
-    return first + (f"\n\n```text\n{rest.strip()}\n```" if rest.strip() else "")
+    return _wrap(first) + (f"\n\n```text\n{rest.strip()}\n```" if rest.strip() else "")
 
 
 # -- the files ----------------------------------------------------------------------------------------------
 
 
 def pages() -> dict[Path, str]:
-    """What stands in each file, as it should be."""
+    """The up-to-date content of each file."""
     readme = README.read_text()
     begin, end = readme.index(BEGIN) + len(BEGIN), readme.index(END)
     readme = f"{readme[:begin]}\n\n{layers_table()}\n\n{readme[end:]}"
@@ -207,7 +211,7 @@ def pages() -> dict[Path, str]:
 
 
 def _printed(command: str) -> str:
-    """What an onchip command prints."""
+    """The output of an onchip command."""
     from onchip.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out:

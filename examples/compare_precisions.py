@@ -1,4 +1,4 @@
-"""Run one network in every precision that a device has, and see what each costs: error and bytes."""
+"""Run one network in every precision that a device supports, and compare the errors."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Train a classifier as scikit-learn does it, search a grid side by side, keep the best as ONNX."""
+"""Train scikit-learn style classifiers over a parameter grid in parallel; save the best as ONNX."""
 
 import numpy as np
 from sklearn.datasets import load_digits

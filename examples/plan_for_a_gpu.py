@@ -1,4 +1,4 @@
-"""What a network would do on GPUs that are not here: kernels, floors and estimates, from a laptop."""
+"""Plan a network for GPUs that this machine does not have: kernels, floors and estimates."""
 
 import onchip
 from onchip.plan.kernel import Job
@@ -9,4 +9,4 @@ for device in ("rtx3080ti", "a100", "h200"):
     planned = plan(net, device, Job("fp16", batch=1 << 20))
     floor, estimate = planned.floor_at(1 << 20), planned.estimate_at(1 << 20)
     kernels = ", ".join(group.claim.label for group in planned.groups)
-    print(f"{planned.device.name}: {kernels}; 2^20 rows take {floor:.0f} µs at least, should take {estimate:.0f}")
+    print(f"{planned.device.name}: {kernels}; 2^20 rows: floor {floor:.0f} µs, estimate {estimate:.0f} µs")

@@ -1,4 +1,4 @@
-"""Stop a training in the middle and go on: the network that comes out has the bits of a run without a stop."""
+"""Stop a training run and resume it: the result has the same bits as an uninterrupted run."""
 
 import numpy as np
 
@@ -16,13 +16,13 @@ class EnoughError(Exception):
     pass
 
 
-def give_up(epoch):
+def stop_early(epoch):
     if epoch.epoch == 4:
         raise EnoughError
 
 
 try:
-    onchip.fit(net, x, y, on_epoch=give_up, checkpoint="run", checkpoint_every=0, **options)
+    onchip.fit(net, x, y, on_epoch=stop_early, checkpoint="run", checkpoint_every=0, **options)
 except EnoughError:
     print("stopped after epoch 4")
 resumed = onchip.fit(net, x, y, checkpoint="run", resume=True, **options)

@@ -1,4 +1,4 @@
-"""A torch module, trained anywhere, run here: the same numbers, and how long both take."""
+"""Run a torch module in onchip: the same values, and the time of both."""
 
 # needs: torch onnx
 import time
@@ -23,7 +23,7 @@ with torch.no_grad():
     print(f"largest difference: {difference:.1e}")
     for name, run in (("torch", lambda: module(images)), ("onchip", lambda: engine(images.numpy()))):
         run()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(10):
             run()
-        print(f"{name}: {(time.perf_counter() - began) * 100:.2f} ms for {len(images)} images")
+        print(f"{name}: {(time.perf_counter() - start) * 100:.2f} ms for {len(images)} images")

@@ -41,7 +41,7 @@ settings.load_profile("onchip")
 # -- one machine for all plans -----------------------------------------------------------------------------
 
 STATED_FLOPS, STATED_BANDWIDTH = 60e9, 8e9  # a second, of a core: about a 2.5 GHz server's
-MEASURES = {name: getattr(cpu, name) for name in ("_measure_flops", "_measure_bandwidth")}
+MEASURES = {name: getattr(cpu, name) for name in ("measure_flops", "measure_bandwidth")}
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has the folder from the process that started it
     os.environ["ONCHIP_CACHE"] = str(cache_dir() / "tests")  # the user's own rates stay
@@ -54,8 +54,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # which has the folder from the pro
 
 def pytest_sessionstart() -> None:
     """State what this CPU can do: plans made here, or by a process that a test starts, are the same on any machine."""
-    cpu._measure_flops = lambda: STATED_FLOPS * cpu.core_count()
-    cpu._measure_bandwidth = lambda cores: STATED_BANDWIDTH * cores
+    cpu.measure_flops = lambda: STATED_FLOPS * cpu.core_count()
+    cpu.measure_bandwidth = lambda cores: STATED_BANDWIDTH * cores
     cpu.this_cpu()  # kept for the processes that tests start
 
 

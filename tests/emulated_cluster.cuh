@@ -1,69 +1,69 @@
-// Instead of mma/cluster.cuh, on the host: blocks of a cluster run by turns; what one stores in another's shared memory comes
-// there when that one has passed the next barrier.
+// Host version of mma/cluster.cuh: blocks of a cluster alternate; a DSMEM store takes effect when the target block
+// passes its next barrier.
 #pragma once
 
 namespace emulated {
-struct Letter {
-    unsigned to;  // a block
+struct PendingStore {
+    unsigned to;  // target block
     float* at;
     float v;
-    Letter* next;
+    PendingStore* next;
 };
-constexpr unsigned BOXES = 1024;
-static Letter* letters[BOXES] OURS = {};  // by the block that they go to
+constexpr unsigned BUCKETS = 1024;
+static PendingStore* pending[BUCKETS] HOST_DATA = {};  // by target block
 
-UNSEEN static void deliver(unsigned block) {
-    for (Letter** at = &letters[block % BOXES]; *at;) {
-        Letter* const letter = *at;
-        if (letter->to == block) {
-            *letter->at = letter->v;
-            *at = letter->next;
-            free(letter);
+NO_TSAN static void apply_stores(unsigned block) {
+    for (PendingStore** at = &pending[block % BUCKETS]; *at;) {
+        PendingStore* const store = *at;
+        if (store->to == block) {
+            *store->at = store->v;
+            *at = store->next;
+            free(store);
         } else {
-            at = &letter->next;
+            at = &store->next;
         }
     }
 }
 }  // namespace emulated
 
-// Of all blocks, also of those further down.
-static unsigned block_number() { return blockIdx.y * gridDim.x + blockIdx.x; }
+// Linear block index.
+static unsigned block_index() { return blockIdx.y * gridDim.x + blockIdx.x; }
 
-static unsigned cluster_rank() { return blockIdx.x % emulated::cluster; }
-UNSEEN static void store_to_block(float* at, unsigned rank, float v) {
-    auto* const letter = static_cast<emulated::Letter*>(malloc(sizeof(emulated::Letter)));
-    const unsigned to = block_number() / emulated::cluster * emulated::cluster + rank;
-    emulated::Letter*& box = emulated::letters[to % emulated::BOXES];
-    *letter = {to, at, v, box};
-    box = letter;
+static unsigned cluster_rank() { return blockIdx.x % emulated::cluster_size; }
+NO_TSAN static void dsmem_store(float* at, unsigned rank, float v) {
+    auto* const store = static_cast<emulated::PendingStore*>(malloc(sizeof(emulated::PendingStore)));
+    const unsigned to = block_index() / emulated::cluster_size * emulated::cluster_size + rank;
+    emulated::PendingStore*& bucket = emulated::pending[to % emulated::BUCKETS];
+    *store = {to, at, v, bucket};
+    bucket = store;
 }
-static void store_four_to_block(float* at, unsigned rank, float4 v) {
-    store_to_block(at, rank, v.x), store_to_block(at + 1, rank, v.y);
-    store_to_block(at + 2, rank, v.z), store_to_block(at + 3, rank, v.w);
+static void dsmem_store4(float* at, unsigned rank, float4 v) {
+    dsmem_store(at, rank, v.x), dsmem_store(at + 1, rank, v.y);
+    dsmem_store(at + 2, rank, v.z), dsmem_store(at + 3, rank, v.w);
 }
-// All threads of the block that are still there, then the other blocks.
-UNSEEN static void wait_for_cluster() {
-    static emulated::Barrier of_block;
-    const long generation = of_block.generation;
-    ++of_block.arrived;
-    while (of_block.generation == generation) {
-        int there = 0;
-        for (int thread = 0; thread < emulated::threads; ++thread) there += !emulated::now->fibers[thread].is_done;
-        if (of_block.arrived == there) {
-            of_block.arrived = 0;
-            ++of_block.generation;
-            ++emulated::moves;
-            emulated::now->since = ++emulated::epoch;
-            ++emulated::arrivals[block_number()];
+// All running threads of the block arrive first, then the other blocks.
+NO_TSAN static void cluster_sync() {
+    static emulated::Barrier block_barrier;
+    const long generation = block_barrier.generation;
+    ++block_barrier.arrived;
+    while (block_barrier.generation == generation) {
+        int running = 0;
+        for (int i = 0; i < emulated::threads; ++i) running += !emulated::current->fibers[i].is_done;
+        if (block_barrier.arrived == running) {
+            block_barrier.arrived = 0;
+            ++block_barrier.generation;
+            ++emulated::progress;
+            emulated::current->last_barrier = ++emulated::epoch;
+            ++emulated::arrivals[block_index()];
         } else {
             emulated::pause();
         }
     }
-    const unsigned me = block_number(), first = me / emulated::cluster * emulated::cluster;
-    for (unsigned other = first; other < first + emulated::cluster; ++other)
-        while (emulated::arrivals[other] < emulated::arrivals[me]) emulated::wait_for_others();
-    emulated::deliver(me);
+    const unsigned block = block_index(), first = block / emulated::cluster_size * emulated::cluster_size;
+    for (unsigned other = first; other < first + emulated::cluster_size; ++other)
+        while (emulated::arrivals[other] < emulated::arrivals[block]) emulated::wait_for_others();
+    emulated::apply_stores(block);
 }
-// The whole barrier at its end: what is stored between the two comes as late as it may.
-static void arrive_at_cluster() {}
-static void await_cluster() { wait_for_cluster(); }
+// The whole barrier is at the wait: stores between arrive and wait take effect as late as possible.
+static void cluster_arrive() {}
+static void cluster_wait() { cluster_sync(); }

@@ -1,13 +1,11 @@
-// Runs .cu files on the host, for a look at what they compute where there is no GPU. emulated_cuda.py puts this in
-// front of a kernel's source, and `export_kernel` behind it.
+// Runs .cu files on the host, to test results without a GPU. emulated_cuda.py includes it before a kernel's source and
+// appends `export_kernel`.
 //
-// A CUDA thread is a fiber. It runs until it waits: at a barrier, or in a shuffle, which is a barrier of its warp. Who
-// goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
-// Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
-// fails; but one that looks at the clock while it waits is put aside, shared memory and all, and others go on. A barrier
-// that not all threads reach fails, too, and so do 16 bytes that do not lie at a multiple of 16. The shared memory that a
-// launch asks for, and every piece of global memory, ends where a page begins that nobody may touch: who reads or writes
-// behind it fails.
+// A CUDA thread is a fiber that runs until it waits: at a barrier, or in a shuffle, which is a warp barrier. Each round
+// schedules the fibers in a random order, so a missing barrier leads to stale reads. Blocks run one after another, so
+// shared memory is static and waiting for a later block fails; a block that reads the clock while it waits is suspended
+// with its shared memory, and others run. These fail too: a barrier that some threads do not reach, misaligned 16-byte
+// access, and access past the end of dynamic shared or global memory, which a protected page follows.
 #include <cmath>
 #include <csetjmp>
 #include <csignal>
@@ -25,14 +23,14 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
-#define SHARED_ALIGNMENT 16  // of what a launch asks for, until a header wants more
+#define SHARED_ALIGNMENT 16  // of dynamic shared memory; headers raise it
 
-// What is ours lies in a section by itself, so .bss is the kernel's: its shared memory.
-#define OURS __attribute__((section("emulator")))
+// The emulator's data is in its own section, so .bss is the kernel's shared memory.
+#define HOST_DATA __attribute__((section("emulator")))
 struct Index {
     unsigned x, y;
 };
-static Index threadIdx OURS = {}, blockIdx OURS = {}, blockDim OURS = {}, gridDim OURS = {};
+static Index threadIdx HOST_DATA = {}, blockIdx HOST_DATA = {}, blockDim HOST_DATA = {}, gridDim HOST_DATA = {};
 struct alignas(8) int2 {
     int x, y;
 };
@@ -51,21 +49,21 @@ struct alignas(16) float4 {
 
 namespace emulated {
 
-constexpr int MAX_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 256;
-constexpr int MOST_ALIGNMENT = 1024, PAGE = 4096, MOST_SHARED = 228 << 10;  // bytes; of all that a launch may ask for
-constexpr long MOST_ROUNDS = 1 << 18;  // of a block
+constexpr int MAX_THREADS = 1024, STACK_BYTES = 64 << 10, MAX_COPIES = 256;
+constexpr int MAX_ALIGNMENT = 1024, PAGE = 4096, MAX_SHARED = 228 << 10;  // bytes; upper limits
+constexpr long MAX_ROUNDS = 1 << 18;  // scheduling rounds per block
 
 struct Copy {
     void* to;
     const void* from;
-    int bytes, group;  // zeros behind so many bytes; groups that were closed before
+    int bytes, group;  // bytes copied, then zeros; index of its group
     int width;
 };
 
 struct Fiber {
     jmp_buf at;
     bool has_begun, is_done;
-    Copy copies[MOST_COPIES];  // begun and not waited for
+    Copy copies[MAX_COPIES];  // cp.async in flight
     int copy_count, group_count, exchanges;
 };
 
@@ -74,45 +72,45 @@ struct Barrier {
     long generation;
 };
 
-// All that a block has but its shared memory and its stacks.
+// A block, without its shared memory and stacks.
 struct Block {
     Fiber fibers[MAX_THREADS];
-    Barrier of_block, of_warps[MAX_THREADS / 32], of_teams[MAX_THREADS / 128];
-    unsigned long long words[2][MAX_THREADS];  // of a shuffle; the next one has the others
-    bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
-    bool is_spoilt;                             // its shared memory, which a launch asks for
-    unsigned since;                             // epoch of its last barrier: what it did before is ordered
-    long found_at;                              // of __syncthreads_or: which barrier, and what was found there
-    bool found[2];
-    char *stacks, *shared;                      // shared: what it had when it was put aside
+    Barrier block_barrier, warp_barriers[MAX_THREADS / 32], warpgroup_barriers[MAX_THREADS / 128];
+    unsigned long long words[2][MAX_THREADS];  // of a shuffle; double-buffered
+    bool is_done, is_waiting, is_yielding;         // is_waiting: for other blocks; is_yielding: could run
+    bool is_poisoned;                              // its dynamic shared memory
+    unsigned last_barrier;                         // epoch of its last barrier: earlier accesses are ordered
+    long vote_barrier;                             // of __syncthreads_or: barrier generation and votes
+    bool votes[2];
+    char *stacks, *shared;                         // shared: contents while suspended
 
     void begin();
 };
 
-static Block* now OURS = nullptr;
-static jmp_buf scheduler OURS = {};
-static ucontext_t fresh OURS = {}, caller OURS = {};
-static const char* failure OURS = nullptr;
-static unsigned long long random_state OURS = 0;
-static int threads OURS = 0, running OURS = 0, moves OURS = 0;
-static const void* const* given OURS = nullptr;  // where the kernel's arguments lie
-static void (*body)() OURS = nullptr;
-static unsigned cluster OURS = 1;
-static long* arrivals OURS = nullptr;  // of each block: how often it has come to the cluster's barrier
-alignas(PAGE) static char room[MOST_SHARED + PAGE] OURS = {};  // what launches ask for, at the end of all but a page
-static int requested_bytes OURS = 0;
+static Block* current HOST_DATA = nullptr;
+static jmp_buf scheduler HOST_DATA = {};
+static ucontext_t fiber_context HOST_DATA = {}, scheduler_context HOST_DATA = {};
+static const char* failure HOST_DATA = nullptr;
+static unsigned long long random_state HOST_DATA = 0;
+static int threads HOST_DATA = 0, running HOST_DATA = 0, progress HOST_DATA = 0;
+static const void* const* kernel_arguments HOST_DATA = nullptr;  // pointers to the kernel's arguments
+static void (*body)() HOST_DATA = nullptr;
+static unsigned cluster_size HOST_DATA = 1;
+static long* arrivals HOST_DATA = nullptr;  // per block: cluster barriers reached
+alignas(PAGE) static char smem[MAX_SHARED + PAGE] HOST_DATA = {};  // dynamic; ends at the protected page
+static int dynamic_bytes HOST_DATA = 0;
 
 static void pause() {
-    if (!_setjmp(now->fibers[running].at)) _longjmp(scheduler, 1);
+    if (!_setjmp(current->fibers[running].at)) _longjmp(scheduler, 1);
 }
 
-[[noreturn]] static void fail(const char* what) {
-    failure = what;
+[[noreturn]] static void fail(const char* message) {
+    failure = message;
     _longjmp(scheduler, 1);
 }
 
 static void check_16(const volatile void* at) {
-    if (reinterpret_cast<unsigned long long>(at) % 16) fail("16 bytes that are not aligned");
+    if (reinterpret_cast<unsigned long long>(at) % 16) fail("misaligned 16-byte access");
 }
 
 }  // namespace emulated
@@ -121,62 +119,62 @@ static void check_16(const volatile void* at) {
 
 namespace emulated {
 
-// Without what fibers have no use for before they write it: copies are most of a block.
+// Skips arrays that fibers write before they read: copies are most of a block.
 void Block::begin() {
     for (int i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];
         fiber.has_begun = fiber.is_done = false;
         fiber.copy_count = fiber.group_count = fiber.exchanges = 0;
     }
-    of_block = {};
-    memset(of_warps, 0, sizeof of_warps);
-    memset(of_teams, 0, sizeof of_teams);
-    is_done = is_spoilt = waits = found[0] = found[1] = false;
-    found_at = 0;
-    since = ++epoch;
+    block_barrier = {};
+    memset(warp_barriers, 0, sizeof warp_barriers);
+    memset(warpgroup_barriers, 0, sizeof warpgroup_barriers);
+    is_done = is_poisoned = is_waiting = votes[0] = votes[1] = false;
+    vote_barrier = 0;
+    last_barrier = ++epoch;
 }
 
-// epoch: counts how often all have come
-UNSEEN static void arrive(Barrier& barrier, int all, unsigned* epoch = nullptr) {
+// epoch: incremented when all have arrived
+NO_TSAN static void arrive(Barrier& barrier, int all, unsigned* epoch = nullptr) {
     const long generation = barrier.generation;
     if (++barrier.arrived == all) {
         if (epoch) ++*epoch;
-        if (epoch == &emulated::epoch) now->since = *epoch;
+        if (epoch == &emulated::epoch) current->last_barrier = *epoch;
         barrier.arrived = 0;
         ++barrier.generation;
-        ++moves;
+        ++progress;
     }
     while (barrier.generation == generation) pause();
 }
 
-// Every lane of the warp leaves a value; what `read` makes of all of them.
-template <class T, class Read> auto exchange(T mine, Read read) {
+// Every lane of the warp passes a value; returns read(values).
+template <class T, class Read> auto exchange(T value, Read read) {
     static_assert(sizeof(T) <= 8);
-    const int me = running, first = me / 32 * 32;
-    unsigned long long* words = now->words[now->fibers[me].exchanges++ % 2];
-    memcpy(words + me, &mine, sizeof mine);
-    arrive(now->of_warps[first / 32], threads - first < 32 ? threads - first : 32);
+    const int thread = running, first = thread / 32 * 32;
+    unsigned long long* words = current->words[current->fibers[thread].exchanges++ % 2];
+    memcpy(words + thread, &value, sizeof value);
+    arrive(current->warp_barriers[first / 32], threads - first < 32 ? threads - first : 32);
     return read([=](int lane) {
-        T found;
-        memcpy(&found, words + first + lane, sizeof found);
-        return found;
+        T result;
+        memcpy(&result, words + first + lane, sizeof result);
+        return result;
     });
 }
 
-template <class T> T take(T mine, int lane) {
-    return exchange(mine, [=](auto of) { return of(lane); });
+template <class T> T shuffle(T value, int lane) {
+    return exchange(value, [=](auto of) { return of(lane); });
 }
 
 static void entry() {
     body();
-    if (now->fibers[running].copy_count) fail("a copy that is not waited for");
-    now->fibers[running].is_done = true;
-    ++moves;
+    if (current->fibers[running].copy_count) fail("cp.async without a wait");
+    current->fibers[running].is_done = true;
+    ++progress;
     _longjmp(scheduler, 1);
 }
 
 static void resume(int thread) {
-    Fiber& fiber = now->fibers[thread];
+    Fiber& fiber = current->fibers[thread];
     running = thread;
     threadIdx.x = thread;
     if (_setjmp(scheduler)) {
@@ -186,135 +184,134 @@ static void resume(int thread) {
     in_kernel = true;
     if (fiber.has_begun) _longjmp(fiber.at, 1);
     fiber.has_begun = true;
-    getcontext(&fresh);
-    fresh.uc_stack.ss_sp = now->stacks + thread * static_cast<size_t>(STACK_BYTES);
-    fresh.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&fresh, entry, 0);
-    swapcontext(&caller, &fresh);
+    getcontext(&fiber_context);
+    fiber_context.uc_stack.ss_sp = current->stacks + thread * static_cast<size_t>(STACK_BYTES);
+    fiber_context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber_context, entry, 0);
+    swapcontext(&scheduler_context, &fiber_context);
 }
 
-static int draw(int below) {
+static int random_below(int below) {
     random_state = random_state * 6364136223846793005ULL + 1442695040888963407ULL;
     return static_cast<int>((random_state >> 33) % below);
 }
 
-// Where the shared memory lies that the launch has asked for. What nobody has written yet is no number; the first thread
-// that comes is before all others.
-static char* asked_room(int alignment) {
-    char* const at = room + MOST_SHARED - (requested_bytes + alignment - 1) / alignment * alignment;
-    if (!now->is_spoilt) memset(at, 0xff, room + MOST_SHARED - at);
-    now->is_spoilt = true;
+// Address of the launch's dynamic shared memory. The first thread fills it with NaN bit patterns.
+static char* dynamic_shared(int alignment) {
+    char* const at = smem + MAX_SHARED - (dynamic_bytes + alignment - 1) / alignment * alignment;
+    if (!current->is_poisoned) memset(at, 0xff, smem + MAX_SHARED - at);
+    current->is_poisoned = true;
     return at;
 }
 
-// Of whoever touches what is not his.
-static void on_fault(int) { fail("memory that is not the kernel's"); }
+// Signal handler of invalid accesses.
+static void on_fault(int) { fail("access outside the kernel's memory"); }
 
-// For other blocks: a thread that looks at the clock.
+// Called by a thread that reads the clock: lets other blocks run.
 static void wait_for_others() {
-    now->waits = true;
+    current->is_waiting = true;
     pause();
 }
 
-// Until it is done, or waits for others.
+// Runs the block until it ends or waits for other blocks.
 static void run_block() {
     for (long round = 0; !failure; ++round) {
-        const int before = moves, first = draw(threads), step = draw(2) ? 1 : threads - 1;
+        const int before = progress, first = random_below(threads), step = random_below(2) ? 1 : threads - 1;
         int left = 0;
-        now->waits = now->yields = false;
+        current->is_waiting = current->is_yielding = false;
         for (int i = 0, thread = first; i < threads && !failure; ++i, thread = (thread + step) % threads) {
-            if (!now->fibers[thread].is_done) resume(thread);
-            left += !now->fibers[thread].is_done;
+            if (!current->fibers[thread].is_done) resume(thread);
+            left += !current->fibers[thread].is_done;
         }
-        now->is_done = !left;
+        current->is_done = !left;
         if (!left || failure) return;
-        if (now->yields || (moves == before && now->waits)) return;
-        if (moves == before) failure = "a barrier that not all threads reach";
-        if (round == MOST_ROUNDS) failure = "it does not end";
+        if (current->is_yielding || (progress == before && current->is_waiting)) return;
+        if (progress == before) failure = "barrier not reached by all threads";
+        if (round == MAX_ROUNDS) failure = "kernel does not terminate";
     }
 }
 
-// Blocks by turns; what waits is put aside with its shared memory.
+// Runs all blocks; waiting ones are suspended with their shared memory.
 static void run_blocks(unsigned count) {
-    const size_t own_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
-    const size_t shared_bytes = own_bytes + requested_bytes + MOST_ALIGNMENT;
-    const auto move = [&](char* aside, bool is_back) {
-        char* const pieces[] = {&__bss_start, room + MOST_SHARED - (shared_bytes - own_bytes)};
-        const size_t sizes[] = {own_bytes, shared_bytes - own_bytes};
-        for (int i = 0; i < 2; aside += sizes[i++])
-            is_back ? memcpy(pieces[i], aside, sizes[i]) : memcpy(aside, pieces[i], sizes[i]);
+    const size_t static_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
+    const size_t shared_bytes = static_bytes + dynamic_bytes + MAX_ALIGNMENT;
+    const auto swap_shared = [&](char* saved, bool restores) {
+        char* const regions[] = {&__bss_start, smem + MAX_SHARED - (shared_bytes - static_bytes)};
+        const size_t sizes[] = {static_bytes, shared_bytes - static_bytes};
+        for (int i = 0; i < 2; saved += sizes[i++])
+            restores ? memcpy(regions[i], saved, sizes[i]) : memcpy(saved, regions[i], sizes[i]);
     };
     Block** const waiting = static_cast<Block**>(calloc(count, sizeof(Block*)));
     unsigned done = 0, begun = 0;
-    now = nullptr;
+    current = nullptr;
     while (done < count && !failure) {
-        const int before = moves;
+        const int before = progress;
         for (unsigned i = 0; i < count && !failure; ++i) {
             if (i < begun && !waiting[i]) continue;
             if (i < begun) {
-                now = waiting[i];
-                move(now->shared, true);
+                current = waiting[i];
+                swap_shared(current->shared, true);
             } else {
                 ++begun;
-                if (!now) {
-                    now = static_cast<Block*>(malloc(sizeof(Block)));
-                    now->stacks = static_cast<char*>(malloc(stack_bytes));
-                    now->shared = nullptr;
+                if (!current) {
+                    current = static_cast<Block*>(malloc(sizeof(Block)));
+                    current->stacks = static_cast<char*>(malloc(stack_bytes));
+                    current->shared = nullptr;
                 }
-                now->begin();
+                current->begin();
             }
             blockIdx = {i % gridDim.x, i / gridDim.x};
             run_block();
-            if (now->is_done) {  // what it had is the next one's
+            if (current->is_done) {  // the next block reuses its memory
                 waiting[i] = nullptr;
                 ++done;
                 if (begun == count) {
-                    free(now->stacks), free(now->shared), free(now);
-                    now = nullptr;
+                    free(current->stacks), free(current->shared), free(current);
+                    current = nullptr;
                 }
             } else {
-                if (!now->shared) now->shared = static_cast<char*>(malloc(shared_bytes));
-                move(now->shared, false);
-                waiting[i] = now;
-                now = nullptr;
+                if (!current->shared) current->shared = static_cast<char*>(malloc(shared_bytes));
+                swap_shared(current->shared, false);
+                waiting[i] = current;
+                current = nullptr;
             }
         }
-        if (moves == before && !failure) failure = "blocks that wait for each other";
+        if (progress == before && !failure) failure = "deadlock between blocks";
     }
     free(waiting);
 }
 
 template <class T> T argument(int i) {
     T value;
-    memcpy(&value, given[i], sizeof value);
+    memcpy(&value, kernel_arguments[i], sizeof value);
     return value;
 }
 
 template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I...>) { kernel(argument<P>(I)...); }
 
-// What is wrong; nullptr: nothing.
+// Returns an error message, or nullptr.
 template <auto kernel, class... P>
 const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned blocks_of_cluster, int block_threads,
                    int shared_bytes, const void* const* arguments) {
     threads = block_threads;
-    requested_bytes = shared_bytes;
-    cluster = blocks_of_cluster;
+    dynamic_bytes = shared_bytes;
+    cluster_size = blocks_of_cluster;
     arrivals = static_cast<long*>(calloc(blocks * down, sizeof(long)));
-    given = arguments;
+    kernel_arguments = arguments;
     failure = nullptr;
-    random_state = 0;  // the same every time
+    random_state = 0;  // reproducible
     gridDim = {blocks, down};
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
-    struct sigaction before, ours = {};
-    ours.sa_handler = on_fault;
-    ours.sa_flags = SA_NODEFER;  // it does not return
-    begin_judging();
-    mprotect(room + MOST_SHARED, PAGE, PROT_NONE);
-    sigaction(SIGSEGV, &ours, &before);
+    struct sigaction before, handler = {};
+    handler.sa_handler = on_fault;
+    handler.sa_flags = SA_NODEFER;  // the handler does not return
+    begin_race_check();
+    mprotect(smem + MAX_SHARED, PAGE, PROT_NONE);
+    sigaction(SIGSEGV, &handler, &before);
     run_blocks(blocks * down);
     sigaction(SIGSEGV, &before, nullptr);
-    end_judging();
+    end_race_check();
     free(arrivals);
     return failure;
 }
@@ -328,49 +325,49 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 #define export_kernel(...)                                                                               \
     extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
-    extern "C" const char* run(unsigned blocks, unsigned down, unsigned cluster, int threads,            \
-                               int shared_bytes, const void* const* given) {                             \
-        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, cluster, threads, shared_bytes,  \
-                                             given);                                                     \
+    extern "C" const char* run(unsigned blocks, unsigned down, unsigned cluster_size, int threads,       \
+                               int shared_bytes, const void* const* kernel_arguments) {                  \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, cluster_size, threads, shared_bytes, \
+                                             kernel_arguments);                                          \
     }
 
-// -- what kernels call ---------------------------------------------------------------------------------------------
+// -- CUDA functions ------------------------------------------------------------------------------------------------
 
 static int __clz(int v) { return v ? __builtin_clz(v) : 32; }
-static void __syncthreads() { emulated::arrive(emulated::now->of_block, emulated::threads, &emulated::epoch); }
+static void __syncthreads() { emulated::arrive(emulated::current->block_barrier, emulated::threads, &emulated::epoch); }
 
-static bool __syncthreads_or(bool mine) {
-    emulated::Block* const block = emulated::now;
-    const long at = block->of_block.generation + 1;  // none is 0
-    if (block->found_at != at) block->found_at = at, block->found[at % 2] = false;
-    block->found[at % 2] |= mine;
+static bool __syncthreads_or(bool value) {
+    emulated::Block* const block = emulated::current;
+    const long at = block->block_barrier.generation + 1;  // 0: none
+    if (block->vote_barrier != at) block->vote_barrier = at, block->votes[at % 2] = false;
+    block->votes[at % 2] |= value;
     __syncthreads();
-    return block->found[at % 2];
+    return block->votes[at % 2];
 }
 
 static void __syncwarp() {
     const int first = emulated::running / 32 * 32;
     const int all = emulated::threads - first < 32 ? emulated::threads - first : 32;
-    emulated::arrive(emulated::now->of_warps[first / 32], all, &emulated::warp_epochs[first / 32]);
+    emulated::arrive(emulated::current->warp_barriers[first / 32], all, &emulated::warp_epochs[first / 32]);
 }
 
 template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
-    const int me = threadIdx.x % 32;
-    return emulated::take(v, me / width * width + lane % width);
+    const int thread = threadIdx.x % 32;
+    return emulated::shuffle(v, thread / width * width + lane % width);
 }
 template <class T> T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
-    const int me = threadIdx.x % 32;
-    return emulated::take(v, me % width < by ? me : me - by);
+    const int thread = threadIdx.x % 32;
+    return emulated::shuffle(v, thread % width < by ? thread : thread - by);
 }
-template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulated::take(v, threadIdx.x % 32 ^ mask); }
-static unsigned __ballot_sync(unsigned, bool is_so) {
-    return emulated::exchange(is_so, [](auto of) {
-        unsigned found = 0;
-        for (int lane = 0; lane < 32; ++lane) found |= static_cast<unsigned>(of(lane)) << lane;
-        return found;
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulated::shuffle(v, threadIdx.x % 32 ^ mask); }
+static unsigned __ballot_sync(unsigned, bool predicate) {
+    return emulated::exchange(predicate, [](auto of) {
+        unsigned result = 0;
+        for (int lane = 0; lane < 32; ++lane) result |= static_cast<unsigned>(of(lane)) << lane;
+        return result;
     });
 }
-static bool __any_sync(unsigned all, bool is_so) { return __ballot_sync(all, is_so) != 0; }
+static bool __any_sync(unsigned all, bool predicate) { return __ballot_sync(all, predicate) != 0; }
 
 template <class To, class From> To same_bits(From v) {
     To bits;
@@ -383,21 +380,21 @@ static float __fmul_rn(float a, float b) { return a * b; }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
     const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
-    unsigned made = 0;
-    for (int i = 0; i < 4; ++i) made |= static_cast<unsigned>(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
-    return made;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return result;
 }
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
 static float __fdividef(float a, float b) { return a / b; }
-#define __expf expf  // the C library has one of its own
+#define __expf expf  // the C library declares __expf
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
-UNSEEN static unsigned atomicAdd(unsigned* at, unsigned by) {
+NO_TSAN static unsigned atomicAdd(unsigned* at, unsigned by) {
     emulated::acquire(at), emulated::release(at);
     return (*at += by) - by;
 }
-UNSEEN static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
+NO_TSAN static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
     emulated::acquire(at), emulated::release(at);
     const unsigned long long before = *at;
     if (v < before) *at = v;
@@ -423,109 +420,109 @@ template <class T> void __stcs(T* to, T value) {
     *to = value;
 }
 #ifdef RANDOM_DELAYS
-static void __nanosleep(unsigned) {  // others go first
-    emulated::now->yields = true;
-    ++emulated::moves;
+static void __nanosleep(unsigned) {  // lets other blocks run first
+    emulated::current->is_yielding = true;
+    ++emulated::progress;
     emulated::pause();
 }
 #else
-static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }
+static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not started"); }
 #endif
-static void ptx_clock(unsigned& now) { now = emulated::draw(1 << 30); }
+static void ptx_clock(unsigned& ticks) { ticks = emulated::random_below(1 << 30); }
 
 // -- PTX -----------------------------------------------------------------------------------------------------------
 
-alignas(1024) static char shared_base;  // where shared memory's 32-bit addresses are counted from
+alignas(1024) static char shared_base;  // origin of 32-bit shared addresses
 static size_t __cvta_generic_to_shared(const void* at) { return static_cast<const char*>(at) - &shared_base; }
 
-// A value and its flag, for blocks that may already look: what they found until now must have been nothing.
-UNSEEN static void ptx_store_b128(void* to, unsigned long long low, unsigned long long high) {
+// Publishes a value and its flag in 16 bytes, which must have been cleared.
+NO_TSAN static void ptx_store_b128(void* to, unsigned long long low, unsigned long long high) {
     const unsigned long long nothing[] = {0, 0}, both[] = {low, high};
     emulated::check_16(to);
-    if (memcmp(to, nothing, 16)) emulated::fail("published where it was not cleared");
+    if (memcmp(to, nothing, 16)) emulated::fail("published to a slot that was not cleared");
     emulated::release(to);
     memcpy(to, both, 16);
 }
-UNSEEN static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
+NO_TSAN static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
     const unsigned long long both[] = {low, high};
     emulated::check_16(to);
     emulated::release(to);
     memcpy(to, both, 16);
-    ++emulated::moves;
+    ++emulated::progress;
 }
-UNSEEN static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
+NO_TSAN static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
     emulated::check_16(from);
     emulated::acquire(from);
     memcpy(&low, from, 8);
     memcpy(&high, static_cast<const char*>(from) + 8, 8);
 }
-// There when it is waited for, not before.
+// The copy happens at the wait.
 static void ptx_copy_async_narrow(unsigned to, const void* from, int width, int bytes) {
-    emulated::Fiber& fiber = emulated::now->fibers[emulated::running];
-    char* const there = &shared_base + static_cast<int>(to);
-    if ((reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(there)) % width) emulated::fail("a copy that is not aligned");
-    if (fiber.copy_count == emulated::MOST_COPIES) emulated::fail("more copies than are kept here");
-    fiber.copies[fiber.copy_count++] = {there, from, bytes, fiber.group_count, width};
+    emulated::Fiber& fiber = emulated::current->fibers[emulated::running];
+    char* const dst = &shared_base + static_cast<int>(to);
+    if ((reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(dst)) % width) emulated::fail("misaligned cp.async");
+    if (fiber.copy_count == emulated::MAX_COPIES) emulated::fail("too many cp.async in flight");
+    fiber.copies[fiber.copy_count++] = {dst, from, bytes, fiber.group_count, width};
 }
-static void ptx_copy_async(unsigned to, const void* from, int bytes = 16) { ptx_copy_async_narrow(to, from, 16, bytes); }
-static void ptx_close_copies() { ++emulated::now->fibers[emulated::running].group_count; }
-// Those of all groups but the last `left`.
+static void ptx_copy_async(unsigned to, const void* from, int n = 16) { ptx_copy_async_narrow(to, from, 16, n); }
+static void ptx_close_copies() { ++emulated::current->fibers[emulated::running].group_count; }
+// Completes all groups but the last `left`.
 static void ptx_wait_for_groups(int left) {
-    emulated::Fiber& fiber = emulated::now->fibers[emulated::running];
-    int kept = 0;
+    emulated::Fiber& fiber = emulated::current->fibers[emulated::running];
+    int pending = 0;
     for (int i = 0; i < fiber.copy_count; ++i) {
         const emulated::Copy copy = fiber.copies[i];
         if (copy.group >= fiber.group_count - left) {
-            fiber.copies[kept++] = copy;
+            fiber.copies[pending++] = copy;
             continue;
         }
-        emulated::touch(copy.from, copy.bytes, false);
-        emulated::touch(copy.to, copy.width, true);
+        emulated::record_access(copy.from, copy.bytes, false);
+        emulated::record_access(copy.to, copy.width, true);
         memset(copy.to, 0, copy.width);
         memcpy(copy.to, copy.from, copy.bytes);
     }
-    fiber.copy_count = kept;
+    fiber.copy_count = pending;
 }
 static void ptx_wait_for_copies() {
     ptx_close_copies();
     ptx_wait_for_groups(0);
 }
 
-// Lanes 8 m to 8 m + 7 name the rows of matrix m, 16 bytes each; lane (g, q) gets word q of row g of every matrix.
+// Lanes 8 m to 8 m + 7 address the rows of matrix m, 16 bytes each; lane (g, q) gets 32-bit word q of row g of each.
 static void ptx_load_matrices(unsigned& first, unsigned& second, unsigned& third, unsigned& fourth, unsigned at) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    unsigned* const made[] = {&first, &second, &third, &fourth};
+    unsigned* const result[] = {&first, &second, &third, &fourth};
     emulated::exchange(at, [&](auto of) {
         for (int m = 0; m < 4; ++m) {
             const char* const row = &shared_base + static_cast<int>(of(8 * m + g));
             emulated::check_16(row);
-            memcpy(made[m], row + 4 * q, 4);
+            memcpy(result[m], row + 4 * q, 4);
         }
         return 0;
     });
 }
 
-// Numbers in 16 bits; two in a word, the first operand in the upper half.
+// 16-bit elements, two per 32-bit word, the first operand in the upper half.
 static void ptx_from_f16(float& wide, unsigned short bits) {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
     const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
                                       : ldexpf(exponent ? 1024 + fraction : fraction, (exponent ? exponent : 1) - 25);
     wide = bits >> 15 ? -size : size;
 }
-static unsigned half_bits(float v) {  // rounded to even
+static unsigned f16_bits(float v) {  // rounded to even
     const unsigned bits = __float_as_uint(v), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
     if (v != v) return 0x7fff;
     if (fabsf(v) >= 65520) return sign | 0x7c00;
     if (fabsf(v) < ldexpf(1, -14)) return sign | static_cast<unsigned>(nearbyintf(ldexpf(fabsf(v), 24)));
     return sign | (((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10));
 }
-static void ptx_pack_f16(unsigned& word, float upper, float lower) { word = half_bits(upper) << 16 | half_bits(lower); }
-static unsigned upper_half(float v) {  // rounded to even
+static void ptx_pack_f16(unsigned& word, float upper, float lower) { word = f16_bits(upper) << 16 | f16_bits(lower); }
+static unsigned bf16_bits(float v) {  // rounded to even
     const unsigned bits = __float_as_uint(v);
     return v != v ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
-    word = upper_half(upper) << 16 | upper_half(lower);
+    word = bf16_bits(upper) << 16 | bf16_bits(lower);
 }
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
@@ -534,18 +531,19 @@ static void ptx_from_e4m3(unsigned& word, unsigned short pair) {
     float wide[2];
     for (int i = 0; i < 2; ++i) {
         const int bits = pair >> 8 * i, exponent = bits >> 3 & 15, fraction = bits & 7;
-        const float size = (bits & 127) == 127 ? NAN : ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
+        const float size = (bits & 127) == 127 ? NAN
+                           : ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
         wide[i] = bits & 128 ? -size : size;
     }
     ptx_pack_f16(word, wide[1], wide[0]);
 }
-static unsigned e4m3_bits(float v) {  // rounded to even; what is too large is the largest
+static unsigned e4m3_bits(float v) {  // rounded to even; saturates
     const unsigned sign = __float_as_uint(v) >> 24 & 128;
     if (v != v) return 127;
     const float size = fabsf(v);
     if (size >= 448) return sign | 126;
     const int exponent = size == 0 || ilogbf(size) < -6 ? -6 : ilogbf(size);
-    const int steps = nearbyintf(ldexpf(size, 3 - exponent));  // 16 of them are the next exponent's 8
+    const int steps = nearbyintf(ldexpf(size, 3 - exponent));  // 16 steps are 8 of the next exponent
     return sign | (steps < 8 ? steps : (exponent + 7 << 3) + steps - 8);
 }
 static void ptx_pack_e4m3(unsigned short& pair, float upper, float lower) {
@@ -559,20 +557,20 @@ static void ptx_add_f16(unsigned& word, unsigned a, unsigned b) {
     }
     ptx_pack_f16(word, of_a[1] + of_b[1], of_a[0] + of_b[0]);
 }
-static void ptx_f16_of_double(unsigned short& bits, double v) {  // rounded once: what is left fits a float
+static void ptx_f16_of_double(unsigned short& bits, double v) {  // rounded once: the result fits a float
     const int exponent = v == 0 || !std::isfinite(v) ? 0 : ilogb(v);
     const double step = ldexp(1, (exponent < -14 ? -14 : exponent) - 10);
-    bits = half_bits(std::isfinite(v) ? nearbyint(v / step) * step : v);
+    bits = f16_bits(std::isfinite(v) ? nearbyint(v / step) * step : v);
 }
 
-// Approximations are as wrong as the chip's may be, one way or the other; what is below the normal numbers is 0.
-static float flushed(double v) { return std::fabs(v) < ldexp(1, -126) ? std::copysign(0.0, v) : v; }
-static double off_by(double v, double error, float given) {
-    return v * (__float_as_uint(given) % 7 < 3 ? 1 - error : 1 + error);
+// Approximations have the maximum error of the hardware, of either sign; subnormals flush to 0.
+static float flush(double v) { return std::fabs(v) < ldexp(1, -126) ? std::copysign(0.0, v) : v; }
+static double with_error(double v, double error, float kernel_arguments) {
+    return v * (__float_as_uint(kernel_arguments) % 7 < 3 ? 1 - error : 1 + error);
 }
-static void ptx_exp2(float& result, float v) { result = flushed(off_by(exp2(flushed(v)), ldexp(1, -22), v)); }
-static void ptx_inverse(float& result, float v) { result = flushed(off_by(1.0 / flushed(v), ldexp(1, -23), v)); }
-static void ptx_tanh(float& result, float v) { result = off_by(tanh(v), ldexp(1, -11), v); }
+static void ptx_exp2(float& result, float v) { result = flush(with_error(exp2(flush(v)), ldexp(1, -22), v)); }
+static void ptx_inverse(float& result, float v) { result = flush(with_error(1.0 / flush(v), ldexp(1, -23), v)); }
+static void ptx_tanh(float& result, float v) { result = with_error(tanh(v), ldexp(1, -11), v); }
 static void ptx_at_least(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
 static void ptx_at_most(float& result, float a, float b) { result = a != a ? a : b != b ? b : b < a ? b : a; }
 static void ptx_larger_f16(unsigned& word, unsigned a, unsigned b) {
@@ -590,35 +588,34 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
         ptx_at_least(larger[i], __uint_as_float(a >> 16 * i << 16), __uint_as_float(b >> 16 * i << 16));
     ptx_pack_bf16(word, larger[1], larger[0]);
 }
-// What blocks hand to each other; a reader may come too early, a writer never twice.
-// Two bytes as bf16, by what the instructions do to each.
-static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsigned less, unsigned half) {
+// Two bytes as bf16, by the same steps as the instructions.
+static void ptx_widen_bytes(unsigned& result, unsigned word, unsigned which, unsigned less, unsigned half) {
     const unsigned both = __byte_perm(word, 0x43434343, which);
-    made = 0;
+    result = 0;
     for (int i = 0; i < 2; ++i) {
-        const auto number = [=](unsigned two) { return __uint_as_float((two >> 16 * i & 0xffff) << 16); };
-        const float a = number(both) + number(less), b = number(both) * number(half);
-        made |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
+        const auto element = [=](unsigned two) { return __uint_as_float((two >> 16 * i & 0xffff) << 16); };
+        const float a = element(both) + element(less), b = element(both) * element(half);
+        result |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
     }
 }
-UNSEEN static void ptx_store_word(void* to, unsigned word) {
+NO_TSAN static void ptx_store_word(void* to, unsigned word) {
     emulated::release(to);
     *static_cast<unsigned*>(to) = word;
 }
-UNSEEN static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+NO_TSAN static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
     emulated::check_16(to);
     const unsigned words[] = {a, b, c, d};
     emulated::release(to);
     memcpy(to, words, 16);
 }
-UNSEEN static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
+NO_TSAN static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
     emulated::check_16(from);
     const unsigned* words = static_cast<const unsigned*>(from);
-    for (int i = 0; i < 4; ++i) emulated::acquire(words + i);  // each may have another writer
+    for (int i = 0; i < 4; ++i) emulated::acquire(words + i);  // each may have a different writer
     a = words[0], b = words[1], c = words[2], d = words[3];
 }
-static void ptx_time(unsigned long long& now) {
-    now = 0;
+static void ptx_time(unsigned long long& time) {
+    time = 0;
     emulated::wait_for_others();
 }
-template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }
+template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX without a host version"); }

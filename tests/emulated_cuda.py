@@ -98,7 +98,7 @@ def _declare(found: re.Match[str]) -> str:
     indent, kind, name = found.groups()
     if not indent:
         return f"alignas(16) static {kind} {name}[(228 << 10) / sizeof({kind})];"
-    return f"{indent}{kind}* const {name} = ({kind}*)emulated::asked_room(SHARED_ALIGNMENT);"
+    return f"{indent}{kind}* const {name} = ({kind}*)emulated::dynamic_shared(SHARED_ALIGNMENT);"
 
 
 def _for_host(source: str) -> str:

@@ -90,7 +90,7 @@ class FakeDriver:
         self._captures: dict[int, Capture] = {}  # by stream
         self._times: dict[int, float] = {}  # when those were recorded, to a stream that captures nothing
         self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
-        self._graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
+        self.graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
         self.captured: list[Capture] = []
         self.built: dict[int, dict[int, frozenset[int]]] = {}  # graph -> node -> the nodes that it waits for
         self.begins_before: set[tuple[int, int]] = set()  # nodes of which the second may begin before the first ends
@@ -363,13 +363,13 @@ class FakeDriver:
         for each in [each for each, found in self._captures.items() if found is capture]:
             del self._captures[each]
         self._events = {event: found for event, found in self._events.items() if found[0] is not capture}
-        self._graphs[handle] = dict(capture.nodes)
+        self.graphs[handle] = dict(capture.nodes)
         self.captured.append(capture)
         return 0, handle
 
     def cuGraphCreate(self, flags):
         handle = self._handle()
-        self._graphs[handle], self.built[handle] = {}, {}
+        self.graphs[handle], self.built[handle] = {}, {}
         return self._told("cuGraphCreate"), handle
 
     def _on_add_kernel(self, made, graph, after, count, params) -> int:
@@ -388,15 +388,15 @@ class FakeDriver:
 
     def _add_node(self, graph, action: Launched | Callable[[], object], after) -> int:
         node = self._handle()
-        assert set(after) <= set(self._graphs[graph])
-        self._graphs[graph][node], self.built[graph][node] = action, frozenset(after)
+        assert set(after) <= set(self.graphs[graph])
+        self.graphs[graph][node], self.built[graph][node] = action, frozenset(after)
         return node
 
     def _on_node_attribute(self, node, attribute, value) -> int:
-        (graph,) = (graph for graph, nodes in self._graphs.items() if node in nodes)
+        (graph,) = (graph for graph, nodes in self.graphs.items() if node in nodes)
         number = ctypes.c_int.from_address(value).value
         changed = {4: {"cluster": number}, 2: {"cooperative": number == 1}}[attribute]
-        self._graphs[graph][node] = replace(self._graphs[graph][node], **changed)
+        self.graphs[graph][node] = replace(self.graphs[graph][node], **changed)
         return self._told("cuGraphKernelNodeSetAttribute")
 
     def CUgraphNode(self, handle):
@@ -429,7 +429,7 @@ class FakeDriver:
         return self._told("cuGraphInstantiate"), graph
 
     def cuGraphExecDestroy(self, graph):
-        del self._graphs[graph]
+        del self.graphs[graph]
         return (self._told("cuGraphExecDestroy"),)
 
     def _on_graph_launch(self, graph, stream) -> int:
@@ -440,7 +440,7 @@ class FakeDriver:
             return code
         assert stream not in self._captures
         self.replays.append((graph, stream))
-        actions = list(self._graphs[graph].values())  # later updates are for later launches
+        actions = list(self.graphs[graph].values())  # later updates are for later launches
         self.put(stream, lambda: [self._do(action) for action in actions])
         return 0
 
@@ -449,14 +449,14 @@ class FakeDriver:
             return 201  # CUDA_ERROR_INVALID_CONTEXT
         if code := self._told("cuGraphExecKernelNodeSetParams"):
             return code
-        before = self._graphs[graph][node]
+        before = self.graphs[graph][node]
         assert isinstance(before, Launched)
         function = ctypes.c_uint64.from_address(params).value  # as cuda.h lays CUDA_KERNEL_NODE_PARAMS out
         sizes = (ctypes.c_uint * 7).from_address(params + 8)
         addresses, *others = (ctypes.c_uint64 * 4).from_address(params + 40)
         assert (self._names[function], *sizes) == (before.kernel, *before.grid, *before.block, before.shared_bytes)
         assert others == [0, 0, 0]
-        self._graphs[graph][node] = replace(before, words=self._words(before.kernel, addresses))
+        self.graphs[graph][node] = replace(before, words=self._words(before.kernel, addresses))
         return 0
 
 

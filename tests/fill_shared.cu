@@ -1,7 +1,6 @@
-// fill_shared.cu: writes one word all over the shared memory of the SMs, for tests of kernels that must not depend on what
-// was there before.
+// fill_shared.cu: fills the shared memory of the SMs with one word, to test that kernels do not read stale contents.
 __global__ void fill_shared(unsigned word, int words) {
-    extern __shared__ unsigned room[];
-    volatile unsigned* const to = room;  // volatile: nothing in here reads it
+    extern __shared__ unsigned smem[];
+    volatile unsigned* const to = smem;  // volatile: the stores are never read
     for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = word;
 }

@@ -1,9 +1,9 @@
-// launch_features.cu: a kernel for each thing that a launch can say and that no kernel of the house needs yet.
+// launch_features.cu: a kernel per launch feature that no kernel of the package uses yet.
 struct __align__(64) TensorMap {  // CUtensorMap of cuda.h
     unsigned char bytes[128];
 };
 
-// y[block] = its rank in the cluster + 100 * the cluster's size; the whole cluster has arrived by then.
+// y[block] = cluster rank + 100 * cluster size, after a cluster barrier.
 extern "C" __global__ void cluster_ranks(int* y) {
     unsigned rank, size;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -12,22 +12,22 @@ extern "C" __global__ void cluster_ranks(int* y) {
     if (threadIdx.x == 0) y[blockIdx.x] = static_cast<int>(rank + 100 * size);
 }
 
-// Every block waits for all others at a word that was zero: y[block] = how many came. Blocks of one thread.
+// Grid barrier on a word that was zero: y[block] = number of arrivals. Blocks of one thread.
 extern "C" __global__ void meet(unsigned* word, int* y) {
     atomicAdd(word, 1);
     while (*static_cast<volatile unsigned*>(word) < gridDim.x) __nanosleep(100);
     y[blockIdx.x] = static_cast<int>(*static_cast<volatile unsigned*>(word));
 }
 
-// y[place] = 1 if the other kernel's flag was raised while this one ran, 0 if it did not come in about a second.
-extern "C" __global__ void wait_for_other(unsigned* mine, unsigned* other, int* y, unsigned place) {
-    atomicExch(mine, 1);
-    int came = 0;
-    for (int i = 0; i < 1000000 && !came; ++i) {
-        came = *static_cast<volatile unsigned*>(other) != 0;
+// y[index] = 1 if the other kernel sets its flag while this one runs, 0 if it does not within about a second.
+extern "C" __global__ void wait_for_other(unsigned* own_flag, unsigned* other_flag, int* y, unsigned index) {
+    atomicExch(own_flag, 1);
+    int is_set = 0;
+    for (int i = 0; i < 1000000 && !is_set; ++i) {
+        is_set = *static_cast<volatile unsigned*>(other_flag) != 0;
         __nanosleep(1000);
     }
-    y[place] = came;
+    y[index] = is_set;
 }
 
 // y[2] = y[0] + y[1]
@@ -36,11 +36,11 @@ extern "C" __global__ void add_two(int* y) { y[2] = y[0] + y[1]; }
 // y = ++count
 extern "C" __global__ void count_calls(int* count, int* y) { *y = ++*count; }
 
-// y (8, 16) = the box at (row, column) of what the tensor map describes, by one bulk copy. A block of 128 threads.
+// y (8, 16) = the tile at (row, column) of the tensor map, by one TMA load. A block of 128 threads.
 extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, float* y, unsigned row, unsigned column) {
-    __shared__ __align__(128) float box[128];
+    __shared__ __align__(128) float tile[128];
     __shared__ __align__(8) unsigned long long barrier;
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(box));
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(tile));
     const unsigned done = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(done) : "memory");
@@ -50,7 +50,7 @@ extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, float
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :
-                     : "r"(done), "r"(static_cast<unsigned>(sizeof box))
+                     : "r"(done), "r"(static_cast<unsigned>(sizeof tile))
                      : "memory");
         asm volatile(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
@@ -58,13 +58,13 @@ extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, float
             : "r"(to), "l"(&map), "r"(column), "r"(row), "r"(done)
             : "memory");
     }
-    unsigned is_there = 0;
-    while (!is_there) {
+    unsigned is_complete = 0;
+    while (!is_complete) {
         asm volatile(
             "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
-            : "=r"(is_there)
+            : "=r"(is_complete)
             : "r"(done)
             : "memory");
     }
-    y[threadIdx.x] = box[threadIdx.x];
+    y[threadIdx.x] = tile[threadIdx.x];
 }

@@ -17,7 +17,7 @@ class NumpyStage:
     def empty(self, shape, dtype):
         return np.zeros(shape, numpy_dtype(dtype))
 
-    def locked(self, shape, dtype):
+    def pinned(self, shape, dtype):
         return self.empty(shape, dtype)
 
     def poison(self, y):

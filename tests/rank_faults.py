@@ -34,6 +34,7 @@ def strike(kind):
     elif kind == "hang":
         time.sleep(600)
     else:  # no byte more: what is there stays
+        sys.dont_write_bytecode = True  # it would be cut off in the cache that tests share
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
 
 

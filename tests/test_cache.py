@@ -23,7 +23,7 @@ def requested(tmp_path, monkeypatch):
     """The folder asked for, which is not there yet; the user's default one is below tmp_path, too."""
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "a" / "b" / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(cache, "printed", set())
     return tmp_path / "a" / "b" / "cache"
 
 
@@ -61,7 +61,7 @@ def test_a_folder_of_roots_is_not_the_users(requested, monkeypatch, capsys):
     requested.mkdir(parents=True)
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY)
     assert safe_cache_dir() is None
-    assert f"{requested} belongs to somebody else" in capsys.readouterr().err
+    assert f"{requested} belongs to another user" in capsys.readouterr().err
 
 
 def open_to_all(requested):
@@ -129,8 +129,8 @@ def test_where_others_can_write_the_users_own_folder_is_used_and_said_once(reque
     assert safe_cache_dir() == default
     assert list(requested.iterdir()) == []
     said = capsys.readouterr().err
-    assert said.startswith(f"cache: {default} is used instead of {requested}: ")
-    assert ("others can write to" in said) != ("belongs to somebody else" in said)
+    assert said.startswith(f"cache: using {default} instead of {requested}: ")
+    assert ("others can write to" in said) != ("belongs to another user" in said)
     assert said.count("\n") == 1
 
 
@@ -142,7 +142,7 @@ def test_where_the_users_own_folder_is_no_better_nothing_is_kept(requested, tmp_
     assert private_folder("numba") is None
     assert private_folder("cubin") is None
     said = capsys.readouterr().err
-    assert said.startswith(f"cache: nothing is kept for next time in {requested}: others can write to {requested}; ")
+    assert said.startswith(f"cache: nothing is cached in {requested}: others can write to {requested}; ")
     assert said.count("\n") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_folder_in_the_cache_that_is_not_the_users_is_not_used(requested, tmp_
         (requested / "numba").mkdir()
         os.chown(requested / "numba", SOMEBODY, -1)
     assert private_folder("numba") is None
-    assert f"nothing is kept for next time in {requested / 'numba'}: it is a link" in capsys.readouterr().err
+    assert f"nothing is cached in {requested / 'numba'}: it is a link" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(requested, tmp_path, capsys):
@@ -185,9 +185,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(requested, tmp_path, capsys):
         assert folder is None
         write_entry(folder, "key", b"content")
         assert read_entry(folder, "key") is None
-    reason = (
-        f"cache: nothing is kept for next time in {requested}: Not a directory; set ONCHIP_CACHE to another folder\n"
-    )
+    reason = f"cache: nothing is cached in {requested}: Not a directory; set ONCHIP_CACHE to another folder\n"
     assert capsys.readouterr().err == reason
 
 
@@ -266,6 +264,6 @@ def test_a_disk_that_takes_no_more_is_said_once(requested, capsys, monkeypatch, 
             assert read_entry(folder, key) is None
     assert read_entry(folders[0], "kept") == b"before"
     assert [path.name for folder in folders for path in folder.iterdir()] == ["kept"]
-    said = f"cache: nothing is kept for next time in {requested}: {os.strerror(code)}"
+    said = f"cache: nothing is cached in {requested}: {os.strerror(code)}"
     said += "; set ONCHIP_CACHE to another folder\n"
     assert capsys.readouterr().err == said

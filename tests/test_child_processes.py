@@ -16,7 +16,7 @@ from onchip.errors import DeviceError
 from onchip.formats.load import save
 from onchip.formats.onnx.reader import read_onnx
 from onchip.kernels.cpu.compiler import compile_ahead
-from onchip.kernels.cpu.layout import move
+from onchip.kernels.cpu.microkernels.dense import dense
 from onchip.ladders import profile
 from onnx_models import model, op
 from real_ranks import needs_mpi
@@ -75,11 +75,11 @@ def test_the_profiled_ladder(planted, monkeypatch):
 
 
 def test_the_second_compiler(planted, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "_started", [])
-    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 2)
-    monkeypatch.setattr(compile_ahead, "_PROGRAM", compile_ahead._PROGRAM.rpartition("\n")[0])  # it compiles nothing
-    assert compile_ahead.start_helper(move._run, planted, count=9) == 2
-    assert compile_ahead._started[0].wait() == 0
+    monkeypatch.setattr(compile_ahead, "started", [])
+    monkeypatch.setattr(compile_ahead, "core_count", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "PROGRAM", compile_ahead.PROGRAM.rpartition("\n")[0])  # it compiles nothing
+    assert compile_ahead.start_helper(dense.function, planted, count=9) == 2
+    assert compile_ahead.started[0].wait() == 0
     assert imported(planted) == ""
 
 

@@ -34,7 +34,7 @@ def test_the_checks_and_the_tests_run_and_one_that_fails_fails_all(tmp_path, fai
 def test_what_make_check_runs():
     """Dry: the commands are printed, not run."""
     told = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for command in ("ruff check", "ruff format --check", "mypy", "python -m pytest -q tests/test_house.py"):
+    for command in ("ruff check", "ruff format --check", "mypy", "python -m pytest -q tests/test_architecture.py"):
         assert f"bin/{command}\n" in told, told
     assert "kernel_check onchip.kernels.cuda onchip.ladders" in told
 

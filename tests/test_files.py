@@ -20,7 +20,7 @@ from onchip.files import (
     free_memory,
     open_input,
     open_locked,
-    open_own,
+    open_owned,
 )
 
 SRC = Path(onchip.__file__).parent.parent
@@ -135,17 +135,17 @@ def test_a_file_of_ones_own_is_made_kept_and_locked(tmp_path):
     with open_locked(path) as file:
         file.write(b"ours")
         assert open_locked(path) is None
-    with open_locked(path) as file, open_own(path, create=False) as again:
+    with open_locked(path) as file, open_owned(path, create=False) as again:
         assert (file.read(), again.read()) == (b"ours", b"ours")
     with pytest.raises(OutputError, match="No such file"):
-        open_own(tmp_path / "none", create=False)
+        open_owned(tmp_path / "none", create=False)
     assert os.listdir(tmp_path) == [path.name]
 
 
 def test_what_is_no_file_of_ones_own_is_refused(tmp_path, plant):
     path = tmp_path / "y.npy.partial"
     is_intact = plant(path)
-    for attempt in (open_own, open_locked, lambda path: open_own(path, create=False)):
+    for attempt in (open_owned, open_locked, lambda path: open_owned(path, create=False)):
         with pytest.raises(OutputError, match="cannot write") as caught:
             attempt(path)
         assert caught.value.got
@@ -157,10 +157,10 @@ def test_what_is_no_file_of_ones_own_is_refused(tmp_path, plant):
 def test_a_file_of_another_owner_than_new_ones_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "y.npy.partial"
     path.write_bytes(b"theirs")
-    open_own(path).close()
-    monkeypatch.setattr("onchip.files._new_owner", lambda folder: os.stat(path).st_uid + 1)
+    open_owned(path).close()
+    monkeypatch.setattr("onchip.files.new_owner", lambda folder: os.stat(path).st_uid + 1)
     with pytest.raises(OutputError, match="a file of another user"):
-        open_own(path)
+        open_owned(path)
 
 
 def test_a_file_that_is_renamed_before_it_is_locked_is_opened_again(tmp_path, monkeypatch):

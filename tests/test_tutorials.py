@@ -118,10 +118,10 @@ def test_what_pages_show_of_the_code_is_so():
 
 
 def test_the_readme_says_what_training_leaves_out():
-    """A layer that `fit` accepts and does nothing for, such as Dropout, is not said to be trained."""
+    """The table marks layers that `fit` ignores, such as Dropout."""
     (column,) = re.findall(r"^\| \*\*shapes\*\*.*\| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     left_out = {layer.__name__ for layer in LEFT_OUT}
-    assert left_out == set(re.findall(r"(\w+) \(left out", column))
+    assert left_out == set(re.findall(r"(\w+) \(ignored", column))
 
 
 def test_every_example_is_in_the_list_of_examples():

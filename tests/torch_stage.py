@@ -12,7 +12,7 @@ class CpuTorchStage(TorchStage):
 
         self.torch, self.device = torch, torch.device("cpu")
 
-    def locked(self, shape, dtype):
+    def pinned(self, shape, dtype):
         return self.empty(shape, dtype).numpy()
 
     def record(self, work, times):

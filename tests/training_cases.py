@@ -133,7 +133,7 @@ def assert_follows_reference(net, x, y, training, device):
     return result
 
 
-def assert_bits_of_each_alone(runs, x, y):
+def assert_bits_of_single_runs(runs, x, y):
     """Runs on a GPU side by side: every result is that of `fit` with the same rows and options."""
     for run, result in zip(runs, fit_runs(runs, x, y, device="cuda"), strict=True):
         part = slice(None) if run.rows is None else run.rows
@@ -201,7 +201,7 @@ def stream_everything(monkeypatch):
     """However few rows a batch has, and however narrow the layers are."""
     take_bytes(monkeypatch)
     monkeypatch.setattr(mlp_train, "MIN_ROWS", 1 << 30)
-    monkeypatch.setattr(mlp_train, "_APART_CLOCKS", 1e12)
+    monkeypatch.setattr(mlp_train, "SEPARATE_CLOCKS", 1e12)
     train_only_by(monkeypatch, "mlp_train")
 
 
@@ -216,7 +216,7 @@ def all_ways_apart(monkeypatch):
     """A launch for each product, of bytes too."""
     take_bytes(monkeypatch)
     monkeypatch.setattr(mlp_train, "MIN_ROWS", 1 << 30)
-    monkeypatch.setattr(mlp_train, "_APART_CLOCKS", -1e12)
+    monkeypatch.setattr(mlp_train, "SEPARATE_CLOCKS", -1e12)
     train_only_by(monkeypatch, "mlp_train")
 
 
@@ -261,7 +261,7 @@ def leave_out_a_block(monkeypatch, lowering_class):
     monkeypatch.setattr(lowering_class, "steps", launch_fewer)
 
 
-def bytes_of_room(source, room, folder):
+def shared_bytes_of(source, room, folder):
     """What bytes() of this type says, compiled from a CUDA file in another folder."""
     copy_headers(folder)
     told = folder / "tell.cu"

@@ -41,11 +41,11 @@ def safe_cache_dir() -> Path | None:
     except _UnsafeError as reason:
         with contextlib.suppress(_UnsafeError, OSError):
             default = _make_safe(_default_dir().absolute())
-            print_once(f"cache: {default} is used instead of {requested}: {reason}")
+            print_once(f"cache: using {default} instead of {requested}: {reason}")
             return default
-        _print_not_kept(requested, str(reason))
+        _print_not_cached(requested, str(reason))
     except OSError as error:
-        _print_not_kept(requested, error.strerror or str(error))
+        _print_not_cached(requested, error.strerror or str(error))
     return None
 
 
@@ -59,13 +59,13 @@ def private_folder(name: str) -> Path | None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
-        if not (stat.S_ISDIR(found.st_mode) and _is_mine(found)):
-            _print_not_kept(folder, "it is a link, or belongs to somebody else")
+        if not (stat.S_ISDIR(found.st_mode) and _is_owned(found)):
+            _print_not_cached(folder, "it is a link, or belongs to another user")
             return None
         if stat.S_IMODE(found.st_mode) != 0o700:
             folder.chmod(0o700)
     except OSError as error:
-        _print_not_kept(root, error.strerror or str(error))
+        _print_not_cached(root, error.strerror or str(error))
         return None
     return folder
 
@@ -79,7 +79,7 @@ def write_entry(folder: Path | None, key: str, content: bytes) -> None:
             file.write(_digest(key, content) + content)
         (folder / key).chmod(0o600)
     except (OutputError, OSError) as error:
-        _print_not_kept(folder.parent, error.got if isinstance(error, OutputError) else error.strerror or str(error))
+        _print_not_cached(folder.parent, error.got if isinstance(error, OutputError) else error.strerror or str(error))
 
 
 def read_entry(folder: Path | None, key: str) -> bytes | None:
@@ -95,16 +95,16 @@ def read_entry(folder: Path | None, key: str) -> bytes | None:
         descriptor = os.open(folder / key, flags)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            if not (stat.S_ISREG(found.st_mode) and _is_mine(found)) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if not (stat.S_ISREG(found.st_mode) and _is_owned(found)) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
-            kept = file.read()
+            stored = file.read()
     except OSError:
         return None
-    digest, content = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+    digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
     return content if digest == _digest(key, content) else None
 
 
-def kept_files() -> dict[str, list[Path]]:
+def cached_files() -> dict[str, list[Path]]:
     """The files in the cache, by folder; creates nothing."""
     root = cache_dir()
     found = {}
@@ -117,7 +117,7 @@ def kept_files() -> dict[str, list[Path]]:
 
 def clear_cache() -> int:
     """Remove every cached file and return their number. Running programs recreate what they need."""
-    files = [path for found in kept_files().values() for path in found]
+    files = [path for found in cached_files().values() for path in found]
     for path in files:
         path.unlink(missing_ok=True)
     return len(files)
@@ -146,8 +146,8 @@ def _make_safe(root: Path) -> Path:
     if hasattr(os, "getuid"):
         _check_path(root)
         found = root.stat()
-        if not _is_mine(found):
-            raise _UnsafeError(f"{root} belongs to somebody else")
+        if not _is_owned(found):
+            raise _UnsafeError(f"{root} belongs to another user")
         if _others_can_write(found):
             raise _UnsafeError(f"others can write to {root}")
     return root
@@ -159,14 +159,14 @@ def _check_path(path: Path) -> None:
     for folder in reversed((path, *path.parents)):
         found = folder.lstat()
         if found.st_uid not in trusted:
-            raise _UnsafeError(f"{folder} belongs to somebody else")
+            raise _UnsafeError(f"{folder} belongs to another user")
         if stat.S_ISLNK(found.st_mode):
             _check_path(folder.parent / os.readlink(folder))
         elif _others_can_write(found) and not found.st_mode & stat.S_ISVTX:  # sticky: only owners rename, as in /tmp
             raise _UnsafeError(f"others can write to {folder}")
 
 
-def _is_mine(found: os.stat_result) -> bool:
+def _is_owned(found: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or found.st_uid == os.getuid()
 
 
@@ -189,12 +189,12 @@ def _is_group_of_one(gid: int) -> bool:
 
 # -- messages ------------------------------------------------------------------------------------------------
 
-_said: set[str] = set()
+printed: set[str] = set()
 
 
 def print_compiling() -> None:
     """Print once per process, before the first kernel that is not cached."""
-    print_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
+    print_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1 hides this)", once="compiling")
 
 
 def is_quiet() -> bool:
@@ -211,12 +211,12 @@ def print_unless_quiet(text: str, once: str = "") -> None:
         print_once(text, once)
 
 
-def _print_not_kept(folder: Path, reason: str) -> None:
-    print_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
+def _print_not_cached(folder: Path, reason: str) -> None:
+    print_once(f"cache: nothing is cached in {folder}: {reason}; set ONCHIP_CACHE to another folder")
 
 
 def print_once(text: str, once: str = "") -> None:
-    if (once or text) not in _said and sys.stderr is not None:
-        _said.add(once or text)
-        with contextlib.suppress(OSError):  # the log may be on the full disk
+    if (once or text) not in printed and sys.stderr is not None:
+        printed.add(once or text)
+        with contextlib.suppress(OSError):  # stderr may be a file on the full disk
             print(text, file=sys.stderr)

@@ -58,8 +58,8 @@ class OnchipError(Exception):
         lines = shorten([got], MAX_MESSAGE)[0].split("\n") if self.log_lines else [got]
         texts = [printable(what), "\n".join(map(printable, lines)), printable(expected), *map(printable, hints)]
         labels = (2 + len(hints)) * len("\n  expected: ")
-        self.what, self.got, self.expected, *told = shorten(texts, MAX_MESSAGE - labels)
-        self.hint = told[0] if isinstance(hint, str) else tuple(told)
+        self.what, self.got, self.expected, *shortened = shorten(texts, MAX_MESSAGE - labels)
+        self.hint = shortened[0] if isinstance(hint, str) else tuple(shortened)
         super().__init__(self.what)
 
     def __str__(self) -> str:

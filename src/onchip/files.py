@@ -36,7 +36,7 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     _check_is_file(target)
-    _remove_left(target)
+    _remove_stale(target)
     try:
         file, name = _make_temporary(target)
     except OSError as error:
@@ -57,14 +57,14 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def _check_is_file(target: Path) -> None:
-    """Raise OutputError for an existing path that is no regular file; a rename would destroy /dev/null."""
+    """Raise OutputError for an existing path that is not a regular file; a rename would destroy /dev/null."""
     try:
         mode = target.stat().st_mode
     except OSError:  # it does not exist; other problems surface when it is written
         return
     if not stat.S_ISREG(mode):
         got = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-        hint = f"a name in it, as {target}/out" if stat.S_ISDIR(mode) else "the name of a file"
+        hint = f"a file in it, such as {target}/out" if stat.S_ISDIR(mode) else "the name of a file"
         raise OutputError(f"cannot write {target}", got=got, expected="a file name", hint=hint)
 
 
@@ -84,16 +84,16 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
         file.close()  # another writer removed it as a leftover before it was locked
 
 
-def _remove_left(target: Path) -> None:
+def _remove_stale(target: Path) -> None:
     """Remove the temporary files of killed writers of `target`; those of live writers stay."""
     if fcntl is None:
         return
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")  # the names that mkstemp chooses
     with contextlib.suppress(OSError):  # a folder that cannot be listed
-        for left in [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:
-            with contextlib.suppress(OSError), left.open("r+b") as file:  # a lock on NFS needs write permission
+        for stale in [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:
+            with contextlib.suppress(OSError), stale.open("r+b") as file:  # a lock on NFS needs write permission
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+                stale.unlink()
 
 
 # -- files that persist between runs -------------------------------------------------------------------------
@@ -101,14 +101,13 @@ def _remove_left(target: Path) -> None:
 # Their names are predictable: anyone who can write to the folder may have put something else there.
 
 
-def open_own(path: Path, create: bool = True) -> io.FileIO:
+def open_owned(path: Path, create: bool = True) -> io.FileIO:
     """Open a file that a later run continues, for reading and writing; `create` it if it does not exist.
 
     Raise OutputError unless it is a regular file that the user owns, with one name. Writing through a link would
     overwrite its target, opening a pipe would block, and another user could change the contents.
     """
     # O_NONBLOCK: opening must not block before the file type is known.
-    # O_NONBLOCK: nothing is waited for before it is known what it is.
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     flags |= sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     try:
@@ -126,7 +125,7 @@ def open_own(path: Path, create: bool = True) -> io.FileIO:
         if not got:
             return file
         file.close()
-    expected, hint = "a file of your own with one name, or none", f"another output, or remove it: rm {path}"
+    expected, hint = "a regular file of yours without hard links, or none", f"another output, or remove it: rm {path}"
     raise OutputError(f"cannot write {path}", got=got, expected=expected, hint=hint)
 
 
@@ -135,19 +134,19 @@ def _why_not_own(found: os.stat_result, path: Path) -> str:
         return "a device or a pipe"
     if found.st_nlink > 1:
         return f"a file with {found.st_nlink} names (hard links)"
-    return "" if found.st_uid == _new_owner(path.parent) else "a file of another user"
+    return "" if found.st_uid == new_owner(path.parent) else "a file of another user"
 
 
-def _new_owner(folder: Path) -> int:
-    """The owner of a new file in the folder; on some network file systems that is not the user's own id."""
+def new_owner(folder: Path) -> int:
+    """The owner of a new file in the folder; on some network file systems it differs from the user's id."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
 
 
 def open_locked(path: Path) -> io.FileIO | None:
-    """open_own with an exclusive lock that lasts until the file is closed; None if another process holds it."""
+    """open_owned with an exclusive lock that lasts until the file is closed; None if another process holds it."""
     while True:
-        file = open_own(path)
+        file = open_owned(path)
         if not _lock(file):
             file.close()
             return None
@@ -177,7 +176,7 @@ def write_error(target: Path, error: OSError) -> OutputError:
         hint = "free some space, or choose a folder on another disk"
     elif error.errno == errno.ENOENT:
         hint = f"create the folder first: mkdir -p {target.parent}"
-    return OutputError(f"cannot write {target}", got=reason, expected="a writable folder with room", hint=hint)
+    return OutputError(f"cannot write {target}", got=reason, expected="a writable folder with free space", hint=hint)
 
 
 def check_writable(path: StrPath) -> None:
@@ -195,7 +194,7 @@ def check_writable(path: StrPath) -> None:
 def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrPath | None]) -> None:
     """Raise InputError if an output file is also an input or another output: one of the two would be lost.
 
-    Keys are the names that users see, such as "--log"; a value of None means not given. Paths are compared by file
+    Keys are the names that users see, such as "--log"; a value of None is skipped. Paths are compared by file
     identity, so links and case-insensitive spellings of the same file are found.
     """
     named: dict[object, str] = {}
@@ -212,7 +211,7 @@ def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrP
         if other != name:
             raise InputError(
                 f"{name} would overwrite {other}", got=f"{path}, the same file for both",
-                expected="a file of its own for every output", hint=f"another name for {name}",
+                expected="a different file for each output", hint=f"another name for {name}",
             )  # fmt: skip
 
 
@@ -240,13 +239,13 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
         if stat.S_ISDIR(mode):
             raise FormatError(f"cannot read {source}", got="a folder", expected="a file", hint="name a file in it")
         if not stat.S_ISREG(mode):
-            got, hint = "a device, a pipe or a socket", "write what it gives into a file first"
+            got, hint = "a device, a pipe or a socket", "write its contents to a file first"
             raise FormatError(f"cannot read {source}", got=got, expected="a file", hint=hint)
         file = source.open("rb")
         if os.pread(file.fileno(), len(_LFS_POINTER), 0) == _LFS_POINTER:
             file.close()
             raise FormatError(
-                f"{source} is not the file, but Git LFS's pointer to it", got="a few lines of text",
+                f"{source} is a Git LFS pointer, not the file", got="a few lines of text",
                 expected="the file itself",
                 hint=(f"git lfs install && git lfs pull --include '{source.name}', in its repository",
                       "or download it: from Hugging Face by a link with /resolve/, from GitHub by 'Download raw file'"),
@@ -254,10 +253,10 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
         return file
     except FormatError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte in it
+    except (OSError, ValueError) as error:  # ValueError: a name that contains a zero byte
         raise FormatError(
             f"cannot read {source}", got=getattr(error, "strerror", "") or str(error), expected="a readable file",
-            hint=f"look at what is there: ls {source.parent}",
+            hint=f"list the folder: ls {source.parent}",
         ) from None  # fmt: skip
 
 

@@ -29,8 +29,8 @@ QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max
 
 
 @pytest.fixture(autouse=True)
-def _kept_rates(monkeypatch):
-    """A test that runs beside others must not measure what the machine can do, let alone keep it."""
+def _known_rates(monkeypatch):
+    """Tests run in parallel: they must not measure the machine's rates, nor store them."""
     monkeypatch.setattr("onchip.bench.command.this_cpu", lambda measure=False: this_cpu())
 
 
@@ -62,7 +62,7 @@ def test_digits_with_and_without_peers():
     assert all("random data, standardised" in row.setting for row in floats)
 
 
-def test_digits_has_five_batch_sizes_and_ten_seeds_of_its_own():
+def test_digits_has_five_batch_sizes_and_ten_seeds():
     data = digits.random_data(200, 30)
     named = [(case.case, case.parts) for case in digits.cases(Options(accuracy=True), data)]
     sizes = {16: 13, 64: 4, 256: 1, 1024: 1, 4096: 1}
@@ -74,7 +74,7 @@ def test_digits_has_five_batch_sizes_and_ten_seeds_of_its_own():
     assert named == [*steps, ("infer, 30 rows", 1), ("30 epochs, 10 seeds", 10)]
 
 
-def test_other_batch_sizes_take_fewer_steps(monkeypatch):
+def test_other_batch_sizes_have_fewer_steps(monkeypatch):
     monkeypatch.setattr(digits, "STEPS", 5)
     data = digits.random_data(200, 30)
     parts = {case.case: case.parts for case in digits.cases(Options(batches=(16, 64)), data)}
@@ -95,7 +95,7 @@ def test_backprop_with_and_without_peers():
 def test_pixels_are_bytes_and_float_rows_are_not(mnist, monkeypatch):
     if not mnist:
         monkeypatch.setattr(digits.digits, "find_mnist", lambda: None)
-    pixels = backprop.make_lesson(300, Options())
+    pixels = backprop.training_case(300, Options())
     floats = training.with_floats(pixels)
     assert bytes_of(pixels.x) is not None
     assert bytes_of(floats.x) is None
@@ -107,7 +107,7 @@ def test_pixels_are_bytes_and_float_rows_are_not(mnist, monkeypatch):
 # -- training ----------------------------------------------------------------------------------------------
 
 
-def lesson(n=150, batch_size=32, loss="cross_entropy", **options):
+def make_job(n=150, batch_size=32, loss="cross_entropy", **options):
     data = digits.random_data(n, 40)
     last = "Sigmoid" if loss == "half_sse" else None
     y = data.y_train if loss == "cross_entropy" else backprop.backprop.one_hot(data.y_train)
@@ -117,28 +117,28 @@ def lesson(n=150, batch_size=32, loss="cross_entropy", **options):
     )
 
 
-def test_a_training_that_is_off_is_caught():
-    job = lesson()
-    result = training._fit(job)
+def test_a_wrong_training_is_found():
+    job = make_job()
+    options = {"device": "cpu", "threads": 1, **dataclasses.asdict(job.seeded(0))}
+    result, other = (fit(job.net(0), job.x, y, **options) for y in (job.y, np.roll(job.y, 1)))
     assert job.verify(result.losses, result.network).is_right
-    other = training._fit(dataclasses.replace(job, y=np.roll(job.y, 1)))
     assert not job.verify(other.losses, other.network).is_right
     assert not job.verify(result.losses, job.net(0)).is_right
     assert not job.verify(result.losses[:-1], result.network).is_right
 
 
-def test_what_is_judged_are_some_steps_of_the_same_job(monkeypatch):
+def test_the_check_runs_some_steps_of_the_same_job(monkeypatch):
     monkeypatch.setattr(training, "CHECKED_ROWS", 100)
-    assert [len(rows) for rows in lesson(batch_size=32).few.batches(0)] == [32, 32, 32, 4]
-    assert [len(rows) for rows in lesson(batch_size=4).few.batches(0)] == [4] * 16
-    assert [len(rows) for rows in lesson(batch_size=150).few.batches(0)] == [100, 100]  # momentum shows in the second
-    plain = lesson(batch_size=64, shuffle=False)
-    assert np.array_equal(np.concatenate(plain.batches(0)), np.arange(150))
-    assert not np.array_equal(np.concatenate(lesson().batches(0)), np.concatenate(lesson().batches(1)))
+    assert [len(rows) for rows in make_job(batch_size=32).few.batches(0)] == [32, 32, 32, 4]
+    assert [len(rows) for rows in make_job(batch_size=4).few.batches(0)] == [4] * 16
+    assert [len(rows) for rows in make_job(batch_size=150).few.batches(0)] == [100, 100]  # the second shows momentum
+    ordered = make_job(batch_size=64, shuffle=False)
+    assert np.array_equal(np.concatenate(ordered.batches(0)), np.arange(150))
+    assert not np.array_equal(np.concatenate(make_job().batches(0)), np.concatenate(make_job().batches(1)))
 
 
 def test_accuracies_are_those_of_fit_seed_by_seed():
-    job, data = lesson(), digits.random_data(150, 40)
+    job, data = make_job(), digits.random_data(150, 40)
     ready = training.onchip_accuracy(job, data.x_test, data.y_test, seeds=3)
     assert ready.check().is_right
     ready.run()
@@ -148,22 +148,22 @@ def test_accuracies_are_those_of_fit_seed_by_seed():
         assert score == training.percent(compile(result.network, "cpu")(data.x_test), data.y_test)
 
 
-LESSONS = {
+JOBS = {
     "SGD": {},
-    "SGD, several pieces": {"batch_size": 70},
+    "SGD, several chunks": {"batch_size": 70},
     "momentum": {"momentum": 0.9},
     "half the sum of squares, full batch": {"loss": "half_sse", "batch_size": 150, "momentum": 0.5, "lr": 1e-3},
     "half the sum of squares, in order": {"loss": "half_sse", "shuffle": False, "lr": 1e-3},
 }
 
 
-@pytest.mark.parametrize("options", LESSONS.values(), ids=LESSONS)
+@pytest.mark.parametrize("options", JOBS.values(), ids=JOBS)
 def test_torch_trains_the_same_network(options, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr(torch_training, "_PIECES", (64,))
-    job = lesson(**options)
+    monkeypatch.setattr(torch_training, "CHUNKS", (64,))
+    job = make_job(**options)
     forms = torch_training.torch_forms(job)
-    assert list(forms["torch by hand"]) == ["whole batches", "64 rows at a time"][: 1 + (job.options.batch_size > 64)]
+    assert list(forms["torch by hand"]) == ["whole batches", "chunks of 64 rows"][: 1 + (job.options.batch_size > 64)]
     for name in ("torch eager", "torch by hand"):
         for variant, make in forms[name].items():
             verdict = make(job, 0).check()
@@ -174,22 +174,22 @@ def test_torch_trains_the_same_network(options, monkeypatch):
     assert not job.verify(losses, run.network(), torch_training.SLACK).is_right
 
 
-def test_torch_by_hand_says_what_it_cannot():
+def test_torch_by_hand_refuses_other_layers():
     pytest.importorskip("torch")
-    job = dataclasses.replace(lesson(), net=lambda seed: random_mlp(784, 12, 10, activation="Tanh"))
+    job = dataclasses.replace(make_job(), net=lambda seed: random_mlp(784, 12, 10, activation="Tanh"))
     with pytest.raises(UnavailableError, match="Tanh"):
-        torch_training.ByHand(job, piece=None)
+        torch_training.ByHand(job, chunk=None)
 
 
-def test_torch_accuracy_and_the_choice_of_a_form():
+def test_torch_accuracy_and_the_fastest_form():
     pytest.importorskip("torch")
-    job, data = lesson(), digits.random_data(150, 40)
+    job, data = make_job(), digits.random_data(150, 40)
     ready = torch_training.torch_accuracy(job, "torch by hand", data.x_test, data.y_test, seeds=2)
     assert ready.check().is_right
     ready.run()
     ours = training.onchip_accuracy(job, data.x_test, data.y_test, seeds=2)
     ours.run()
-    assert ready.scores() == pytest.approx(ours.scores(), abs=5)  # another order of sums may turn a row or two
+    assert ready.scores() == pytest.approx(ours.scores(), abs=5)  # another reduction order may change predictions
     assert torch_training.torch_run(job, "torch eager", torch_training.torch_forms(job)["torch eager"]).setting in (
         "foreach SGD", "fused SGD",
     )  # fmt: skip
@@ -216,7 +216,7 @@ def test_options():
 
 @pytest.fixture
 def planted(monkeypatch):
-    """A benchmark called "planted": ours is right, the peer is wrong."""
+    """A benchmark named "planted": onchip is right, the peer is wrong."""
 
     def cases(options):
         def engine(error):
@@ -256,7 +256,7 @@ def test_bench_writes_and_prints(tmp_path):
     assert f"wrote {path}" in result.stderr
 
 
-def test_bench_says_no_before_it_works(tmp_path):
+def test_bench_refuses_before_it_runs(tmp_path):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file")
     wrong = (["none"], ["decode", "--out", out], ["--device", "tpu"], ["--threads", "0"], ["digits", "--batches", "0"])
@@ -274,18 +274,18 @@ def test_backprop_as_a_command(tmp_path):
     assert (floats["case"], floats["checked"]) == ("epoch of 50 patterns, float rows", True)
 
 
-def test_what_was_measured_before_a_failure_is_kept(planted, tmp_path, monkeypatch):
+def test_results_before_a_failure_are_saved(planted, tmp_path, monkeypatch):
     def fail():
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("a bug")
 
     module = sys.modules["planted_benchmark"]
     right = module.cases(Options())[:1]
     monkeypatch.setattr(module, "cases", lambda options: [*right, Case("planted", "2 rows", "onchip", fail, 1)])
-    with pytest.raises(RuntimeError, match="a fault of ours"):
+    with pytest.raises(RuntimeError, match="a bug"):
         run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert path.name == "planted.json.partial"
-    assert json.loads(path.read_text())["commit"].endswith("+partial")  # whatever the file is called later
+    assert json.loads(path.read_text())["commit"].endswith("+partial")  # even if the file is renamed
     assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["1 row"]
     monkeypatch.setattr(module, "cases", lambda options: right)
     run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
@@ -299,20 +299,20 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_a_run_replaces_no_whole_one(part, planted, tmp_path, monkeypatch):
+def test_a_partial_run_does_not_replace_a_full_one(part, planted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onchip.bench.command.core_count", lambda: 2)  # more than one, wherever this runs
+    monkeypatch.setattr("onchip.bench.command.core_count", lambda: 2)  # more than one, on any machine
     peers = [] if part == "no peers" else ["--peers"]
     result = call(bench, "planted", "--device", "cpu", *peers, *PARTS[part])
     assert not list(tmp_path.rglob("*.json*"))
-    assert "only a whole run with --peers goes to" in result.stderr
-    call(bench, "planted", "--device", "cpu", *peers, *PARTS[part], "--out", "mine")
+    assert "only a complete run with --peers goes to" in result.stderr
+    call(bench, "planted", "--device", "cpu", *peers, *PARTS[part], "--out", "here")
     assert [path.name for path in tmp_path.rglob("*.json*")] == ["planted.json"]
 
 
-def test_a_whole_run_is_written_with_its_commit(planted, tmp_path, monkeypatch):
+def test_a_full_run_is_written_with_its_commit(planted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onchip.bench.report.machine._git", lambda *_: None)
+    monkeypatch.setattr("onchip.bench.report.machine.git", lambda *_: None)
     result = call(bench, "planted", "--device", "cpu", "--peers", "--commit", "a1" * 20)
     (path,) = (tmp_path / "benchmarks" / "results").rglob("*.json")
     assert json.loads(path.read_text())["commit"] == "a1" * 20

@@ -1,4 +1,4 @@
-"""Every committed result file is one whole run of one commit."""
+"""Every committed result file is one full run of one commit."""
 
 import shlex
 import subprocess
@@ -15,22 +15,22 @@ FILES = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
 NAMES = [str(path.relative_to(ROOT / "benchmarks" / "results")) for path in FILES]
 
 
-PARTS = {"bench": ("--rows", "--batches", "--quick", "--threads"), "ladder": ("--rung", "--threads")}
+RESTRICTIONS = {"bench": ("--rows", "--batches", "--quick", "--threads"), "ladder": ("--rung", "--threads")}
 
 
-def why_not_whole(command: str, stem: str) -> str:
-    """What keeps this command from writing all of a file; "" if nothing does."""
-    _, kind, *words = shlex.split(command)
-    options = {word.partition("=")[0] for word in words if word.startswith("--")}
-    if parts := options.intersection(PARTS[kind]):
-        return f"it is restricted by {', '.join(parts)}"
-    if kind == "ladder":  # of other rows than its own, a file of their own
-        rows = words[words.index("--rows") + 1 : words.index("--rows") + 2] if "--rows" in words else []
-        written = "-".join(["ladder", words[0], *rows])
+def why_partial(command: str, stem: str) -> str:
+    """Why this command writes only a part of a file; "" if it writes all of it."""
+    _, kind, *arguments = shlex.split(command)
+    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    if restrictions := options.intersection(RESTRICTIONS[kind]):
+        return f"it is restricted by {', '.join(restrictions)}"
+    if kind == "ladder":  # with --rows, another file
+        rows = arguments[arguments.index("--rows") + 1 : arguments.index("--rows") + 2] if "--rows" in arguments else []
+        written = "-".join(["ladder", arguments[0], *rows])
         return "" if written == stem else f"it writes {written}.json"
     if "--peers" not in options:
         return "it has no peers"
-    return "" if stem in words else "it measures something else"
+    return "" if stem in arguments else "it measures something else"
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,24 +38,24 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_a_file_is_of_one_whole_run_of_one_commit(path):
+def test_a_file_is_one_full_run_of_one_commit(path):
     results = read_results(path)
     assert SHA.fullmatch(results.commit), f"{results.commit}: a clean commit is expected"
-    assert not why_not_whole(results.command, path.stem), results.command
+    assert not why_partial(results.command, path.stem), results.command
     assert path.parent.name == results.machine["device"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_its_commit_is_one_of_this_history(path):
+def test_its_commit_is_in_this_history(path):
     if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("no git history here, or a shallow one: git fetch --unshallow")
+        pytest.skip("no git history, or a shallow one: git fetch --unshallow")
     commit = read_results(path).commit
-    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} is not known here"
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} is not an ancestor"
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_nobody_beats_the_floor(path):
-    """A floor is physics. A GPU's is made of its data sheet: a time that ended one means that the floor is wrong."""
+def test_no_engine_beats_the_floor(path):
+    """A floor is physics: a time below that of a GPU, computed from its data sheet, means that the floor is wrong."""
     results = read_results(path)
     for row in results.rows:
         where = f"{row.workload}, {row.case}, {row.engine}, {row.precision}"
@@ -80,7 +80,7 @@ def test_nobody_beats_the_floor(path):
         ("onchip ladder decode --rung numpy", "ladder-decode", "restricted by --rung"),
     ],
 )
-def test_a_part_of_a_run_is_told_from_a_whole_one(command, stem, why):
-    found = why_not_whole(command, stem)
+def test_partial_runs_are_recognised(command, stem, why):
+    found = why_partial(command, stem)
     assert why in found
     assert bool(why) == bool(found)

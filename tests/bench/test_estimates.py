@@ -1,4 +1,4 @@
-"""Estimates, by which plans are compared, against what was measured: the committed results of each device."""
+"""Estimates, by which plans are compared, checked against the committed results of each device."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ from onchip.workloads import sentiment as sentiment_workload
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FACTOR = 1.5
-MIN_US = 10.0  # of work: below, a launch is most of it
+MIN_US = 10.0  # of work: below, the launch dominates
 
 
 @functools.cache
@@ -61,37 +61,37 @@ def planned(job):
     return make_plan(with_io(job.net, IO[job.io]), H200, kernels_for(H200), Job(job.precision, job.B))
 
 
-WORTH_IT = [(name, job) for name, job in GPU_JOBS if planned(job).estimate_us - H200.launch_us > MIN_US]
+LARGE_JOBS = [(name, job) for name, job in GPU_JOBS if planned(job).estimate_us - H200.launch_us > MIN_US]
 
 
-def test_there_is_something_to_compare():
-    assert len(WORTH_IT) >= 8
+def test_there_are_enough_jobs_to_compare():
+    assert len(LARGE_JOBS) >= 8
 
 
-@pytest.mark.parametrize(("name", "job"), WORTH_IT, ids=[f"{job.case}, {job.precision}" for _, job in WORTH_IT])
-def test_an_estimate_is_near_what_was_measured(name, job):
+@pytest.mark.parametrize(("name", "job"), LARGE_JOBS, ids=[f"{job.case}, {job.precision}" for _, job in LARGE_JOBS])
+def test_an_estimate_is_near_the_measured_time(name, job):
     assert_near(planned(job).estimate_us, measured_us("h200", name, job.case, precision=job.precision))
 
 
-# -- a CPU: of the machine that a result file tells of ---------------------------------------------------------
+# -- a CPU: the machine of a result file -----------------------------------------------------------------------
 
 CPU = "cpu-x86_64-2"
-L2_BYTES = 2 << 20  # of that machine's cores: its files were written before they told
+L2_BYTES = 2 << 20  # of that machine's cores: its files predate the field
 
 
 def machine(name):
-    told = results(CPU, name)["machine"]
-    peak = {rate: told["peak"][rate] for rate in ("flops", "bandwidth", "cache_bandwidth", "launch_us")}
+    facts = results(CPU, name)["machine"]
+    peak = {rate: facts["peak"][rate] for rate in ("flops", "bandwidth", "cache_bandwidth", "launch_us")}
     return Device(
-        name=told["name"], kind="cpu", arch=told["arch"], units=told["cores"], flops=told["flops"],
-        bandwidth=told["bandwidth"], launch_us=told["launch_us"], fast_bytes=told.get("fast_bytes", L2_BYTES),
-        memory_bytes=told["memory_bytes"], source=told["rates"], peak=Peak(**peak),
-        cache_bytes=told["peak"]["cache_bytes"],
+        name=facts["name"], kind="cpu", arch=facts["arch"], units=facts["cores"], flops=facts["flops"],
+        bandwidth=facts["bandwidth"], launch_us=facts["launch_us"], fast_bytes=facts.get("fast_bytes", L2_BYTES),
+        memory_bytes=facts["memory_bytes"], source=facts["rates"], peak=Peak(**peak),
+        cache_bytes=facts["peak"]["cache_bytes"],
     )  # fmt: skip
 
 
 def check(name, case, net, job, engine=ONCHIP, B=None, precision="fp32"):
-    """The plan that is made now, with that machine's rates, takes about what was measured, and its floor is below."""
+    """Today's plan with that machine's rates: its estimate is near the measured time, and its floor is below."""
     device, us = machine(name), measured_us(CPU, name, case, engine, precision)
     plan = make_plan(net, device, kernels_for(device), job)
     assert plan.floor_at(B or job.batch) < us
@@ -121,7 +121,7 @@ def test_digits_on_a_cpu():
     check("digits", "infer, 10000 rows", digits_workload.network(digits.WIDTH), Job(batch=10_000))
 
 
-# Weights that stay in cache are estimated by the memory's bandwidth, which this machine has little of: 1.8x the time.
+# The estimate reads cached weights at memory bandwidth, which is low on this machine: 1.8x the time.
 SLOW_MEMORY = pytest.param(16, marks=pytest.mark.xfail(strict=True, reason="cache traffic by the memory's bandwidth"))
 
 

@@ -39,7 +39,7 @@ def test_all_right_is_exit_code_0():
     assert [row.threads for row in outcome.rows] == [2, 2]
 
 
-def test_everyone_is_checked_before_the_clock_starts():
+def test_every_engine_is_checked_before_the_clock_starts():
     events = []
 
     def watched(engine):
@@ -50,24 +50,24 @@ def test_everyone_is_checked_before_the_clock_starts():
     assert events == ["check a", "check b"] + (["run a"] * 3 + ["run b"] * 3) * 3
 
 
-def test_a_missing_peer_is_skipped_and_said():
+def test_a_missing_peer_is_skipped_with_the_reason():
     def missing():
         raise UnavailableError("frob is not installed")
 
-    said = []
+    lines = []
     peer = dataclasses.replace(case("frob"), prepare=missing)
     cases = [case("onchip"), peer, case("onchip", name="20 rows"), dataclasses.replace(peer, case="20 rows")]
-    outcome = run_cases(cases, QUICK, Reporter(say=said.append))
+    outcome = run_cases(cases, QUICK, Reporter(log=lines.append))
     assert [row.engine for row in outcome.rows] == ["onchip", "onchip"]
     assert outcome.skipped == {"frob": "frob is not installed"}
-    assert said[0] == "skipped frob: frob is not installed"
-    assert [line.partition(" ms")[0].rstrip("0123456789.") for line in said[1:]] == [
+    assert lines[0] == "skipped frob: frob is not installed"
+    assert [line.partition(" ms")[0].rstrip("0123456789.") for line in lines[1:]] == [
         "planted, 10 rows: onchip ", "planted, 20 rows: onchip ",
     ]  # fmt: skip
     assert outcome.exit_code == 0
 
 
-def test_a_peer_that_fails_takes_nobody_with_it():
+def test_a_failing_peer_does_not_stop_the_others():
     def fail(*_):
         raise RuntimeError("\nout of memory\nlong trace")
 
@@ -84,20 +84,20 @@ def test_a_peer_that_fails_takes_nobody_with_it():
         late,
         case("steady"),
     ]
-    kept = []
-    outcome = run_cases([case("onchip"), *peers, case("onchip", name="20 rows")], QUICK, keep=kept.append)
+    saved = []
+    outcome = run_cases([case("onchip"), *peers, case("onchip", name="20 rows")], QUICK, save=saved.append)
     assert [row.engine for row in outcome.rows] == ["onchip", "steady", "onchip"]
     assert all(row.median_ms > 0 and len(row.samples_ms) == 6 for row in outcome.rows)
     reason = "it failed at planted, 10 rows: out of memory"
     assert outcome.skipped == dict.fromkeys(["unready", "unchecked", "late"], reason)
     assert outcome.exit_code == 0
-    assert [len(part.rows) for part in kept] == [2, 3]
+    assert [len(outcome.rows) for outcome in saved] == [2, 3]
     for broken in (dataclasses.replace(case("onchip"), prepare=fail), case("onchip", run=fail)):
         with pytest.raises(RuntimeError, match="out of memory"):
             run_cases([broken, case("peer")], QUICK)
 
 
-def test_every_reason_is_kept():
+def test_every_reason_is_recorded():
     reasons = iter(["too few rows", "too slow", "too few rows"])
 
     def missing():
@@ -121,21 +121,21 @@ def test_precisions_of_a_case_do_not_compete():
     )
 
 
-def test_a_run_of_many_steps_tells_the_time_of_one():
+def test_a_run_of_many_steps_reports_the_time_of_one():
     (row,) = run_cases([case("onchip", unit="steps/s", parts=1000)], QUICK).rows
     (whole,) = run_cases([case("onchip", unit="steps/s")], QUICK).rows
     assert row.median_ms < whole.median_ms
     assert row.rate == pytest.approx(10 / (row.median_ms / 1e3))
 
 
-def test_an_engine_that_ran_a_part_of_the_rows_tells_the_time_of_all():
-    part, whole = run_cases([case("part", parts=1 / 1000), case("whole")], QUICK).rows
-    assert part.median_ms > whole.median_ms
-    assert part.rate == pytest.approx(10 / (part.median_ms / 1e3))
+def test_an_engine_that_ran_some_rows_reports_the_time_of_all():
+    sample, whole = run_cases([case("part", parts=1 / 1000), case("whole")], QUICK).rows
+    assert sample.median_ms > whole.median_ms
+    assert sample.rate == pytest.approx(10 / (sample.median_ms / 1e3))
 
 
-def test_a_remark_sees_all_rows_of_its_case():
-    seen, said = [], []
+def test_a_remark_gets_all_rows_of_its_case():
+    seen, lines = [], []
 
     def remark(rows):
         seen.append([row.engine for row in rows])
@@ -143,17 +143,17 @@ def test_a_remark_sees_all_rows_of_its_case():
 
     others = [case("onchip", name="20 rows"), case("peer", name="20 rows", remark=lambda rows: "")]
     cases = [case("onchip", remark=remark), case("peer"), *others]
-    rows = run_cases(cases, QUICK, Reporter(say=said.append)).rows
+    rows = run_cases(cases, QUICK, Reporter(log=lines.append)).rows
     assert seen == [["onchip", "peer"]]
     settings = [row.setting for row in rows]
     assert settings == ["onchip's way, twice as fast", "peer's way", "onchip's way", "peer's way"]
-    assert said[0] == "planted, 10 rows, onchip: twice as fast"
-    assert [("x peer " in line, line[:24]) for line in said[1:]] == [
+    assert lines[0] == "planted, 10 rows, onchip: twice as fast"
+    assert [("x peer " in line, line[:24]) for line in lines[1:]] == [
         (True, "planted, 10 rows: onchip"), (True, "planted, 20 rows: onchip"),
     ]  # fmt: skip
 
 
-def test_scores_stand_in_for_the_rate():
+def test_scores_replace_the_rate():
     ready = Ready(lambda: None, lambda: Verdict(0, 0), scores=lambda: [97.0, 98.0, 99.0])
     (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: ready)], QUICK).rows
     assert (row.rate, row.score_std, row.scores) == (98.0, 1.0, (97.0, 98.0, 99.0))
@@ -168,40 +168,40 @@ def test_scores_stand_in_for_the_rate():
 def test_a_case_may_have_its_own_pace():
     ran = []
     own = Pace(rounds=3, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)
-    planted = case("onchip", run=lambda: ran.append(1), pace=own)
-    run_cases([planted])
+    timed = case("onchip", run=lambda: ran.append(1), pace=own)
+    run_cases([timed])
     assert len(ran) == 3
-    run_cases([planted], QUICK)
+    run_cases([timed], QUICK)
     assert len(ran) == 3 + 9
 
 
-def test_what_else_is_known_of_an_engine_is_in_its_row():
+def test_extra_properties_of_an_engine_are_in_its_row():
     ready = Ready(lambda: None, lambda: Verdict(0.0, 1.0), extra={"GPU MB": 12.5})
     (row,) = run_cases([Case("a", "b", "onchip", lambda: ready, work=1)], QUICK).rows
     assert row.extra == {"GPU MB": 12.5}
 
 
-def test_the_memory_of_a_job_is_free_for_the_next():
+def test_the_memory_of_a_job_is_freed_before_the_next():
     class Memory:
         pass
 
-    held = []
+    memories = []
 
     def prepare():
-        assert [memory() for memory in held] == [None] * len(held)
+        assert [memory() for memory in memories] == [None] * len(memories)
         memory = Memory()
-        held.append(weakref.ref(memory))
+        memories.append(weakref.ref(memory))
         return Ready(lambda: memory, lambda: Verdict(0, 0))
 
     cases = [dataclasses.replace(case("onchip", name=name), prepare=prepare) for name in ("10 rows", "20 rows")]
-    assert len(run_cases(cases, QUICK).rows) == len(held) == 2
+    assert len(run_cases(cases, QUICK).rows) == len(memories) == 2
 
 
 # -- floors ------------------------------------------------------------------------------------------------
 
 
 class Clocked:
-    """A run that took so long."""
+    """A run that took `ms` milliseconds."""
 
     def __init__(self, ms):
         self._ms = ms
@@ -213,7 +213,7 @@ class Clocked:
         return self._ms
 
 
-def test_rates_are_measured_again_where_a_run_beats_its_floor():
+def test_rates_are_remeasured_if_a_run_beats_its_floor():
     rates = [1.0, 2.0]
 
     def floor_ms():
@@ -224,12 +224,12 @@ def test_rates_are_measured_again_where_a_run_beats_its_floor():
 
     cases = [row_of("onchip", 12.0, "5 rows"), row_of("onchip", 6.0), row_of("peer", 30.0)]
     outcome = run_cases(cases, QUICK, measure_again=lambda: rates.pop(0))
-    assert [row.floor_ms for row in outcome.rows] == [5.0, 5.0, 5.0]  # of one file by the same rates
+    assert [row.floor_ms for row in outcome.rows] == [5.0, 5.0, 5.0]  # all floors of a file from the same rates
     assert [row.extra for row in outcome.rows] == [{}, {}, {}]
     assert rates == [2.0]
 
 
-def test_a_floor_that_is_beaten_all_the_same_is_the_time_and_says_so():
+def test_a_floor_still_beaten_becomes_the_time_with_a_note():
     cases = [
         dataclasses.replace(case(engine, run=Clocked(ms)), floor_ms=10.0)
         for engine, ms in (("onchip", 6.0), ("b", 20.0))

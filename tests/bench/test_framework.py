@@ -1,4 +1,4 @@
-"""A wheel has no networks of torch, JAX and Triton: what needs them says where they are."""
+"""A wheel has no networks of torch, JAX and Triton: the error says where they are."""
 
 import sys
 
@@ -10,17 +10,17 @@ from onchip.bench.peers.framework import framework
 from onchip.network.build import mlp
 
 
-def test_without_the_source_tree_a_peer_says_where_it_is(monkeypatch):
-    """UnavailableError: the benchmark goes on without it, and says so."""
+def test_without_the_source_tree_the_error_names_it(monkeypatch):
+    """UnavailableError: the benchmark skips the peer with this reason."""
     for name in [name for name in sys.modules if name.startswith("onchip.bench.peers.frameworks")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onchip.bench.peers.frameworks", None)
-    for ask in (subject_of(mlp(2, 1)).module, lambda: framework("triton_mlp")):
+    for load in (subject_of(mlp(2, 1)).module, lambda: framework("triton_mlp")):
         with pytest.raises(UnavailableError, match="not in the wheel: pip install -e"):
-            ask()
+            load()
 
 
-def test_another_module_that_is_missing_is_an_error_as_ever(monkeypatch):
+def test_another_missing_module_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "onchip.bench.peers.frameworks.torch_models", raising=False)
     with pytest.raises(ImportError, match="torch"):

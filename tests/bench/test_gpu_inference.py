@@ -1,4 +1,4 @@
-"""The GPU's cases on a stage of NumPy arrays; on a real GPU, every peer at small odd shapes."""
+"""The cases for a GPU on a stage of NumPy arrays; on a real GPU, every peer at small odd shapes."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ class Stage(NumpyStage):
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """A GPU that runs the reference: `engine` makes y of x, and tests may exchange it."""
+    """A GPU that runs the reference: `engine` computes y from x, and tests may replace it."""
     fake = types.SimpleNamespace(requested=[], engine=lambda net, x, y: y.__setitem__(..., reference.forward(net, x)))
 
     def compile(net, device, precision, batch_hint, io):
@@ -68,7 +68,7 @@ def job(B=33, **options):
     return GpuJob(f"{B} rows", net, B, lambda count: np.resize(x, (count, x.shape[1])), **options)
 
 
-# -- what is measured --------------------------------------------------------------------------------------
+# -- cases -------------------------------------------------------------------------------------------------
 
 
 def test_the_cases_of_decode(fake_gpu):
@@ -79,9 +79,9 @@ def test_the_cases_of_decode(fake_gpu):
         ("2097152 rows", "bf16", "bf16"), ("2097152 rows", "tf32", "fp32"), ("2097152 rows", "fp32", "fp32"),
     ]  # fmt: skip
     assert [job.synchronised for job in jobs] == [False, False, True, False, False, False, False]
-    made = decode.cases(Options(device="cuda", peers=True, rows=(7, 5)))
-    assert [case.case for case in made if case.engine == "onchip"] == ["7 rows", "5 rows"]
-    assert [case.engine for case in made[:6]] == ["onchip", *gpu_peers.make_peers()]
+    cases = decode.cases(Options(device="cuda", peers=True, rows=(7, 5)))
+    assert [case.case for case in cases if case.engine == "onchip"] == ["7 rows", "5 rows"]
+    assert [case.engine for case in cases[:6]] == ["onchip", *gpu_peers.make_peers()]
 
 
 def test_the_cases_of_mlp(fake_gpu):
@@ -110,11 +110,11 @@ def test_a_job_without_a_kernel_is_skipped(fake_gpu, monkeypatch):
     assert outcome.skipped == {"onchip": "no kernel for 33 rows, fp16: no kernel takes it"}
 
 
-# -- right, and then timed ---------------------------------------------------------------------------------
+# -- checked, then timed -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("io", ["fp16", "fp32"])
-def test_ours_is_judged_and_timed(fake_gpu, io):
+def test_onchip_is_checked_and_timed(fake_gpu, io):
     outcome = run_cases(gpu_cases("mlp", [job(io=io)], Options(device="cuda:0")), QUICK)
     (row,) = outcome.rows
     assert row.checked, row.error
@@ -123,12 +123,12 @@ def test_ours_is_judged_and_timed(fake_gpu, io):
     assert fake_gpu.requested == [("cuda:0", "fp16", 33, io)]
 
 
-def test_a_row_that_nobody_writes_is_wrong(fake_gpu):
+def test_an_unwritten_row_is_wrong(fake_gpu):
     def lazy(net, x, y):
         y[:-1] = reference.forward(net, x[:-1])
 
     task = job(500, verified=5)
-    verified = gpu_inference.give(task, 0).verified
+    verified = gpu_inference.load_job(task, 0).verified
     assert (verified[0], verified[-1], len(verified)) == (0, 499, 5)
 
     def skips(net, x, y):
@@ -143,17 +143,17 @@ def test_a_row_that_nobody_writes_is_wrong(fake_gpu):
 
 
 @pytest.mark.parametrize(("precision", "io"), [("fp16", "fp16"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32")])
-def test_what_is_allowed_is_of_the_precision(fake_gpu, precision, io):
+def test_the_allowed_error_depends_on_the_precision(fake_gpu, precision, io):
     ulp = {"fp16": 2e-3, "tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-6}[precision]
-    given = gpu_inference.give(job(precision=precision, io=io), 0)
-    assert ulp / 20 < given.truth.allowed < 20 * ulp
-    truth = given.truth.y.astype(np.float32)
-    assert given.verify(truth + np.float32(given.truth.allowed / 4)).is_right
-    assert not given.verify(truth + np.float32(20 * given.truth.allowed)).is_right
-    assert not given.verify(truth[:-1]).is_right
+    loaded = gpu_inference.load_job(job(precision=precision, io=io), 0)
+    assert ulp / 20 < loaded.truth.allowed < 20 * ulp
+    truth = loaded.truth.y.astype(np.float32)
+    assert loaded.verify(truth + np.float32(loaded.truth.allowed / 4)).is_right
+    assert not loaded.verify(truth + np.float32(20 * loaded.truth.allowed)).is_right
+    assert not loaded.verify(truth[:-1]).is_right
 
 
-def test_the_fastest_way_is_kept():
+def test_the_fastest_way_is_chosen():
     stage = Stage()
     y = np.zeros(3)
     run, name = fastest({"a": Forward(lambda: y, captures=False), "b": Forward(lambda: y)}, stage, False)
@@ -207,7 +207,7 @@ def test_a_synchronised_call_is_one_call_and_a_wait():
     assert (name, len(calls), stage.waits) == ("", 2, 2)
 
 
-def test_an_engine_with_streams_of_its_own_is_waited_for():
+def test_an_engine_with_its_own_streams_is_waited_for():
     stage, waited = Stage(), []
     for synchronised, times in ((False, CALLS), (True, 1)):
         calls = []
@@ -222,55 +222,55 @@ def test_an_engine_with_streams_of_its_own_is_waited_for():
 
 
 def test_a_peer_without_torch_is_skipped(fake_gpu):
-    said = []
+    lines = []
     cases = gpu_cases("mlp", [job()], Options(device="cuda", peers=True))
-    outcome = run_cases(cases, QUICK, Reporter(say=said.append))
+    outcome = run_cases(cases, QUICK, Reporter(log=lines.append))
     assert [row.engine for row in outcome.rows] == ["onchip"]
     assert set(outcome.skipped) == set(gpu_peers.make_peers())
     assert "is not installed" in outcome.skipped["triton"]
 
 
-def test_ids_are_given_as_they_are(fake_gpu):
+def test_ids_are_passed_unchanged(fake_gpu):
     net = text_network(V=9, E=3, S=5, branches=((2, 4),))
     ids = np.random.default_rng(3).integers(0, 9, (33, 5)).astype(np.int32)
-    given = []
+    received = []
 
     def engine(net, x, y):
-        given.append(x.copy())
+        received.append(x.copy())
         y[...] = reference.forward(net, x)
 
     fake_gpu.engine = engine
     task = GpuJob("ids", net, 33, lambda count: np.resize(ids, (count, 5)), verified=20)
     (row,) = run_cases(gpu_cases("imported", [task], Options(device="cuda")), QUICK).rows
     assert row.checked, row.error
-    assert len(gpu_inference.give(task, 0).verified) <= 20
-    assert np.array_equal(given[0], ids)
-    assert gpu_inference.give(task, 0).x[0].dtype == np.int32
+    assert len(gpu_inference.load_job(task, 0).verified) <= 20
+    assert np.array_equal(received[0], ids)
+    assert gpu_inference.load_job(task, 0).x[0].dtype == np.int32
 
 
-def test_fewer_calls_make_a_sample_of_a_long_job():
+def test_a_long_job_has_fewer_calls_per_sample():
     assert [gpu_inference.calls_of(floor) for floor in (None, 0.001, 0.99, 4.0, 70.0)] == [20, 20, 5, 1, 1]
 
 
 # -- peers -------------------------------------------------------------------------------------------------
 
 
-def test_torch_runs_the_module_as_it_was_written_too():
+def test_torch_also_runs_the_original_module():
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
     net = load(module, torch.zeros(2, 2, 5, 4))
     x, stage = torch.randn(3, 2, 5, 4), types.SimpleNamespace(torch=torch, device="cpu", channels_last=None)
     calls = gpu_peers.torch_calls(GpuTask(net, "bf16", "float32", x, module=lambda: module), stage)
-    assert list(calls) == ["", "channels last", "as written", "as written, channels last"]
+    assert list(calls) == ["", "NHWC", "as written", "as written, NHWC"]
     for call in calls.values():
         torch.testing.assert_close(call(x), module(x), rtol=0.02, atol=0.02)
-    assert {p.dtype for p in module.parameters()} == {torch.float32}  # it is left alone
+    assert {p.dtype for p in module.parameters()} == {torch.float32}  # it is not modified
 
 
-def test_a_spent_allowance_is_said():
+def test_a_spent_allowance_is_an_error():
     allowance = Allowance(0.0)
-    with pytest.raises(UnavailableError, match="its 0 s are spent"), allowance.spend("frob"):
-        pytest.fail("there is nothing left")
+    with pytest.raises(UnavailableError, match="0 s"), allowance.spend("frob"):
+        pytest.fail("no time is left")
     allowance = Allowance(1e-9)
     with allowance.spend("frob"):
         pass
@@ -278,46 +278,46 @@ def test_a_spent_allowance_is_said():
         pass
 
 
-def test_what_takes_long_to_compile_is_left_out_of_small_cases():
+def test_slow_compilers_are_skipped_in_small_cases():
     task = GpuTask(random_mlp(4, 3), "fp16", "float16", np.zeros((7, 4)))
     peers = gpu_peers.make_peers()
     for name in ("torch.compile", "jax"):
-        with pytest.raises(UnavailableError, match=f"{name} is left out below 12,800 rows"):
+        with pytest.raises(UnavailableError, match=f"{name} .* 12,800 rows"):
             peers[name](task, None)
 
 
 @pytest.mark.parametrize(("precision", "io"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float32")])
-def test_torch_converts_on_the_way_in_and_out(precision, io):
+def test_torch_converts_inputs_and_outputs(precision, io):
     torch = pytest.importorskip("torch")
     net, x = random_mlp(9, 12, 5), rows(33, 9)
-    given = torch.from_numpy(x).to(getattr(torch, io))
-    task = GpuTask(net, precision, io, given)
+    rounded = torch.from_numpy(x).to(getattr(torch, io))
+    task = GpuTask(net, precision, io, rounded)
     stage = types.SimpleNamespace(torch=torch, device="cpu")
     for build in (gpu_peers.torch_eager, gpu_peers.torch_graph):
         (forward,) = build(task, stage).values()
         assert forward.captures != forward.eager
         y = forward.call()
-        assert y.dtype == given.dtype
+        assert y.dtype == rounded.dtype
         error = np.abs(y.double().numpy() - reference.forward(net, x)).max()
         assert error < {"fp32": 1e-5, "bf16": 0.1, "fp16": 1e-2}[precision]
         assert (error > 1e-5) == (precision != "fp32")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_torch_tries_images_with_channels_last(precision):
+def test_torch_tries_images_in_nhwc(precision):
     torch = pytest.importorskip("torch")
     net, x = residual(), rows(5, 3, 9, 11)
     task = GpuTask(net, precision, "float32", torch.from_numpy(x))
     stage = types.SimpleNamespace(torch=torch, device="cpu")
     for build in (gpu_peers.torch_eager, gpu_peers.torch_graph):
         variants = build(task, stage)
-        assert list(variants) == ["", "channels last"]
+        assert list(variants) == ["", "NHWC"]
         for forward in variants.values():
             error = np.abs(forward.call().double().numpy() - reference.forward(net, x)).max()
             assert error < {"fp32": 1e-5, "bf16": 0.2}[precision]
 
 
-def test_torch_takes_ids_as_they_are():
+def test_torch_gets_ids_unchanged():
     torch = pytest.importorskip("torch")
     net = text_network(dtype="int64")
     ids = np.random.default_rng(0).integers(0, 60, (7, 11))
@@ -340,8 +340,8 @@ def test_jax_runs_the_same_network(precision, io, monkeypatch):
         (text_network(dtype="int64"), ids),
     )
     for net, x in networks:
-        given = torch.from_numpy(x)
-        task = GpuTask(net, precision, io, given.to(getattr(torch, io)) if given.is_floating_point() else given)
+        x_torch = torch.from_numpy(x)
+        task = GpuTask(net, precision, io, x_torch.to(getattr(torch, io)) if x_torch.is_floating_point() else x_torch)
         (forward,) = gpu_peers.make_network_peers(min_rows=1)["jax"](task, None).values()
         y = forward.call()
         forward.wait(y)
@@ -351,17 +351,17 @@ def test_jax_runs_the_same_network(precision, io, monkeypatch):
         np.testing.assert_allclose(y.astype(np.float64), reference.forward(net, x), rtol=near, atol=near)
 
 
-def test_torch_compiles_images_as_they_are_faster(monkeypatch):
+def test_torch_compiles_the_faster_layout(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     stage = types.SimpleNamespace(torch=torch, ms=lambda work: work(), synchronise=lambda: None)
     task = GpuTask(residual(), "fp16", "float16", rows(5, 3, 9, 11))
     for ms, best in (
-        ({"": 1.0, "channels last": 2.0}, ("default", 1.0)),
-        ({"": 2.0, "channels last": 1.5}, ("default, channels last", 1.5)),
+        ({"": 1.0, "NHWC": 2.0}, ("default", 1.0)),
+        ({"": 2.0, "NHWC": 1.5}, ("default, NHWC", 1.5)),
         ({"": 3.0}, ("default", 3.0)),
     ):
-        calls = {name: lambda x, ms=ms[name]: ms for name in ms}  # a call that makes the time it takes
+        calls = {name: lambda x, ms=ms[name]: ms for name in ms}  # a call that returns its time
         monkeypatch.setattr(gpu_peers, "torch_calls", lambda task, stage, calls=calls: calls)
         ((name, forward),) = gpu_peers.make_network_peers(min_rows=1)["torch.compile"](task, stage).items()
         assert (name, forward.call()) == best
@@ -384,7 +384,7 @@ def test_dense_layers():
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
+def test_the_result_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(command.machine, "versions", lambda device: {"nvrtc": "13.0"})
     options = Options(device="cuda:0", rows=(7,))
     written, exit_code = command.run_benchmarks(["decode", "mlp"], options, tmp_path, pace=QUICK)
@@ -404,19 +404,19 @@ def test_an_unknown_benchmark(fake_gpu, tmp_path):
         command.run_benchmarks(["none"], Options(device="cuda"), tmp_path)
 
 
-def test_auto_is_the_gpu_where_it_is(fake_gpu):
-    said = []
-    reporter = Reporter(say=said.append)
+def test_auto_is_the_gpu_if_there_is_one(fake_gpu):
+    lines = []
+    reporter = Reporter(log=lines.append)
     assert command.choose_device("auto", None, reporter) == "cuda:0"
     assert command.choose_device("cuda:1", None, reporter) == "cuda:1"
-    assert said == ["device: cuda:0 (auto: it is here)"]
+    assert lines == ["device: cuda:0 (auto: it is here)"]
 
 
 def test_threads_are_the_cpus():
     reporter = Reporter()
     assert command.choose_device("auto", 2, reporter) == "cpu"
     assert command.choose_device("cpu", 2, reporter) == "cpu"
-    with pytest.raises(InputError, match="threads are the CPU's"):
+    with pytest.raises(InputError, match="only a CPU has threads"):
         command.choose_device("cuda", 2, reporter)
 
 
@@ -432,15 +432,15 @@ def normal_rows(D_in, count):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "io"), TASKS, ids=str)
 @pytest.mark.parametrize("name", ["onchip", *gpu_peers.make_peers()])
-def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
+def test_every_engine_is_right_on_odd_shapes(name, precision, io, monkeypatch):
     if name == "torch.compile" and (precision, io) != ("fp16", "fp32"):
-        pytest.skip("seconds of compiling each: one is enough")
+        pytest.skip("compiling takes seconds each: one is enough")
     monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
     monkeypatch.setattr(gpu_peers, "MODE", "default")  # quicker to compile
     monkeypatch.setattr("onchip.bench.peers.triton_search.TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
-        given = random_mlp(*widths, bias=B == 1)
-        task = GpuJob(f"{B} rows", given, B, functools.partial(normal_rows, widths[0]), precision, io)
+        net = random_mlp(*widths, bias=B == 1)
+        task = GpuJob(f"{B} rows", net, B, functools.partial(normal_rows, widths[0]), precision, io)
         options = Options(device="cuda", peers=True)
         for synchronised in (False, True):
             cases = gpu_cases("mlp", [dataclasses.replace(task, synchronised=synchronised)], options)
@@ -453,7 +453,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_ours_without_torch(monkeypatch):
+def test_onchip_without_torch(monkeypatch):
     monkeypatch.setattr("onchip.bench.stage.has_torch", lambda: False)
     task = job(333)
     for synchronised in (False, True):
@@ -472,13 +472,13 @@ def test_ceilings_are_plausible():
     assert 1e11 < found.get("fp16_product_flops", 1e12) < 1e16
 
 
-def test_few_rows_are_judged_by_the_yardstick_of_many():
+def test_few_rows_are_checked_with_the_baseline_error_of_many():
     net = mlp.network(48, 128, 3)
     many = mlp.inputs(BASELINE_ROWS, 48)
     steady = mlp.steady_truth(net, many)
     few = mlp.steady_truth(net, many[:1])
     assert few.allowed == steady.allowed == Truth(net, many).allowed
-    assert Truth(net, many[:1]).allowed < few.allowed  # what three numbers happened to allow
+    assert Truth(net, many[:1]).allowed < few.allowed  # the error of three values, by chance
     assert len(few.y) == 1
 
 

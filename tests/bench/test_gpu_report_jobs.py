@@ -1,4 +1,4 @@
-"""Sentiment and faces on a GPU: torch's forms on its CPU, ours by the reference; on a real GPU, small sizes of both."""
+"""Sentiment and faces on a GPU: torch on its CPU, onchip as the reference; on a real GPU, small sizes of both."""
 
 import types
 
@@ -34,11 +34,11 @@ FACES = {"latent": 7, "channels": (6, 5, 3), "start": 3}
 
 @pytest.fixture
 def torch_gpu(monkeypatch):
-    """A GPU that is torch's CPU, nothing compiled, and ours runs the reference; what ours was asked for."""
+    """torch's CPU as the GPU, nothing compiled, onchip runs the reference; returns its compile calls."""
     torch, requested = pytest.importorskip("torch"), []
 
     class Engine:
-        plan = types.SimpleNamespace(fold="folded: so it is", device=H200)
+        plan = types.SimpleNamespace(fold="folded", device=H200)
 
         def __init__(self, net):
             self.net, self.output = net, net.output
@@ -84,7 +84,7 @@ def without_jax(cases):
 def test_faces(torch_gpu, monkeypatch):
     monkeypatch.setattr(faces, "GPU_ROWS", (40, 50, 1, 3))
     monkeypatch.setattr(faces, "GPU_FEW", 3)
-    monkeypatch.setattr(faces_peers, "PIECE", 16)
+    monkeypatch.setattr(faces_peers, "CHUNK", 16)
     outcome = run_cases(faces.cases(Options(device="cuda", peers=True), **FACES), QUICK)
     assert outcome.exit_code == 0, outcome.wrong
     assert not outcome.skipped
@@ -101,27 +101,27 @@ def test_faces(torch_gpu, monkeypatch):
     assert torch_gpu[-1] == ("fp16", 50, "", {})
 
 
-def test_four_phases_make_the_same_images():
+def test_four_phases_give_the_same_images():
     torch = pytest.importorskip("torch")
     net, x = faces_work.network(**FACES), rows(5, 7)
     assert not any("Transpose" in node.layer.kind for node in faces_peers.four_phases(net).nodes)
     task, stage = GpuTask(net, "fp32", "float32", torch.from_numpy(x)), CpuTorchStage()
-    for calls in (faces_peers.plain_calls, faces_peers.phase_calls):
+    for calls in (faces_peers.direct_calls, faces_peers.phase_calls):
         for call in calls(task, stage).values():
             np.testing.assert_allclose(call(task.x).numpy(), reference.forward(net, x), rtol=0, atol=1e-5)
 
 
-def test_what_was_compiled_serves_the_next_job(torch_gpu, monkeypatch):
+def test_a_compiled_form_is_reused_by_the_next_job(torch_gpu, monkeypatch):
     torch = pytest.importorskip("torch")
-    made = []
-    monkeypatch.setattr(faces_peers, "PIECE", 4)
-    monkeypatch.setattr(faces_peers, "compile_faster", lambda *_: made.append(1) or ("", lambda x: x))
+    compilations = []
+    monkeypatch.setattr(faces_peers, "CHUNK", 4)
+    monkeypatch.setattr(faces_peers, "compile_faster", lambda *_: compilations.append(1) or ("", lambda x: x))
     compiled = faces_peers.Compiled(None, None)
     for rows_of, precision, count in ((9, "fp16", 1), (6, "fp16", 1), (3, "fp16", 2), (9, "fp32", 3)):
         x = torch.zeros(rows_of, 2)
         ((_, forward),) = compiled(GpuTask(None, precision, "float16", x), CpuTorchStage()).items()
         assert forward.call().shape == x.shape
-        assert len(made) == count
+        assert len(compilations) == count
 
 
 # -- sentiment ---------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_sentiment(torch_gpu):
     assert [case.engine for case in cases if case.case.endswith("not folded")][-1] == "jax"
     assert ("bf16", 40, "fp32", {"without": ("fold",)}) in torch_gpu
     assert torch_gpu.count(("fp16", 40, "fp32", {"tables": "fp8"})) == 2
-    assert {row.case for row in outcome.rows if "page-locked" in row.setting} == {"40 sentences, from the host"}
-    told = [row.setting for row in outcome.rows if row.case == sentiment_tables.TABLES and row.engine == "onchip"]
-    assert ["as measured" in setting for setting in told] == [True, False]  # convolutions are timed in bf16
+    assert {row.case for row in outcome.rows if "pinned" in row.setting} == {"40 sentences, from the host"}
+    settings = [row.setting for row in outcome.rows if row.case == sentiment_tables.TABLES and row.engine == "onchip"]
+    assert ["as measured" in setting for setting in settings] == [True, False]  # convolutions are timed in bf16
     assert not any("as measured" in row.setting for row in outcome.rows if row.case != sentiment_tables.TABLES)
 
 
@@ -156,32 +156,32 @@ def test_break_even_of_several_jobs():
     def row(ms, work=1.0):
         return types.SimpleNamespace(engine="onchip", median_ms=ms, rate=None if ms is None else work / ms * 1e3)
 
-    pays = sentiment_tables.BreakEven()
-    assert pays.tell([row(10.0)]) == ""
-    assert pays.note("folded", [row(2.0, 1000)]) == pays.note("direct", [row(52.0, 1000)]) == ""
-    assert pays.tell([row(10.0)]) == "as measured, they pay from 200 sentences on"
-    assert pays.tell([row(None)]) == pays.tell([]) == ""
-    pays.note("direct", [row(1.0, 1000)])
-    assert pays.tell([row(10.0)]) == "as measured, they never pay"
+    break_even = sentiment_tables.BreakEven()
+    assert break_even.remark([row(10.0)]) == ""
+    assert break_even.record("folded", [row(2.0, 1000)]) == break_even.record("direct", [row(52.0, 1000)]) == ""
+    assert break_even.remark([row(10.0)]) == "as measured, they pay off from 200 sentences on"
+    assert break_even.remark([row(None)]) == break_even.remark([]) == ""
+    break_even.record("direct", [row(1.0, 1000)])
+    assert break_even.remark([row(10.0)]) == "as measured, they never pay off"
 
 
 @needs_gxx
-def test_tables_are_made_of_weights_that_are_there(monkeypatch):
+def test_tables_are_built_from_uploaded_weights(monkeypatch):
     gpu = emulate_device(monkeypatch)
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     plan = make_plan(net, H200, kernels_for(H200), Job(batch=10**9))
     assert plan.groups[0].claim.label.startswith("token_max")
     run, uploaded, upload = sentiment_tables.builder(plan, 0), [], gpu.upload
     monkeypatch.setattr(gpu, "upload", lambda array: uploaded.append(array.shape) or upload(array))
-    made = run()
+    tables = run()
     assert (37, 24) not in uploaded  # the embedding
-    for recipe, buffer in made.items():
-        want = materialise(recipe, plan.network.weights)
-        assert gpu.download(buffer, np.empty_like(want)).tobytes() == want.tobytes()
+    for recipe, buffer in tables.items():
+        expected = materialise(recipe, plan.network.weights)
+        assert gpu.download(buffer, np.empty_like(expected)).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("form", ["looked_up", "bags", "windows"])
-def test_torch_reads_sentences_in_every_form(form):
+def test_every_torch_form_of_sentences_is_right(form):
     torch = pytest.importorskip("torch")
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     ids, stage = random_ids(net, 30), CpuTorchStage()
@@ -192,16 +192,16 @@ def test_torch_reads_sentences_in_every_form(form):
     assert verdict.error < 2 * verdict.allowed
 
 
-def test_float64_is_asked_once(monkeypatch):
+def test_float64_runs_once(monkeypatch):
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
-    ids, made, truths = random_ids(net, 6), [], Truths()
-    monkeypatch.setattr(sentiment_rows, "exact_truth", lambda *given: made.append(given) or exact_truth(*given))
+    ids, runs, truths = random_ids(net, 6), [], Truths()
+    monkeypatch.setattr(sentiment_rows, "exact_truth", lambda *args: runs.append(args) or exact_truth(*args))
     allowed = [truths(net, ids.copy(), dtype).allowed for dtype in ("float32", "float16", "bfloat16", "float16")]
-    assert len(made) == 1
+    assert len(runs) == 1
     assert allowed[0] < allowed[1] == allowed[3] < allowed[2]
     assert allowed[1] == exact_truth(net, ids, "float16").allowed
     truths(net, (ids + 1) % 37, "float32")
-    assert len(made) == 2
+    assert len(runs) == 2
 
 
 def test_the_steepness_of_zipf():
@@ -217,10 +217,10 @@ def test_the_steepness_of_zipf():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", ["faces", "sentiment"])
-def test_everyone_on_a_gpu(what, monkeypatch):
+def test_every_engine_on_a_gpu(what, monkeypatch):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    monkeypatch.setattr(faces_peers, "PIECE", 16)
+    monkeypatch.setattr(faces_peers, "CHUNK", 16)
     module, sizes = {"faces": (faces, FACES), "sentiment": (sentiment, SENTENCES)}[what]
     cases = module.cases(Options(device="cuda", peers=True, rows=(40,)), **sizes)
     outcome = run_cases(cases, QUICK)

@@ -1,4 +1,4 @@
-"""Epochs on a GPU: ours emulated on the host, torch's forms on its CPU; on a real GPU, everyone on few rows."""
+"""Epochs on a GPU: onchip emulated on the host, torch on its CPU; on a real GPU, every engine on few rows."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ from torch_stage import CpuTorchStage
 ON_GPU = Options(device="cuda", peers=True)
 
 
-def lesson(n=150, batch_size=32, loss="cross_entropy", device="cuda", **options):
+def make_job(n=150, batch_size=32, loss="cross_entropy", device="cuda", **options):
     data = digits.random_data(n, 1)
     last = "Sigmoid" if loss == "half_sse" else None
     y = data.y_train if loss == "cross_entropy" else backprop.backprop.one_hot(data.y_train)
@@ -35,24 +35,24 @@ def lesson(n=150, batch_size=32, loss="cross_entropy", device="cuda", **options)
 
 
 FULL = {"loss": "half_sse", "batch_size": 150, "momentum": 0.5, "lr": 1e-3, "shuffle": False}
-LESSONS = {"batches": {}, "momentum": {"momentum": 0.9}, "full batches": FULL}
+JOBS = {"batches": {}, "momentum": {"momentum": 0.9}, "full batches": FULL}
 
 
-@pytest.fixture(params=LESSONS.values(), ids=LESSONS)
+@pytest.fixture(params=JOBS.values(), ids=JOBS)
 def job(request):
-    return epoch_jobs("an epoch", lesson(**request.param))[0]
+    return epoch_jobs("an epoch", make_job(**request.param))[0]
 
 
-# -- ours --------------------------------------------------------------------------------------------------
+# -- onchip ------------------------------------------------------------------------------------------------
 
 
 @needs_gxx
 @pytest.mark.parametrize("options", [{}, FULL], ids=["batches", "full batches"])
-def test_ours_is_judged_and_timed(options, monkeypatch):
+def test_onchip_is_checked_and_timed(options, monkeypatch):
     emulate_device(monkeypatch)
     monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.0)
     cases = training_cases(
-        "digits", epoch_jobs("an epoch", lesson(**options), ("fp32", "bf16")), Options(device="cuda")
+        "digits", epoch_jobs("an epoch", make_job(**options), ("fp32", "bf16")), Options(device="cuda")
     )
     outcome = run_cases(cases)
     assert outcome.exit_code == 0, outcome.wrong
@@ -66,20 +66,20 @@ def test_ours_is_judged_and_timed(options, monkeypatch):
 
 
 @needs_gxx
-def test_networks_side_by_side_are_judged_and_timed(monkeypatch):
+def test_networks_trained_together_are_checked_and_timed(monkeypatch):
     emulate_device(monkeypatch)
     monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.0)
-    (job,) = epoch_jobs("an epoch", lesson(), ("fp32",))
+    (job,) = epoch_jobs("an epoch", make_job(), ("fp32",))
     (row,) = run_cases([together_case("digits", job, 3)]).rows
     assert (row.case, row.unit, len(row.samples_ms)) == ("an epoch, 3 networks", "epochs/s", 3)
     assert row.rate == pytest.approx(3e3 / row.median_ms)
     assert "4 epochs of fit_runs, mlp_train" in row.setting
 
 
-def test_the_first_epoch_has_no_time(monkeypatch):
+def test_the_first_epoch_is_not_timed(monkeypatch):
     clock = iter([0.0, 1.0, 2.0, 2.5, 3.0, 3.5])
 
-    def fit(lesson, epochs, on_progress):
+    def fit(training, epochs, on_progress):
         assert epochs == 3
         for epoch in range(epochs):
             for step in (5, 10):
@@ -90,8 +90,8 @@ def test_the_first_epoch_has_no_time(monkeypatch):
     assert SteadyFit(None, 3).sample_ms() == pytest.approx((3.5 - 1.0) / 2 * 1e3)
 
 
-def test_epochs_that_are_told_together_have_the_time_of_one():
-    # An epoch by itself, then three and four at once, 10 ms each.
+def test_epochs_reported_together_are_averaged():
+    # A single epoch, then three and four at once, 10 ms each.
     done = [(1, 0.010), (2, 0.040), (3, 0.041), (4, 0.042), (5, 0.080), (6, 0.081), (7, 0.082), (8, 0.083)]
     assert gpu_training.steady_ms(done) == pytest.approx((83 - 42) / 4)
     assert gpu_training.steady_ms([(0.5, 0.0), (1, 1.0), (2, 2.0)]) == pytest.approx(1000)
@@ -99,13 +99,13 @@ def test_epochs_that_are_told_together_have_the_time_of_one():
 
 def test_another_curve_is_wrong(job):
     truth = job.truth()
-    losses = truth.run[: len(truth._losses)]
-    for made in epoch_jobs("an epoch", job.lesson):
-        assert made.verify(losses).is_right
-        assert made.verify([*losses, 5.0, 4.0]).is_right  # later steps are not judged
-        assert not made.verify(1.05 * losses).is_right
-        assert not made.verify(losses[:-1]).is_right
-        assert made.verify(losses).allowed == truth.losses_allowed + gpu_training.ROUNDING[made.precision]
+    losses = truth.run[: len(truth.losses)]
+    for epoch_job in epoch_jobs("an epoch", job.training):
+        assert epoch_job.verify(losses).is_right
+        assert epoch_job.verify([*losses, 5.0, 4.0]).is_right  # later steps are not checked
+        assert not epoch_job.verify(1.05 * losses).is_right
+        assert not epoch_job.verify(losses[:-1]).is_right
+        assert epoch_job.verify(losses).allowed == truth.losses_allowed + gpu_training.ROUNDING[epoch_job.precision]
 
 
 def test_a_training_without_a_kernel_is_skipped(monkeypatch):
@@ -114,11 +114,11 @@ def test_a_training_without_a_kernel_is_skipped(monkeypatch):
 
     monkeypatch.setattr(gpu_training, "fit", refuse)
     monkeypatch.setattr("onchip.bench.cases.training.plan", refuse)
-    outcome = run_cases(training_cases("digits", epoch_jobs("an epoch", lesson(), ("fp32",)), Options(device="cuda")))
+    outcome = run_cases(training_cases("digits", epoch_jobs("an epoch", make_job(), ("fp32",)), Options(device="cuda")))
     assert outcome.skipped == {"onchip": "no kernel for an epoch, fp32: no kernel takes it"}
 
 
-def test_a_sample_is_as_long_as_it_must_be():
+def test_epochs_per_sample():
     assert [gpu_training.epochs_of(seconds) for seconds in (1.0, 0.05, 1e-9)] == [1, 6, gpu_training.MAX_EPOCHS]
 
 
@@ -126,25 +126,25 @@ def test_a_sample_is_as_long_as_it_must_be():
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["not compiled", "compiled"])
-def test_torch_takes_the_same_steps(job, seconds, monkeypatch):
+def test_torch_graph_runs_the_same_steps(job, seconds, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     run = gpu_training_peers.torch_graph(Allowance(seconds), job, CpuTorchStage())
-    run.run()  # from wherever it is, it can begin anew
+    run.run()  # first_losses restarts it
     assert job.verify(run.first_losses(), 3.0).is_right, job.verify(run.first_losses()).error
-    assert run.epochs == (gpu_training_peers.FULL_BATCHES if job.lesson.options.loss == "half_sse" else 1)
+    assert run.epochs == (gpu_training_peers.FULL_BATCHES if job.training.options.loss == "half_sse" else 1)
     assert run.setting.startswith("compiled" if seconds else "not compiled")
 
 
-def test_torch_eager_takes_the_same_steps():
+def test_torch_eager_runs_the_same_steps():
     pytest.importorskip("torch")
-    (job,) = epoch_jobs("an epoch", lesson(), ("fp32",))
+    (job,) = epoch_jobs("an epoch", make_job(), ("fp32",))
     run = gpu_training_peers.torch_eager(job, CpuTorchStage())
     assert job.verify(run.first_losses(), 3.0).is_right
     run.run()
 
 
-def test_a_peer_is_judged_and_timed(job, monkeypatch):
+def test_a_peer_is_checked_and_timed(job, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(gpu_training, "make_stage", CpuTorchStage)
     monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.01)
@@ -199,20 +199,20 @@ def test_random_pixels_are_bytes():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["onchip", "torch graph", "jax", "torch eager"])
 @pytest.mark.parametrize("options", [{}, FULL], ids=["batches", "full batches"])
-def test_everyone_on_a_gpu(name, options):
+def test_every_engine_on_a_gpu(name, options):
     if name == "torch eager" and options:
-        pytest.skip("only where batches are small")
+        pytest.skip("only for small batches")
     if name != "onchip":
         pytest.importorskip(name.partition(" ")[0])
     peers = {**gpu_training_peers.make_training_peers(), "torch eager": gpu_training_peers.torch_eager}
-    cases = training_cases("digits", epoch_jobs("an epoch", lesson(**options), ("fp32", "tf32")), ON_GPU, peers)
+    cases = training_cases("digits", epoch_jobs("an epoch", make_job(**options), ("fp32", "tf32")), ON_GPU, peers)
     outcome = run_cases([case for case in cases if case.engine == name])
     assert not outcome.skipped
     assert outcome.exit_code == 0, outcome.wrong
     assert len(outcome.rows) == 2
 
 
-def test_a_loss_curve_may_be_as_far_off_as_any_of_several_naive_runs(monkeypatch):
+def test_the_allowed_error_is_that_of_the_worst_of_several_naive_runs(monkeypatch):
     net, x, y = random_mlp(4, 3, 2), np.ones((6, 4), np.float32), np.array([0, 1, 0, 1, 0, 1])
     batches, seen = [np.arange(3), np.arange(3, 6)], []
     errors = iter([0.0, 1e-6, 1e-3, 1e-5])
@@ -221,7 +221,7 @@ def test_a_loss_curve_may_be_as_far_off_as_any_of_several_naive_runs(monkeypatch
         seen.append(batches)
         return np.array([0.5, 0.25, 0.125]) + next(errors)
 
-    monkeypatch.setattr(truth, "_reference_run", run)
+    monkeypatch.setattr(truth, "reference_run", run)
     verify = TrainingTruth(net, x, y, batches, TrainOptions(), naive_runs=3)
     assert verify.verify_losses(np.array([0.5, 0.251])).is_right
     assert not verify.verify_losses(np.array([0.5, 0.253])).is_right

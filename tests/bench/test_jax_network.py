@@ -1,4 +1,4 @@
-"""Networks as functions of JAX: on a stand-in made of NumPy, and, where JAX sees a GPU, on the real one."""
+"""Networks as JAX functions: on a NumPy stand-in and, if JAX sees a GPU, on JAX."""
 
 import numpy as np
 import pytest
@@ -13,16 +13,16 @@ from onchip.kernels import reference
 from onchip.network.layers import LAYERS, Interleave, TokenConv, ToPixels
 from text_networks import text_network
 
-NO_JAX = (TokenConv, Interleave)  # only rewrites make them, and peers get networks as they were before
-WRITTEN = [case for case in CASES if not isinstance(case.layer, NO_JAX)]
+NO_JAX = (TokenConv, Interleave)  # only rewrites create them, and peers get networks before rewrites
+SUPPORTED = [case for case in CASES if not isinstance(case.layer, NO_JAX)]
 
 
-def test_all_others_are_written():
+def test_all_other_layers_are_supported():
     assert {kind for kind in LAYERS.values() if kind not in FORMS} == set(NO_JAX)
 
 
 def truth_of(case, xs):
-    """Casts round: what the reference, in float64, leaves out; a pixel may be one off."""
+    """The float64 outputs and a tolerance: casts round, and a pixel may be off by one."""
     rounded = {"float16": 1e-3, "bfloat16": 1e-2}.get(getattr(case.layer, "dtype", ""), 1e-5)
     return reference.forward(network(case), xs), 1 if isinstance(case.layer, ToPixels) else rounded
 
@@ -31,7 +31,7 @@ def truth_of(case, xs):
 def test_every_layer(case):
     jax, net = numpy_jax(), network(case)
     if isinstance(case.layer, NO_JAX):
-        with pytest.raises(UnavailableError, match="no function of JAX"):
+        with pytest.raises(UnavailableError, match="JAX"):
             jax_function(jax, net, "float32", jax.lax.Precision.HIGHEST)
         return
     forward, weights = jax_function(jax, net, "float32", jax.lax.Precision.HIGHEST)
@@ -48,7 +48,7 @@ def test_whole_networks():
     for net, x in ((residual(), rows(5, 3, 9, 11)), (text_network(dtype="int64"), ids)):
         for dtype, near in (("float32", 1e-5), ("float16", 0.1)):
             forward, weights = jax_function(jax, net, dtype, jax.lax.Precision.DEFAULT)
-            kinds = {w.dtype for of_node in weights.values() for w in of_node.values()}
+            kinds = {w.dtype for by_role in weights.values() for w in by_role.values()}
             assert {str(kind) for kind in kinds} == {dtype}
             y = forward([x if x.dtype.kind == "i" else x.astype(dtype)], weights)
             assert y.dtype == dtype
@@ -57,7 +57,7 @@ def test_whole_networks():
 
 @pytest.mark.gpu
 def test_every_layer_by_jax_itself():
-    """All in one function: to compile a hundred takes long."""
+    """All in one function: compiling a hundred takes long."""
     pytest.importorskip("jax")
     from onchip.bench.peers.gpu import load_jax
 
@@ -65,14 +65,14 @@ def test_every_layer_by_jax_itself():
         jax = load_jax()
     except UnavailableError as reason:
         pytest.skip(reason.what)
-    cases = [case for case in WRITTEN if not getattr(case.layer, "dtype", "").endswith("64")]  # JAX has none by default
-    made = [jax_function(jax, network(case), "float32", jax.lax.Precision.HIGHEST) for case in cases]
+    cases = [case for case in SUPPORTED if not getattr(case.layer, "dtype", "").endswith("64")]  # JAX's default
+    functions = [jax_function(jax, network(case), "float32", jax.lax.Precision.HIGHEST) for case in cases]
     inputs = [random_inputs(case, 3) for case in cases]
 
     def all_of_them(inputs, weights):
-        return [forward(xs, w) for (forward, _), xs, w in zip(made, inputs, weights, strict=True)]
+        return [forward(xs, w) for (forward, _), xs, w in zip(functions, inputs, weights, strict=True)]
 
-    results = jax.jit(all_of_them)(inputs, [weights for _, weights in made])
+    results = jax.jit(all_of_them)(inputs, [weights for _, weights in functions])
     for case, xs, got in zip(cases, inputs, results, strict=True):
         truth, near = truth_of(case, xs)
         assert got.shape == truth.shape, case

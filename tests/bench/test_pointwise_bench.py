@@ -40,16 +40,16 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(gpu_inference, "find_device", lambda name, threads=None: (H200, None, "cuda:0"))
 
 
-def test_it_has_cases_for_a_gpu():
+def test_it_is_listed():
     assert CASES["pointwise"] is pointwise.cases
 
 
-def test_every_network_is_one_launch_that_moves_every_number_twice():
+def test_every_network_is_one_launch_that_reads_and_writes_every_element_once():
     for net in pointwise.networks().values():
         for io, size in (("float32", 4), ("float16", 2)):
-            made = plan(with_io(net, io), H200, Job("fp32", 2048))
-            assert [group.claim.kernel for group in made.groups] == ["pointwise"]
-            assert made.groups[0].claim.cost.row_bytes == 2 * size * net.input.row_size
+            planned = plan(with_io(net, io), H200, Job("fp32", 2048))
+            assert [group.claim.kernel for group in planned.groups] == ["pointwise"]
+            assert planned.groups[0].claim.cost.row_bytes == 2 * size * net.input.row_size
 
 
 def test_right_and_then_timed(fake_gpu):

@@ -57,6 +57,6 @@ def test_every_layer_is_one_launch_of_the_tensor_cores():
     assert CASES["product"] is product.cases
     for B in (product.MANY_ROWS, *product.FEW_ROWS):
         for D_in, D_out in (*product.LAYERS, *product.FEW_LAYERS):
-            made = plan(with_io(product.network(D_in, D_out), "float16"), H200, Job("fp16", B))
+            planned = plan(with_io(product.network(D_in, D_out), "float16"), H200, Job("fp16", B))
             kernels = ("gemm_sm90", "gemv") if B <= MAX_ROWS else ("gemm_sm90",)
-            assert [group.claim.kernel in kernels for group in made.groups] == [True], (B, D_in, D_out)
+            assert [group.claim.kernel in kernels for group in planned.groups] == [True], (B, D_in, D_out)

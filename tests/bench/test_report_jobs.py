@@ -36,7 +36,7 @@ FACES = {"latent": 7, "channels": (6, 5, 3), "start": 3}
 
 
 def quick(cases):
-    """Without torch.compile, which takes ten seconds a shape."""
+    """Without torch.compile, which takes ten seconds per shape."""
     return [case for case in cases if case.engine != "torch.compile"]
 
 
@@ -56,13 +56,13 @@ def test_sentiment(monkeypatch):
     for row in outcome.rows:
         assert row.rate == pytest.approx(100 / (row.median_ms / 1e3))
         assert row.unit == "sentences/s"
-        assert "judged on 64 rows" in row.setting
+        assert "checked on 64 rows" in row.setting
         scaled = row.engine not in ("onchip", "onchip, fp16 tables", "torch, folded")
         assert ("timed on 80 sentences, scaled" in row.setting) == scaled
     for name in ("onchip", "onchip, fp16 tables"):
         assert "folded: tables of" in by_engine[name].setting
         assert "built in" in by_engine[name].setting
-        assert "against onchip, not folded" in by_engine[name].setting
+        assert "compared with onchip, not folded" in by_engine[name].setting
     assert "folded" not in by_engine["onchip, not folded"].setting
     assert by_engine["onchip, fp16 tables"].error > 3 * by_engine["onchip"].error
     assert by_engine["onchip"].floor_ms < by_engine["onchip, not folded"].floor_ms
@@ -71,7 +71,7 @@ def test_sentiment(monkeypatch):
     ]
 
 
-def test_torch_goes_every_way_through_sentiment():
+def test_every_torch_form_of_sentiment_is_right():
     pytest.importorskip("torch")
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     x = sentiment_rows.random_ids(net, 90)
@@ -83,7 +83,7 @@ def test_torch_goes_every_way_through_sentiment():
         assert truth.verify(got).error < 2 * truth.allowed, name
 
 
-def test_tables_in_fp16_have_their_own_yardstick():
+def test_tables_in_fp16_have_their_own_baseline_error():
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     x = sentiment_rows.random_ids(net, 90)
     exact = sentiment_rows.exact_truth(net, x)
@@ -116,17 +116,17 @@ def test_break_even():
         return Row("sentiment", "100 sentences", engine, "fp32", ms, ms, ms, 1.0, "sentences/s", 1.0, 0.0, True)
 
     built = sentiment.Built(None, 30.0)
-    told = functools.partial(sentiment.break_even, "onchip", lambda: built, 100)
+    remark = functools.partial(sentiment.break_even, "onchip", lambda: built, 100)
     ours, direct, peer = row("onchip", 10.0), row(sentiment.DIRECT, 1_010.0), row("torch eager", 3_010.0)
     # 1,000 ms saved on 100 sentences are 10 ms each: 30 s are 3,000 sentences.
-    folded = row("torch, folded", 20.0)  # has tables, too: nothing to pay against
-    assert told([ours, direct, row("slow", 9_999.0), folded, peer]) == (
-        "built in 30.0 s, pays from 3,000 sentences on against onchip, not folded, "
-        "pays from 1,000 sentences on against torch eager"
+    folded = row("torch, folded", 20.0)  # has tables too: not compared
+    assert remark([ours, direct, row("slow", 9_999.0), folded, peer]) == (
+        "built in 30.0 s, pays off from 3,000 sentences on compared with onchip, not folded, "
+        "pays off from 1,000 sentences on compared with torch eager"
     )
-    assert told([ours, row(sentiment.DIRECT, 9.0)]) == "built in 30.0 s, never pays against onchip, not folded"
-    assert told([dataclasses.replace(ours, median_ms=None), direct]) == "built in 30.0 s"
-    assert told([ours]) == "built in 30.0 s"
+    assert "never pays off" in remark([ours, row(sentiment.DIRECT, 9.0)])
+    assert remark([dataclasses.replace(ours, median_ms=None), direct]) == "built in 30.0 s"
+    assert remark([ours]) == "built in 30.0 s"
 
 
 # -- faces -------------------------------------------------------------------------------------------------
@@ -142,23 +142,23 @@ def test_faces():
     assert all(row.unit == "images/s" and row.rate > 0 for row in outcome.rows)
 
 
-def test_pixels_are_judged_by_the_numbers_they_stand_for():
+def test_pixels_are_checked_by_the_values_they_stand_for():
     net, x = faces_work.network(**FACES), rows(4, 7)
     truth = faces.PixelTruth(net, x)
     right = compile(faces_work.network(pixels=True, **FACES), "cpu")(x)
     assert truth.verify(right).is_right
-    for place in ((0, 0, 0, 0), (3, 7, 2, 1)):
+    for index in ((0, 0, 0, 0), (3, 7, 2, 1)):
         wrong = right.copy()
-        wrong[place] += 1 if wrong[place] < 255 else -1
+        wrong[index] += 1 if wrong[index] < 255 else -1
         assert not truth.verify(wrong).is_right
-        assert truth.verify(wrong[: place[0]]).is_right
+        assert truth.verify(wrong[: index[0]]).is_right
     exact = (truth.y + 1) / 2 * 255
     near = np.unravel_index(np.argmin(np.abs(exact - np.round(exact))), exact.shape)
-    truth.y[near] = np.round(exact[near]) / 255 * 2 - 1 + truth.allowed / 4  # right at a step, both sides will do
+    truth.y[near] = np.round(exact[near]) / 255 * 2 - 1 + truth.allowed / 4  # exactly at a step, both bytes are right
     for value in (np.round(exact[near]), np.round(exact[near]) - 1):
-        beside = right.copy()
-        beside[near] = value
-        assert truth.verify(beside).is_right
+        other = right.copy()
+        other[near] = value
+        assert truth.verify(other).is_right
     assert not truth.verify(right.astype(np.float32)).is_right
     assert not truth.verify(right[:, :-1]).is_right
     assert truth.verify(right[:2]).is_right
@@ -194,8 +194,8 @@ def test_imported():
     cases = [f"{model.name}, {rows}" for model in small_models() for rows in ("1 row", "70 rows")]
     assert list(dict.fromkeys(row.case for row in outcome.rows)) == cases
     eager = [row for row in outcome.rows if row.engine == "torch eager"]
-    assert all(("channels" in row.setting) == row.case.startswith("convs") for row in eager)
-    assert all(("judged on 64 rows" in row.setting) == ("70 rows" in row.case) for row in outcome.rows)
+    assert all(("NHWC" in row.setting or "NCHW" in row.setting) == row.case.startswith("convs") for row in eager)
+    assert all(("checked on 64 rows" in row.setting) == ("70 rows" in row.case) for row in outcome.rows)
     other = imported.cases(Options(), small_models()[:1])
     assert [(case.case, case.engine) for case in other] == [
         (f"MLP, {B}", "onchip") for B in ("1 row", "32 rows", "256 rows")
@@ -203,21 +203,21 @@ def test_imported():
 
 
 def test_torch_exports_its_own_encoder(tmp_path):
-    """Which it runs as one operator that ONNX does not have."""
+    """torch runs it as one operator, which ONNX lacks."""
     torch = pytest.importorskip("torch")
     onnxruntime = pytest.importorskip("onnxruntime")
     from onchip.bench.peers.frameworks.torch_models import Model, ids
     from onchip.bench.peers.frameworks.torch_sequences import TextTransformer
 
     model = Model("encoder", lambda: TextTransformer(11, 4, 8, 2, 3), (ids(4, 11),))
-    what = imported.subject(torch, model)
+    subject = imported.subject(torch, model)
     with peers.explained("the export"):
-        what.write_onnx(tmp_path / "encoder.onnx")
+        subject.write_onnx(tmp_path / "encoder.onnx")
     assert torch.backends.mha.get_fastpath_enabled()
     session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
     (x,) = model.inputs(5)
     (y,) = session.run(None, {"x": x})
-    np.testing.assert_allclose(y, reference.forward(what.net, x), atol=1e-5)
+    np.testing.assert_allclose(y, reference.forward(subject.net, x), atol=1e-5)
 
 
 def test_imported_on_a_gpu():
@@ -226,13 +226,13 @@ def test_imported_on_a_gpu():
     assert [(job.case, job.precision) for job in jobs[:4]] == [
         ("MLP, 1 row", "fp32"), ("MLP, 1 row", "fp16"), ("MLP, 70 rows", "fp32"), ("MLP, 70 rows", "fp16"),
     ]  # fmt: skip
-    dtypes = [job.given_dtypes for job in jobs[:2] + jobs[8:10] + jobs[-2:]]
+    dtypes = [job.input_dtypes for job in jobs[:2] + jobs[8:10] + jobs[-2:]]
     assert dtypes == [["float32"], ["float16"], ["int64"], ["int64"], ["int64", "float32"], ["int64", "float16"]]
     assert [job.verified for job in jobs[::4]] == [64, 16, 64, 64, 64]
 
 
 def test_imported_on_a_gpu_with_peers(monkeypatch):
-    """The whole way on torch's CPU: ours is the reference, JAX is made of NumPy, nothing is compiled."""
+    """End to end on torch's CPU: onchip is the reference, JAX a NumPy stand-in, nothing is compiled."""
     torch = pytest.importorskip("torch")
 
     def compile_ours(net, device, precision, batch_hint, io):
@@ -250,11 +250,11 @@ def test_imported_on_a_gpu_with_peers(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
     monkeypatch.setitem(sys.modules, "jax.dlpack", types.SimpleNamespace(from_dlpack=lambda x: x.numpy()))
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
-    said, models = [], [model for model in small_models() if model.name in ("convs", "LSTM", "two inputs")]
-    outcome = run_cases(imported.cases(Options(device="cuda", peers=True), models), QUICK, Reporter(said.append))
+    lines, models = [], [model for model in small_models() if model.name in ("convs", "LSTM", "two inputs")]
+    outcome = run_cases(imported.cases(Options(device="cuda", peers=True), models), QUICK, Reporter(lines.append))
     assert outcome.exit_code == 0, outcome.wrong
     assert outcome.skipped == {
-        name: f"{name} is left out below 70 rows: it takes long to compile" for name in ("torch.compile", "jax")
+        name: f"{name} is skipped below 70 rows: it takes long to compile" for name in ("torch.compile", "jax")
     }
     engines = ["onchip", "torch eager", "torch graph", "torch.compile", "jax"]
     for model in models:
@@ -262,10 +262,10 @@ def test_imported_on_a_gpu_with_peers(monkeypatch):
             rows = [row for row in outcome.rows if row.case.startswith(model.name) and row.precision == precision]
             assert [row.engine for row in rows if "70" in row.case] == engines
             assert [row.engine for row in rows if "1 row" in row.case] == engines[:3]
-    assert sum("x torch" in line or "x jax" in line for line in said) == 3 * 2 * 2
+    assert sum("x torch" in line or "x jax" in line for line in lines) == 3 * 2 * 2
 
 
-def test_the_models_are_the_same_every_time():
+def test_the_models_are_deterministic():
     torch = pytest.importorskip("torch")
     from onchip.bench.peers.frameworks.torch_models import MODELS
 
@@ -277,8 +277,8 @@ def test_the_models_are_the_same_every_time():
         assert not first.training
         weights = first.state_dict()
         assert all(torch.equal(weights[name], other) for name, other in second.state_dict().items())
-        told = [w for name, w in weights.items() if "running" in name or "bias" in name]
-        assert all(w[0] not in (0, 1) for w in told), model.name  # a forgotten one would show
+        initialised = [w for name, w in weights.items() if "running" in name or "bias" in name]
+        assert all(w[0] not in (0, 1) for w in initialised), model.name  # none has its default
         x = model.inputs(2)
         net = imported.subject(torch, model).net
         with torch.inference_mode():
@@ -326,13 +326,13 @@ def test_networks_of_the_benchmark_on_a_gpu(name):
     assert len(outcome.rows) == 4
 
 
-def test_where_torch_compile_is_left_out():
+def test_where_torch_compile_is_skipped():
     pytest.importorskip("torch")
     from onchip.bench.peers.frameworks.torch_models import MODELS
 
     assert {name for name, _ in imported.NOT_COMPILED} < {model.name for model in MODELS}
     build = object()
-    for case, precision, left_out in (
+    for case, precision, is_skipped in (
         ("autoencoder, 4096 rows", "fp32", True),
         ("autoencoder, 4096 rows", "fp16", False),
         ("FC autoencoder, 4096 rows", "fp32", False),
@@ -340,22 +340,22 @@ def test_where_torch_compile_is_left_out():
         job = GpuJob(case, None, 4096, None, precision, precision)
         peers = imported._worth_compiling(job, {"torch graph": build, "torch.compile": build})
         assert peers["torch graph"] is build
-        assert (peers["torch.compile"] is not build) == left_out
-        if left_out:
-            with pytest.raises(UnavailableError, match="left out where it lost"):
+        assert (peers["torch.compile"] is not build) == is_skipped
+        if is_skipped:
+            with pytest.raises(UnavailableError, match="slower"):
                 peers["torch.compile"](None, None)
 
 
-def test_imported_without_torch_says_what_to_install(monkeypatch):
+def test_imported_without_torch_names_what_to_install(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"torch is not installed(.|\n)*pip install 'onchip\[peers\]'"):
+    with pytest.raises(UnavailableError, match=r"pip install 'onchip\[peers\]'"):
         CASES["imported"](Options())
 
 
-# -- judging -----------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_makes_too_few_rows_is_wrong():
+def test_an_engine_that_returns_too_few_rows_is_wrong():
     from checks import random_mlp
 
     net, x = random_mlp(5, 3), rows(20, 5)

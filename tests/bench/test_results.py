@@ -40,7 +40,7 @@ ROW_KEYS = ["workload", "case", "engine", "precision", "median_ms", "p20_ms", "p
             "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std", "extra"]  # fmt: skip
 
 
-def test_the_file_has_the_promised_keys(tmp_path):
+def test_the_file_has_the_documented_keys(tmp_path):
     path = result_path(tmp_path, "cpu-x-2", "decode")
     write_results(RESULTS, path)
     assert path == tmp_path / "cpu-x-2" / "decode.json"
@@ -65,13 +65,13 @@ def test_written_and_read_is_the_same(tmp_path):
     assert read_results(path) == known
 
 
-def test_what_else_is_known_stands_in_the_row():
+def test_extra_properties_are_in_the_row():
     row = make_row("decode", "1 row", "ladder:a", None, Verdict(0.0, 1e-6), work=1, extra={"registers": 64})
     assert row.extra == {"registers": 64}
     assert make_row("decode", "1 row", "ladder:a", None, Verdict(0.0, 1e-6), work=1).extra == {}
 
 
-def test_samples_stand_on_one_line():
+def test_samples_are_on_one_line():
     text = to_json(RESULTS.to_dict())
     assert '"samples_ms": [2.0, 1.9],' in text
     assert '"samples_ms": [],' in text
@@ -93,7 +93,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         write_results(RESULTS, tmp_path / "file" / "cpu" / "a.json")
@@ -106,12 +106,12 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_garbage_is_a_format_error(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match="no result file"):
+    with pytest.raises(FormatError, match="not a result file"):
         read_results(path)
 
 
 @pytest.mark.parametrize("name", ["median_ms", "score_std"])
-def test_a_number_that_is_none(tmp_path, name):
+def test_a_value_that_is_not_a_number(tmp_path, name):
     path = tmp_path / "a.json"
     row = {**dataclasses.asdict(ROW), name: "fast"}
     path.write_text(json.dumps({**RESULTS.to_dict(), "rows": [row]}))
@@ -119,7 +119,7 @@ def test_a_number_that_is_none(tmp_path, name):
         read_results(path)
 
 
-def test_best_peer_is_of_the_same_job_and_measured_here():
+def test_best_peer_is_of_the_same_job_and_file():
     others = [
         dataclasses.replace(PEER, engine="report", median_ms=0.1),
         dataclasses.replace(PEER, engine="ladder:numpy", median_ms=0.1),
@@ -132,7 +132,7 @@ def test_best_peer_is_of_the_same_job_and_measured_here():
     assert best_peer([ROW, WRONG], ROW) is None
 
 
-def test_shown_numbers():
+def test_shown_values():
     assert show_floor(ROW, 3.0) == "50%"
     assert show_floor(dataclasses.replace(ROW, floor_ms=0.004), 3.0) == "launch"
     assert show_rate(ROW) == "6.4 M"
@@ -155,7 +155,7 @@ def test_tables(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_precisions_of_a_case_are_jobs_of_their_own(capsys):
+def test_precisions_of_a_case_are_separate_jobs(capsys):
     half = dataclasses.replace(ROW, precision="fp16", median_ms=0.5)
     half_peer = dataclasses.replace(PEER, precision="fp16", median_ms=2.0)
     assert [job_title(row) for row in (ROW, half)] == ["decode, 12800 rows", "decode, 12800 rows, fp16"]
@@ -168,10 +168,10 @@ def test_precisions_of_a_case_are_jobs_of_their_own(capsys):
     assert text.count("decode, 12800 rows, fp16\n") + text.count("decode, 12800 rows, fp16 ") == 2
 
 
-def test_the_summary_has_a_line_for_each_of_ours(capsys):
+def test_the_summary_has_a_line_per_onchip_engine(capsys):
     half = dataclasses.replace(ROW, engine="onchip, fp16 tables", median_ms=1.0)
-    alone = dataclasses.replace(ROW, case="7 rows")
-    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, half, PEER, WRONG, alone))))
+    without_peer = dataclasses.replace(ROW, case="7 rows")
+    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, half, PEER, WRONG, without_peer))))
     _, summary = capsys.readouterr().out.split("against the best peer")
     lines = [" ".join(line.split()) for line in summary.splitlines() if line.strip().startswith("decode")]
     assert lines == [
@@ -179,11 +179,11 @@ def test_the_summary_has_a_line_for_each_of_ours(capsys):
         "decode, 12800 rows, fp16 tables 1.000 5.000 5.00x torch eager",
         "decode, 7 rows 2.000 - - -",
     ]
-    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, alone))))
+    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, without_peer))))
     assert "against the best peer" not in capsys.readouterr().out
 
 
-# -- where a number was made -------------------------------------------------------------------------------
+# -- the origin of a result --------------------------------------------------------------------------------
 
 
 def test_slugs():
@@ -206,20 +206,20 @@ def test_versions_and_machine():
 
 
 def test_commit_outside_a_checkout(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_git", lambda *_: None)
+    monkeypatch.setattr(machine, "git", lambda *_: None)
     assert machine.commit().endswith("(installed)")
-    monkeypatch.setattr(machine, "_git", lambda *_: str(tmp_path))  # somebody else's repository
+    monkeypatch.setattr(machine, "git", lambda *_: str(tmp_path))  # another repository
     assert machine.commit().endswith("(installed)")
 
 
 def _checkout(monkeypatch, head, changed=""):
     top = str(Path(machine.__file__).parents[4])
     answers = {"--show-toplevel": top, "HEAD": head, ":!benchmarks/results": changed}
-    monkeypatch.setattr(machine, "_git", lambda folder, *arguments: answers[arguments[-1]])
+    monkeypatch.setattr(machine, "git", lambda folder, *arguments: answers[arguments[-1]])
 
 
-def test_a_copy_without_git_is_told_its_commit(monkeypatch):
-    monkeypatch.setattr(machine, "_git", lambda *_: None)
+def test_a_copy_without_git_gets_its_commit_by_an_option(monkeypatch):
+    monkeypatch.setattr(machine, "git", lambda *_: None)
     assert machine.commit("a1" * 20) == "a1" * 20
     for bad in ("", "a1", "a1" * 19, "A1" * 20, "a1" * 20 + "+dirty", "a1" * 20 + "\n"):
         with pytest.raises(InputError, match="bad commit") as refused:
@@ -227,16 +227,16 @@ def test_a_copy_without_git_is_told_its_commit(monkeypatch):
         assert refused.value.exit_code == 2
 
 
-def test_a_checkouts_commit_is_gits_own(monkeypatch):
+def test_a_checkouts_commit_is_gits(monkeypatch):
     _checkout(monkeypatch, "a1" * 20)
     assert machine.commit() == machine.commit("a1" * 20) == "a1" * 20
-    with pytest.raises(InputError, match="not what this checkout is") as refused:
+    with pytest.raises(InputError, match="differs from this checkout") as refused:
         machine.commit("b2" * 20)
     assert refused.value.exit_code == 2
     _checkout(monkeypatch, "a1" * 20, changed=" M src/onchip/files.py")
     assert machine.commit() == "a1" * 20 + "+dirty"
-    with pytest.raises(InputError, match="not what this checkout is"):
-        machine.commit("a1" * 20)  # its files are others
+    with pytest.raises(InputError, match="differs from this checkout"):
+        machine.commit("a1" * 20)  # files differ
 
 
 def test_short_commits():
@@ -247,6 +247,6 @@ def test_short_commits():
 
 @pytest.mark.parametrize("out", ["--out|/a b/c|--rows|7", "--out=/a b/c|--rows|7", "--rows|7|--out|y", "--rows|7",
                                  "--commit|a1|--rows|7", "--rows|7|--commit=a1|--out=y"])  # fmt: skip
-def test_a_command_does_not_tell_where_its_results_went(monkeypatch, out):
+def test_a_command_omits_its_output_folder(monkeypatch, out):
     monkeypatch.setattr("sys.argv", ["/x/onchip", "bench", *out.split("|")])
     assert machine.command_line() == "onchip bench --rows 7"

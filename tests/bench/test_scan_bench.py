@@ -1,4 +1,4 @@
-"""The scan benchmark: its judge, its cases on the CPU, those of a GPU on a stage of NumPy arrays."""
+"""The scan benchmark: its reference check, its cases on the CPU, those of a GPU on a stage of NumPy arrays."""
 
 import json
 
@@ -8,8 +8,8 @@ import pytest
 from numpy_stage import NumpyStage
 from onchip.bench import CASES, command
 from onchip.bench.cases import scan, scan_truth
-from onchip.bench.cases.scan import GPU_PEERS, ScanJob, calls_of, numbers
-from onchip.bench.cases.scan_truth import SampledScanTruth, naive_sums_at, pairwise_sums, sums_at, verified_positions
+from onchip.bench.cases.scan import GPU_PEERS, ScanJob, calls_of, inputs
+from onchip.bench.cases.scan_truth import SampledScanTruth, naive_sums_at, pairwise_sums, sums_at, verified_indices
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.bench.report.results import Results
@@ -23,12 +23,12 @@ QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_ru
 
 @pytest.fixture
 def short_blocks(monkeypatch):
-    """Rows of some thousand numbers are judged as those of a billion are."""
-    for name, value in {"WHOLE": 100, "BLOCK": 16, "BLOCKS": 5, "PIECE": 64}.items():
+    """Rows of some thousand elements are checked like those of a billion."""
+    for name, value in {"WHOLE": 100, "BLOCK": 16, "BLOCKS": 5, "CHUNK": 64}.items():
         monkeypatch.setattr(scan_truth, name, value)
 
 
-# -- the judge ---------------------------------------------------------------------------------------------
+# -- the check ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 64, 1000, 1001])
@@ -37,29 +37,29 @@ def test_pairwise_sums(N):
     assert np.array_equal(pairwise_sums(x), np.cumsum(x))
 
 
-def test_pairwise_sums_err_less_than_one_total():
-    x = numbers(ScanJob(1 << 18))
+def test_pairwise_sums_are_more_accurate_than_sequential_ones():
+    x = inputs(ScanJob(1 << 18))
     truth = np.cumsum(x, dtype=np.float64)
     pairwise, naive = (np.abs(way(x) - truth).max() for way in (pairwise_sums, np.cumsum))
     assert 0 < 5 * pairwise < naive
 
 
 @pytest.mark.parametrize("N", [101, 159, 160, 161, 176, 1000, 1003])
-def test_places_and_sums_of_long_rows(short_blocks, N):
-    places = verified_positions(N)
-    assert np.array_equal(places, np.unique(places))
+def test_checked_indices_and_sums_of_long_rows(short_blocks, N):
+    indices = verified_indices(N)
+    assert np.array_equal(indices, np.unique(indices))
     ends = {*range(15, N, 16), N - 1}
-    assert ends | set(range(16)) <= set(places.tolist())
-    assert len(places) < N or N < 130
+    assert ends | set(range(16)) <= set(indices.tolist())
+    assert len(indices) < N or N < 130
     x = np.random.default_rng(N).integers(-(2**31), 2**31, N, dtype=np.int32)
     for way in (np.cumsum, pairwise_sums):
-        assert np.array_equal(sums_at(places, x, "int64", way), np.cumsum(x, dtype=np.int64)[places])
+        assert np.array_equal(sums_at(indices, x, "int64", way), np.cumsum(x, dtype=np.int64)[indices])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("N", [1, 77, 1003])
-def test_what_is_right_and_what_is_wrong(short_blocks, N, dtype):
-    x = numbers(ScanJob(N, dtype))
+def test_right_and_wrong_results(short_blocks, N, dtype):
+    x = inputs(ScanJob(N, dtype))
     truth = SampledScanTruth(x)
     y = np.cumsum(x, dtype=np.float64 if dtype == "float32" else np.int32).astype(dtype)
     assert truth.verify(y).is_right
@@ -78,12 +78,12 @@ def test_what_is_right_and_what_is_wrong(short_blocks, N, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_numbers_that_nobody_wrote_are_found_wherever_they_are(short_blocks, dtype):
+def test_unwritten_elements_are_found_anywhere(short_blocks, dtype):
     N = 100_003
-    x = numbers(ScanJob(N, dtype))
+    x = inputs(ScanJob(N, dtype))
     truth = SampledScanTruth(x)
-    assert truth.note == f"judged on {len(truth.places)} sums"
-    between = np.setdiff1d(np.arange(N), truth.places)
+    assert truth.note == f"checked on {len(truth.indices)} sums"
+    between = np.setdiff1d(np.arange(N), truth.indices)
     y = np.cumsum(x, dtype=x.dtype)
     assert truth.verify(y, peer=True).is_right
     y[between[1000:1017]] = -1 if dtype == "int32" else np.nan
@@ -91,26 +91,26 @@ def test_numbers_that_nobody_wrote_are_found_wherever_they_are(short_blocks, dty
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_peer_may_add_number_by_number(short_blocks, monkeypatch, whole):
-    x = numbers(ScanJob((1 << 19) + 7))
+def test_a_peer_may_add_sequentially(short_blocks, monkeypatch, whole):
+    x = inputs(ScanJob((1 << 19) + 7))
     if whole:
         monkeypatch.setattr(scan_truth, "WHOLE", len(x))
     truth = SampledScanTruth(x)
     naive = np.cumsum(x)
-    assert naive_sums_at(truth.places, x).tobytes() == naive[truth.places].tobytes()
+    assert naive_sums_at(truth.indices, x).tobytes() == naive[truth.indices].tobytes()
     assert truth.allowed_peer == pytest.approx(20 * truth.verify(naive).error, rel=0.1)
     assert not truth.verify(naive).is_right
     assert truth.verify(naive, peer=True).is_right
     assert truth.verify(pairwise_sums(x)).is_right
 
 
-def test_numbers_are_the_same_for_everyone(monkeypatch):
-    monkeypatch.setattr(scan, "PIECE", 10)
+def test_inputs_do_not_depend_on_the_length(monkeypatch):
+    monkeypatch.setattr(scan, "CHUNK", 10)
     for dtype in ("float32", "int32"):
-        some, more = numbers(ScanJob(20, dtype)), numbers(ScanJob(33, dtype))
+        some, more = inputs(ScanJob(20, dtype)), inputs(ScanJob(33, dtype))
         assert (more.dtype, len(np.unique(more))) == (dtype, 33)
         assert np.array_equal(some, more[:20])
-    assert np.abs(numbers(ScanJob(1000, "int32")).astype(float)).max() > 2**30
+    assert np.abs(inputs(ScanJob(1000, "int32")).astype(float)).max() > 2**30
 
 
 # -- cases -------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_on_the_cpu_with_peers():
 
 @pytest.mark.parametrize("wrong", ["lazy", "off"])
 def test_a_wrong_engine_gets_no_time(monkeypatch, wrong):
-    def scan_into(x, y, how, device, threads):
+    def scan_into(x, y, op, device, threads):
         y[:-1] = np.cumsum(x, dtype=np.float64 if y.dtype == "float32" else np.int32)[:-1]
         if wrong == "off":
             y[-1] = x[-1]
@@ -157,7 +157,7 @@ def test_a_wrong_engine_gets_no_time(monkeypatch, wrong):
 
 
 class Stage(NumpyStage):
-    """A copy takes half the time of anything else, and so does a graph."""
+    """A copy takes half the time of other work, and a graph half the time of calls."""
 
     def __init__(self, index=0):
         super().__init__(index)
@@ -187,7 +187,7 @@ def test_fewer_calls_of_long_rows():
     assert [calls_of(N) for N in (7, 1 << 20, 1 << 24, 1 << 26, 1 << 28, 1 << 30, 1 << 33)] == [20, 20, 20, 16, 4, 4, 4]
 
 
-def test_ours_on_a_gpu(fake_gpu, tmp_path):
+def test_onchip_on_a_gpu(fake_gpu, tmp_path):
     written, exit_code = command.run_benchmarks(["scan"], Options(device="cuda:0", rows=(5003,)), tmp_path, pace=QUICK)
     assert exit_code == 0
     ((name, results),) = written.items()
@@ -200,17 +200,17 @@ def test_ours_on_a_gpu(fake_gpu, tmp_path):
         assert 20 * row["median_ms"] == 1.0
         assert row["floor_ms"] == pytest.approx(2 * 4 * 5003 / H200.peak.cache_bandwidth * 1e3)
         assert row["setting"].startswith("graph of 20 calls, random")
-        assert "a copy on the GPU, measured beside it: 0.02500 ms" in row["setting"]
+        assert "0.02500 ms" in row["setting"]
     assert table_line(results).startswith("| 5003 numbers | 0.05000 ms | - | - | 0% |")
 
 
 def table_line(results):
-    """Of the README, with a machine whose launches cost nothing."""
+    """A line of the README table, for a machine whose launches cost nothing."""
     return markdown([Results({**results.machine, "launch_us": 0.0}, {}, "", "", "", results.rows)]).splitlines()[6]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_what_a_gpu_leaves_unwritten_is_wrong(fake_gpu, monkeypatch, dtype):
+def test_unwritten_elements_on_a_gpu_are_wrong(fake_gpu, monkeypatch, dtype):
     def lazy(x, out):
         out[:-1] = np.cumsum(x, dtype=np.float64 if dtype == "float32" else np.int32)[:-1]
 
@@ -220,11 +220,11 @@ def test_what_a_gpu_leaves_unwritten_is_wrong(fake_gpu, monkeypatch, dtype):
 
 
 def test_one_jobs_arrays_at_a_time(fake_gpu, monkeypatch):
-    given = []
-    monkeypatch.setattr(scan, "give_gpu", lambda job, index, give=scan.give_gpu: given.append(job) or give(job, index))
+    loaded, load = [], scan.load_gpu_job
+    monkeypatch.setattr(scan, "load_gpu_job", lambda job, index: loaded.append(job) or load(job, index))
     jobs = (ScanJob(7), ScanJob(9, "int32"))
     outcome = run_cases(scan.gpu_cases(jobs, Options(device="cuda", peers=True)), QUICK)
-    assert tuple(given) == jobs
+    assert tuple(loaded) == jobs
     assert [row.engine for row in outcome.rows] == ["onchip", "onchip"]
     assert set(outcome.skipped) == set(GPU_PEERS)
     assert "is not installed" in outcome.skipped["cupy"]
@@ -234,9 +234,9 @@ def test_torch_keeps_the_dtype():
     torch = pytest.importorskip("torch")
     stage = type("Stage", (), {"torch": torch})
     for dtype in ("float32", "int32"):
-        x = torch.from_numpy(numbers(ScanJob(1001, dtype)))
+        x = torch.from_numpy(inputs(ScanJob(1001, dtype)))
         y = torch.empty_like(x)
-        task = scan.GpuGiven(ScanJob(1001, dtype), None, x, y, SampledScanTruth(x.numpy()), 1.0)
+        task = scan.LoadedGpuJob(ScanJob(1001, dtype), None, x, y, SampledScanTruth(x.numpy()), 1.0)
         assert GPU_PEERS["torch"](task, stage).call() is y
         assert task.truth.verify(y.numpy(), peer=True).is_right
 

@@ -1,4 +1,4 @@
-"""The Triton kernel without Triton: its body run in Python, on a stand-in for triton.language made of NumPy."""
+"""The Triton kernel without Triton: its body runs in Python, on a NumPy stand-in for triton.language."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ class Pointer:
 
 
 class Value(np.ndarray):
-    """What Triton calls a tensor."""
+    """A Triton tensor."""
 
     def to(self, dtype):
         return self.astype(dtype)
@@ -44,7 +44,7 @@ class Tile(int):
 def load(pointer, mask=None, other=None):
     inside = np.broadcast_to(True if mask is None else mask, np.shape(pointer.offsets))
     assert inside.any()
-    assert pointer.offsets[inside].max() < pointer.array.size  # a masked place is not touched
+    assert pointer.offsets[inside].max() < pointer.array.size  # masked elements are not read
     read = np.where(inside, pointer.array[np.where(inside, pointer.offsets, 0)], 0 if other is None else other)
     return read.astype(pointer.array.dtype).view(Value)
 
@@ -56,18 +56,18 @@ def store(pointer, values, mask):
 def dot(a, b, acc=None, input_precision=None):
     assert min(*a.shape, *b.shape) >= 16
     assert a.dtype == b.dtype
-    product = (a.astype(np.float32) @ b.astype(np.float32)).view(Value)
-    return product if acc is None else acc + product
+    y = (a.astype(np.float32) @ b.astype(np.float32)).view(Value)
+    return y if acc is None else acc + y
 
 
 @pytest.fixture
 def triton_mlp(monkeypatch):
-    place = types.SimpleNamespace(program=0, programs=1)
+    grid = types.SimpleNamespace(program=0, programs=1)
     language = types.ModuleType("triton.language")
     language.__dict__.update(
         constexpr=int, int64=np.int64, load=load, store=store, dot=dot, cdiv=lambda a, b: -(-a // b),
         arange=lambda a, b: np.arange(a, b), maximum=np.maximum, static_range=range,
-        program_id=lambda axis: place.program, num_programs=lambda axis: place.programs,
+        program_id=lambda axis: grid.program, num_programs=lambda axis: grid.programs,
     )  # fmt: skip
 
     class Kernel:
@@ -75,12 +75,12 @@ def triton_mlp(monkeypatch):
             self.body = body
             body.__globals__["range"] = lambda *bounds: map(Tile, __builtins__["range"](*bounds))
 
-        def __getitem__(self, grid):
+        def __getitem__(self, size):
             def launch(x, w, b, y, B, num_warps, num_stages, **constants):
-                (place.programs,) = grid
+                (grid.programs,) = size
                 flat = [Pointer(t.numpy().reshape(-1)) for t in (x, w, b, y)]
-                for program in range(place.programs):
-                    place.program = program
+                for program in range(grid.programs):
+                    grid.program = program
                     self.body(*flat, B, **constants)
 
             return launch
@@ -93,7 +93,7 @@ def triton_mlp(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "triton.language", language)
     monkeypatch.delitem(sys.modules, "onchip.bench.peers.frameworks.triton_mlp", raising=False)
-    monkeypatch.setattr(onchip.bench, "triton_mlp", None, raising=False)  # the import sets it; so it is put back
+    monkeypatch.setattr(onchip.bench, "triton_mlp", None, raising=False)  # set by the import; monkeypatch restores it
     units = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: units)
     yield importlib.import_module("onchip.bench.peers.frameworks.triton_mlp")
@@ -116,7 +116,7 @@ def test_the_kernel_runs_the_network(triton_mlp, widths, split):
             np.testing.assert_allclose(y.numpy(), reference.forward(net, x), rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_between_float_rows(triton_mlp):
+def test_half_precision_with_float_rows(triton_mlp):
     net, x = random_mlp(9, 12, 12, 5), rows(33, 9)
     fused = triton_mlp.TritonMlp(dense_layers(net), torch.float16, "cpu", True)
     y = torch.zeros(33, 5)
@@ -125,33 +125,33 @@ def test_half_precision_between_float_rows(triton_mlp):
     assert 1e-5 < error < 2e-2
 
 
-def test_how_columns_are_padded(triton_mlp):
+def test_column_padding(triton_mlp):
     assert [triton_mlp.padded(width) for width in (1, 16, 17, 64, 200)] == [16, 16, 32, 64, 256]
-    parts = {72: (64, 16), 48: (32, 16), 128: (128, 0), 10: (16, 0), 100: (64, 64), 17: (16, 16)}
-    assert {width: triton_mlp.two_parts(width) for width in parts} == parts
+    splits = {72: (64, 16), 48: (32, 16), 128: (128, 0), 10: (16, 0), 100: (64, 64), 17: (16, 16)}
+    assert {width: triton_mlp.split_width(width) for width in splits} == splits
 
 
-def test_networks_that_the_kernel_is_not_for(triton_mlp):
-    for net, said in (
+def test_networks_that_the_kernel_refuses(triton_mlp):
+    for net, message in (
         (random_mlp(9, 12, 13, 5), "one width"),
         (random_mlp(9, 5), "one width"),
-        (random_mlp(9, 12, 5, output="ReLU"), "nothing behind the last"),
+        (random_mlp(9, 12, 5, output="ReLU"), "after the last"),
     ):
-        with pytest.raises(UnavailableError, match=said):
+        with pytest.raises(UnavailableError, match=message):
             triton_mlp.TritonMlp(dense_layers(net), torch.float16, "cpu", True)
 
 
-def test_choices_go_with_the_rows_and_the_network(triton_mlp):
+def test_choices_depend_on_the_rows_and_the_network(triton_mlp):
     def fused(*widths):
         return triton_mlp.TritonMlp(dense_layers(random_mlp(*widths)), torch.float16, "cpu", True)
 
     small, wide, deep = fused(72, 64, 64, 4), fused(48, 128, 3), fused(48, 64, 64, 64, 3)
     assert max(choice.TILE for choice in triton_mlp.choices(7, small)) == 64
-    assert str(next(triton_mlp.choices(1_000, small))) == "16 rows a tile, 4 warps"
+    assert str(next(triton_mlp.choices(1_000, small))) == "16 rows per tile, 4 warps"
     assert any(choice.programs for choice in triton_mlp.choices(1 << 21, small))
     for net in (wide, deep):
         for B in (7, 1 << 21):
-            assert max(choice.TILE for choice in triton_mlp.choices(B, net)) == 32  # by single warps
+            assert max(choice.TILE for choice in triton_mlp.choices(B, net)) == 32  # mma, not wgmma
 
 
 # -- the search --------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_settings_around_the_best(triton_mlp):
 
 
 def peer_of(triton_mlp, monkeypatch, ms, broken=()):
-    """The Triton peer where a setting takes as long as `ms` says, and some do not work; also which were tried."""
+    """The Triton peer, whose settings take ms(choice), except broken ones; and the list of tried settings."""
     run, tried = triton_mlp.TritonMlp.__call__, []
 
     def call(self, x, y, choice, precision):
@@ -181,7 +181,7 @@ def peer_of(triton_mlp, monkeypatch, ms, broken=()):
 
     class Stage(CpuTorchStage):
         def ms(self, work):
-            call = work.args[0]  # of a recorded call: net, x, y, choice, precision
+            call = work.args[0]  # a captured call: net, x, y, choice, precision
             return ms(call.args[2])
 
     monkeypatch.setattr(triton_mlp.TritonMlp, "__call__", call)
@@ -191,59 +191,56 @@ def peer_of(triton_mlp, monkeypatch, ms, broken=()):
     return lambda task: peer(task, Stage()), tried
 
 
-def test_the_search_ends_at_the_best_setting(triton_mlp, monkeypatch):
+def test_the_search_finds_the_best_setting(triton_mlp, monkeypatch):
     Choice = triton_mlp.Choice
-    best = Choice(64, 4, 3, 4, True)  # not among the first, but near one of them
+    best = Choice(64, 4, 3, 4, True)  # not among the first, but a neighbour of one
     near = Choice(64, 4, 2, 4, True)
     run, tried = peer_of(triton_mlp, monkeypatch, lambda choice: {best: 1.0, near: 2.0}.get(choice, 3.0))
     net, x = random_mlp(72, 64, 64, 4), torch.from_numpy(rows(33, 72))
-    made = run(gpu_peers.GpuTask(net, "fp32", "float32", x))
-    names = list(made)
-    assert (
-        names[0]
-        == "64 rows a tile, 4 warps, 4 programs a multiprocessor, 3 stages, weights kept, 64+16 columns, 3xTF32"
-    )
+    variants = run(gpu_peers.GpuTask(net, "fp32", "float32", x))
+    names = list(variants)
+    assert names[0] == "64 rows per tile, 4 warps, 4 programs per SM, 3 stages, resident weights, 64+16 columns, 3xTF32"
     assert "64+16" not in names[1]
     assert {precision for _, _, precision in tried} == {"tf32x3", "ieee"}
     assert len({(choice, split) for choice, split, _ in tried}) < 22
-    for forward in made.values():
+    for forward in variants.values():
         np.testing.assert_allclose(forward.call().numpy(), reference.forward(net, x.numpy()), rtol=1e-4, atol=1e-4)
     tried.clear()
-    again = run(gpu_peers.GpuTask(net, "tf32", "float32", x))  # of the same kind: the best of before
+    again = run(gpu_peers.GpuTask(net, "tf32", "float32", x))  # of the same kind: reuses the ranking
     assert next(iter(again)).startswith(str(best))
     assert len({choice for choice, _, _ in tried}) == 4
 
 
-def test_settings_that_fail_or_are_wrong_are_left_out(triton_mlp, monkeypatch):
+def test_settings_that_fail_or_are_wrong_are_skipped(triton_mlp, monkeypatch):
     def fail(y):
         raise RuntimeError("out of resource: shared memory\nlong trace")
 
-    first, second = triton_mlp.BY_GROUPS[:2]
+    first, second = triton_mlp.WGMMA[:2]
     broken = {first: lambda y: y.zero_(), second: fail}
     run, _ = peer_of(triton_mlp, monkeypatch, lambda choice: float(choice is not first), broken)
     net, x = random_mlp(72, 64, 64, 4), torch.from_numpy(rows(33, 72))
-    made = run(gpu_peers.GpuTask(net, "tf32", "float32", x))
-    assert made
-    assert not any(name.startswith((f"{first}, 64", f"{second}, 64")) for name in made)
-    monkeypatch.setattr(triton_mlp, "BY_GROUPS", (second,))
-    with pytest.raises(UnavailableError, match=r"triton does not work here: out of resource: shared memory$"):
+    variants = run(gpu_peers.GpuTask(net, "tf32", "float32", x))
+    assert variants
+    assert not any(name.startswith((f"{first}, 64", f"{second}, 64")) for name in variants)
+    monkeypatch.setattr(triton_mlp, "WGMMA", (second,))
+    with pytest.raises(UnavailableError, match=r"triton .*: out of resource: shared memory$"):
         run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "fp32", "float32", x))
 
 
-def test_a_search_without_time_takes_the_first(triton_mlp, monkeypatch):
+def test_a_search_without_time_uses_the_first_setting(triton_mlp, monkeypatch):
     monkeypatch.setattr("onchip.bench.peers.triton_search.TUNE_S", 0.0)
     run, tried = peer_of(triton_mlp, monkeypatch, lambda choice: 1.0)
-    made = run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "tf32", "float32", torch.from_numpy(rows(33, 72))))
-    assert len(made) == 1
-    assert {choice for choice, _, _ in tried} == {triton_mlp.BY_GROUPS[0]}
+    variants = run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "tf32", "float32", torch.from_numpy(rows(33, 72))))
+    assert len(variants) == 1
+    assert {choice for choice, _, _ in tried} == {triton_mlp.WGMMA[0]}
 
 
 def test_few_rows_try_every_small_tile(triton_mlp, monkeypatch):
     run, _ = peer_of(triton_mlp, monkeypatch, lambda choice: float(choice.TILE))
-    made = run(gpu_peers.GpuTask(random_mlp(17, 33, 33, 33, 5), "tf32", "float32", torch.from_numpy(rows(1, 17))))
-    assert [name.partition(",")[0] for name in made] == [
-        "16 rows a tile",
-        "16 rows a tile",
-        "32 rows a tile",
-        "32 rows a tile",
+    variants = run(gpu_peers.GpuTask(random_mlp(17, 33, 33, 33, 5), "tf32", "float32", torch.from_numpy(rows(1, 17))))
+    assert [name.partition(",")[0] for name in variants] == [
+        "16 rows per tile",
+        "16 rows per tile",
+        "32 rows per tile",
+        "32 rows per tile",
     ]

@@ -35,7 +35,7 @@ def test_it_is_cleared_and_other_files_stay(cli, filled):
     assert cli("cache", "--clear").out.startswith("removed 0 files")
 
 
-def test_a_link_in_its_place_is_not_followed(cli, filled, tmp_path):
+def test_a_link_is_not_followed(cli, filled, tmp_path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "precious").touch()
     (filled / "cubin").symlink_to(tmp_path / "else")
@@ -43,7 +43,7 @@ def test_a_link_in_its_place_is_not_followed(cli, filled, tmp_path):
     assert (tmp_path / "else" / "precious").exists()
 
 
-def test_where_there_is_none_nothing_is_made(cli, tmp_path, monkeypatch):
+def test_a_missing_cache_is_not_created(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "none"))
     assert cli("cache").code == 0
     assert not (tmp_path / "none").exists()

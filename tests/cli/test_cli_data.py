@@ -1,4 +1,4 @@
-"""onchip data: files whole, by their checksums, from a folder or a server; what was cut short goes on."""
+"""onchip data: complete, verified files from a folder or a server; interrupted downloads are resumed."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ FILES = tuple(DataFile(name, len(text), hashlib.sha256(text).hexdigest()) for na
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Gives CONTENT, or what a test puts in its place; begins in the middle where it is asked to, if it can."""
+    """Serves CONTENT, or what a test substitutes; supports ranges if can_resume."""
 
     content, requested, can_resume = dict(CONTENT), [], True
 
@@ -53,7 +53,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the files go; nothing is asked of the real places."""
+    """The target folder; the real sources are not contacted."""
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(download.DATA_SETS, "mnist", DataSet("mnist", FILES, ("http://127.0.0.1:9/nobody",)))
     return tmp_path / "data" / "mnist"
@@ -63,10 +63,10 @@ def kept(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_files_come_from_a_server_and_are_not_asked_for_twice(cli, server, folder):
+def test_files_are_downloaded_once(cli, server, folder):
     ran = cli("data", "MNIST", "--from", server)
     assert (ran.code, ran.out) == (0, ""), ran.err
-    assert ran.err == f"{folder}: 2 files fetched and checked\n"
+    assert ran.err == f"{folder}: 2 files downloaded and verified\n"
     assert kept(folder) == CONTENT
     requested = list(Server.requested)
     told = json.loads(cli("data", "mnist", "--from", server, "--json").out)
@@ -74,9 +74,9 @@ def test_the_files_come_from_a_server_and_are_not_asked_for_twice(cli, server, f
 
 
 @pytest.mark.parametrize("can_resume", [True, False])
-def test_a_fetch_goes_on_where_it_stopped(cli, server, folder, monkeypatch, can_resume):
+def test_a_download_is_resumed(cli, server, folder, monkeypatch, can_resume):
     monkeypatch.setattr(Server, "can_resume", can_resume)
-    Server.content["images.gz"] = CONTENT["images.gz"][:70_000]  # it breaks off
+    Server.content["images.gz"] = CONTENT["images.gz"][:70_000]  # truncated
     ran = cli("data", "mnist", "--from", server)
     assert ran.code == 2
     assert "it ends after 70,000 B" in ran.err
@@ -91,7 +91,7 @@ def test_wrong_bytes_are_refused_and_do_not_stay(cli, server, folder):
     Server.content["labels.gz"] = b"012345678X"
     ran = cli("data", "mnist", "--from", server)
     assert ran.code == 2
-    assert "the bytes are not those that were published" in ran.err
+    assert "the checksum differs from the published one" in ran.err
     assert set(kept(folder)) == {"images.gz"}
 
 
@@ -106,11 +106,11 @@ def test_from_a_folder_to_another(cli, folder, tmp_path):
     assert f"export ONCHIP_DATA={tmp_path / 'here'}" in ran.err
 
 
-def test_nobody_there_and_names_that_are_none(cli, folder):
+def test_no_server_and_unknown_names(cli, folder):
     ran = cli("data", "mnist")
     assert ran.code == 2
     assert "127.0.0.1:9/nobody" in ran.err
-    assert "try:      the same command again" in ran.err
+    assert "try:      repeat the command" in ran.err
     assert "try:      mnist" in cli("data", "mnsit").err.replace("did you mean ", "").replace("?", "")
 
 
@@ -121,7 +121,7 @@ def test_the_published_files_are_those_that_digits_reads():
     assert [file.name for file in download.MNIST.files] == [f"{name}.gz" for name in names]
 
 
-def test_what_is_no_file_of_ones_own_is_not_written(cli, server, folder, plant):
+def test_only_regular_files_of_the_user_are_written(cli, server, folder, plant):
     folder.mkdir(parents=True)
     is_intact = plant(folder / "images.gz.part")
     ran = cli("data", "mnist", "--from", server)
@@ -131,7 +131,7 @@ def test_what_is_no_file_of_ones_own_is_not_written(cli, server, folder, plant):
     assert [path.name for path in folder.iterdir()] == ["images.gz.part"]
 
 
-# -- servers that lie -----------------------------------------------------------------------------------------
+# -- bad servers ----------------------------------------------------------------------------------------------
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -174,7 +174,7 @@ LIES = {
     "to itself": redirect(b"/mnist/images.gz"),
     "nowhere": b"HTTP/1.1 302 Found\r\n\r\n",
 }
-# What is sent first, and then for ever.
+# Sent first, then repeated forever.
 ENDLESS = {
     "silence": (b"", b""),
     "a status, bit by bit": (b"", b"H"),
@@ -188,7 +188,7 @@ ENDLESS = {
 
 @pytest.fixture
 def liar():
-    """liar(first, then) is the address of a server that sends this to everybody, the second for ever."""
+    """liar(first, then): the address of a server that sends `first`, then `then` forever."""
     listener, is_over, threads = socket.create_server(("127.0.0.1", 0)), threading.Event(), []
 
     def call(first, then=None):
@@ -219,13 +219,13 @@ def liar():
 
 def refused(ran):
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("images.gz could not be fetched\n  got: ")
+    assert ran.err.startswith("images.gz could not be downloaded\n  got: ")
     assert "Traceback" not in ran.err
     assert "\x1b" not in ran.err
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_server_that_lies_is_refused(cli, liar, folder, monkeypatch, lie):
+def test_a_server_with_wrong_data_is_refused(cli, liar, folder, monkeypatch, lie):
     monkeypatch.setenv("no_proxy", "127.0.0.1,a..b")
     folder.mkdir(parents=True)
     source = liar(LIES[lie])
@@ -236,16 +236,16 @@ def test_a_server_that_lies_is_refused(cli, liar, folder, monkeypatch, lie):
 
 
 @pytest.mark.parametrize("lie", ENDLESS)
-def test_a_server_that_never_ends_is_given_up(cli, liar, folder, monkeypatch, lie):
+def test_a_server_that_never_ends_is_abandoned(cli, liar, folder, monkeypatch, lie):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(download, "_MIN_BYTES_S", 1e12)
+    monkeypatch.setattr(download, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(download, "MIN_BYTES_S", 1e12)
     ran = cli("data", "mnist", "--from", liar(*ENDLESS[lie]))
     refused(ran)
     assert "too slow" in ran.err or "timed out" in ran.err
 
 
-def test_after_a_server_that_lies_another_is_asked(cli, liar, server, folder, monkeypatch):
+def test_after_a_bad_server_another_is_tried(cli, liar, server, folder, monkeypatch):
     monkeypatch.setitem(
         download.DATA_SETS, "mnist", DataSet("mnist", FILES, (liar(LIES["no status"]), "http://[", server))
     )
@@ -264,7 +264,7 @@ def test_a_source_that_cannot_be_is_refused(cli, folder, tmp_path, place):
     assert ran.err.count("got:") == 1
 
 
-def test_what_came_whole_is_not_asked_for_again(cli, server, folder):
+def test_a_complete_file_is_not_downloaded_again(cli, server, folder):
     folder.mkdir(parents=True)
     (folder / "images.gz.part").write_bytes(CONTENT["images.gz"])
     assert cli("data", "mnist", "--from", server).code == 0

@@ -1,4 +1,4 @@
-"""onchip demo: the whole way, quickly, without any extra."""
+"""onchip demo: end to end, quickly, without any extra."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import backend as cpu
 from onchip.runtime.placement import kernels_for
-from onchip.workloads.demo import plan_beside
+from onchip.workloads.demo import plan_with_floor
 
 QUICK = ["--epochs", "3", "--rows", "700"]
 
@@ -24,7 +24,7 @@ def no_torch(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_the_whole_way(cli, tmp_path, monkeypatch):
+def test_end_to_end(cli, tmp_path, monkeypatch):
     for name in ("sklearn", "matplotlib"):
         monkeypatch.setitem(sys.modules, name, None)  # the demo needs no extra
     ran = cli("demo", *QUICK, "--json")
@@ -50,25 +50,25 @@ def test_the_whole_way(cli, tmp_path, monkeypatch):
 def test_a_floor_that_a_run_beats_is_measured_again(monkeypatch, tmp_path, helps):
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
     rates = [1e9]  # flop/s, on a busy machine
-    monkeypatch.setattr(cpu, "_measure_flops", lambda: rates[0])
+    monkeypatch.setattr(cpu, "measure_flops", lambda: rates[0])
     plan = make_plan(mlp(64, 8, 10), cpu.this_cpu(), kernels_for(cpu.this_cpu()), Job(batch=20_000))
     floor_ms = plan.floor_us / 1e3
     rates[0] = 4e9 if helps else 1e9
-    shown, too_low = plan_beside(plan, floor_ms / 2)
+    shown, too_low = plan_with_floor(plan, floor_ms / 2)
     assert shown.floor_us / 1e3 == pytest.approx(floor_ms / 4 if helps else floor_ms)
     assert bool(too_low) != helps
 
 
 def test_the_floor_of_a_gpu_is_not_measured(monkeypatch):
-    monkeypatch.setattr("onchip.workloads.demo.this_cpu", None)  # nobody asks
+    monkeypatch.setattr("onchip.workloads.demo.this_cpu", None)  # unused
     plan = make_plan(mlp(64, 8, 10), H200, kernels_for(H200), Job(batch=20_000))
-    assert plan_beside(plan, 1e-6) == (plan, "")
+    assert plan_with_floor(plan, 1e-6) == (plan, "")
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--out", "/dev/null/x"], ["cannot make the folder", "--out DIR"]),
+        (["--out", "/dev/null/x"], ["cannot create folder", "--out DIR"]),
         (["--epochs", "0"], ["epochs", "at least 1"]),
         (["--rows", "0", "--epochs", "1"], ["rows", "at least 1", "--rows 20000"]),
         (["--rows", str(10**30)], ["does not fit into memory", "which are free"]),

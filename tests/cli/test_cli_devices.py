@@ -1,4 +1,4 @@
-"""onchip devices: what is here, why nothing else is, and what can be planned for."""
+"""onchip devices: available devices, why there is no GPU, and devices for planning."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_table(cli):
 
 
 def test_json_and_measuring(spawn, monkeypatch, tmp_path):
-    """In a process of its own: in this one the rates are stated."""
+    """In a separate process: this one has fixed rates."""
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "cache"))
     document = json.loads(spawn("devices", "--measure", "--json").communicate()[0])
     cpu = document["here"][0]

@@ -9,7 +9,7 @@ import pytest
 
 from onchip.cli.main import COMMANDS
 
-FASTER = {"demo": ["--epochs", "2", "--rows", "500"]}  # the same command with less of the same work
+FASTER = {"demo": ["--epochs", "2", "--rows", "500"]}  # the same command with less work
 
 
 def example_lines(help_text: str) -> list[str]:
@@ -34,7 +34,7 @@ def test_help_opens_with_a_line_and_an_example(cli, command):
     assert any(line.startswith(f"onchip {command}") for line in example_lines(ran.out))
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "data"])  # that one needs a network
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "data"])  # needs internet
 def test_the_example_works(cli, command, tmp_path):
     for line in example_lines(cli(command, "--help").out):
         program, *args = shlex.split(line)

@@ -1,4 +1,4 @@
-"""--io: what lies in files and in memory, whatever the network computes in; --debug."""
+"""--io: the dtype in files and in memory, independent of the precision; --debug."""
 
 import json
 

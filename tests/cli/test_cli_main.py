@@ -1,4 +1,4 @@
-"""The command line as a whole: its story, its exit codes, and the one place where things go wrong."""
+"""The command line: help, exit codes, and errors common to all commands."""
 
 import errno
 import functools
@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from onchip.cli.main import COMMANDS, main
-from onchip.cli.talk import StoppedError, progress, stopping
+from onchip.cli.output import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
 ORDER = list(COMMANDS)
 
 
-def test_help_tells_the_story_in_order(cli):
+def test_help_lists_commands_in_order(cli):
     ran = cli("--help")
     assert ran.code == 0
     listed = ran.out[ran.out.index("Commands:") :].splitlines()[1:]
@@ -39,7 +39,7 @@ def test_help_fits_80_columns(cli):
         assert max(map(len, ran.out.splitlines())) <= 80, command
 
 
-def test_help_names_what_there_is(cli):
+def test_help_lists_all_names(cli):
     from onchip import workloads
     from onchip.cli.options import WORKLOADS
     from onchip.ladders import LADDERS
@@ -107,7 +107,7 @@ def test_help_loads_no_numpy():
         ),
     ],
 )
-def test_misuse_is_exit_2_and_says_what_was_got(cli, args, words):
+def test_misuse_is_exit_2_and_shows_what_was_got(cli, args, words):
     ran = cli(*args)
     assert ran.code == 2
     assert ran.out == ""
@@ -134,7 +134,7 @@ def failing(monkeypatch, error):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-def test_what_goes_wrong_is_said_once_without_traceback(cli, monkeypatch, error, code, words):
+def test_errors_are_printed_once_without_traceback(cli, monkeypatch, error, code, words):
     failing(monkeypatch, error)
     ran = cli("plan", "decode")
     assert ran.code == code
@@ -153,7 +153,7 @@ def test_a_bug_keeps_its_traceback(cli, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["onchip.cli.main.build_app", "onchip.workloads.load"])
 def test_stopped_anywhere(cli, monkeypatch, number, where):
-    """Before the command begins, and in its midst; the handlers are those of before when it is over."""
+    """Before the command begins and while it runs; afterwards the previous handlers are restored."""
     before = signal.getsignal(number)
     stop = functools.partial(signal.raise_signal, number)
     monkeypatch.setattr(where, lambda *args, **options: stop())
@@ -203,16 +203,16 @@ def test_a_stop_that_python_dropped_is_heard_at_the_next_progress():
 
 
 def test_an_error_that_follows_from_a_stop_is_the_stop(monkeypatch, capsys):
-    def cut_short(argv):
-        stopping.set()  # as the handler does where Python drops what it raises
+    def cut_short(**options):
+        stopping.set()  # like the handler, when Python drops its exception
         raise RuntimeError("no compiled object yet")
 
-    monkeypatch.setattr("onchip.cli.main._dispatch", cut_short)
+    monkeypatch.setattr("onchip.cli.main.build_app", lambda only: cut_short)
     assert main([]) == 2
     assert capsys.readouterr().err == "stopped: no file is half-written\n"
 
 
-def test_what_is_said_has_an_end_and_no_orders_for_a_terminal(cli, tmp_path):
+def test_messages_are_bounded_and_escaped(cli, tmp_path):
     ran = cli("plan", "decode", "x\x1b[31m" + "a" * 9000)
     assert ran.code == 2
     assert len(ran.err) < 2000

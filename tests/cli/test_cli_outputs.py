@@ -1,4 +1,4 @@
-"""No command writes to a file that it reads, nor to one file twice: it says so before it does anything."""
+"""No command writes to a file that it reads, or to one file twice: it raises an error first."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ TABLE = ["--data", "table.csv", "--labels", "last"]
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """What the commands below read; none of it is looked at, but for run.toml."""
+    """The input files of the commands below; only run.toml is read."""
     monkeypatch.chdir(tmp_path)
     save(random_mlp(20, 16, 3), "m.onnx")
     np.save("x.npy", rows(8, 20))
@@ -62,7 +62,7 @@ def contents() -> dict[str, bytes]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_an_output_is_a_file_of_its_own(cli, args, words):
+def test_an_output_is_a_separate_file(cli, args, words):
     before = contents()
     ran = cli(*args)
     assert (ran.code, ran.out) == (2, "")
@@ -85,7 +85,7 @@ def test_a_ladders_picture_is_not_its_result_file(cli):
 
 
 def test_names_that_are_no_files_are_no_inputs(cli, tmp_path):
-    """A log may be called as the workload, its data set or the column of a table; and it may replace an old one."""
+    """A log may have the name of the workload, its data set or a column, and may replace an old log."""
     (tmp_path / "table.csv").write_text("a,digits\n" + "1,x\n2,y\n" * 20)
     quick = ["--epochs", 1, "--device", "cpu", "--log", "digits"]
     for _ in range(2):

@@ -23,7 +23,7 @@ from small_reports import small_faces, small_sentiment
 
 @pytest.fixture
 def long_job(tmp_path):
-    """m.onnx and x.npy: many small chunks, so that a fault comes in their midst."""
+    """m.onnx and x.npy: many small chunks, so that faults occur between them."""
     save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", rows(200_000, 20))
     return ["run", "m.onnx", "x.npy", "--device", "cpu", "--batch", "100"]
@@ -59,7 +59,7 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
         env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("3 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
+    assert ran.stderr.count("3 ranks on 1 machine") == len(jobs)  # only rank 0 prints
     for name in jobs:
         assert same_files(tmp_path, name, f"three-{name}")
     assert not list(tmp_path.glob("*.partial"))
@@ -67,7 +67,7 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
 
 @needs_mpi
 def test_ranks_gives_the_bits_of_one_process(cli, spawn, tmp_path):
-    """Four, of a text network, with rows from text, which rank 0 alone has read."""
+    """Four ranks, a text network, and rows that only rank 0 has read, from text."""
     save(small_sentiment(), tmp_path / "words.onnx")
     ids = np.random.default_rng(0).integers(0, 50, (90, 16))
     np.savetxt(tmp_path / "ids.csv", ids, fmt="%d", delimiter=",")
@@ -81,7 +81,7 @@ def test_ranks_gives_the_bits_of_one_process(cli, spawn, tmp_path):
 
 
 def start(spawn, tmp_path, job):
-    """Two ranks of this machine, at work; gives the process and the ranks' own."""
+    """Two running ranks on this machine; yields the launcher's process and the ranks'."""
     process = spawn(*job, "-o", "y.npy", "--ranks", 2)
     manifest = tmp_path / "y.npy.manifest"
     while not manifest.exists() or manifest.read_bytes().count(b"\n") < 3:
@@ -135,7 +135,7 @@ def test_ranks_end_with_the_process_that_started_them(cli, spawn, tmp_path, long
 
 
 def is_running(pid):
-    """Whether it has not ended, waited for or not."""
+    """Whether the process has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -149,7 +149,7 @@ def is_running(pid):
      ("full", 2, r"cannot write .*y\.npy\.partial.* \(rank 1 on .*\)\n  got: +File too large")],
 )  # fmt: skip
 def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tmp_path, kind, code, words):
-    """Under mpiexec: a rank that is stopped in its midst, and one that may write no byte more."""
+    """Under mpiexec: a rank that is stopped while running, and one that cannot write any more."""
     job = [*JOB, "-o", "y.npy"]
     ran, _ = run_with({"kind": kind, "rank": 1, "chunk": 3}, 2, job, tmp_path, ENV)
     assert ran.returncode == code, ran.stderr
@@ -177,8 +177,8 @@ def test_misuse(cli, tmp_path):
         assert words in ran.err
 
 
-def test_who_only_starts_ranks_loads_little(tmp_path):
-    """Ranks load NumPy and kernels themselves: until they are started nobody should wait for it."""
+def test_the_launcher_of_ranks_loads_little(tmp_path):
+    """Ranks load NumPy and kernels themselves, so the launcher must not load them first."""
     code = (
         "import sys; from onchip.runtime.distributed import supervise; from onchip.cli.main import main\n"
         "supervise.run_ranks = lambda *_: print(*sorted({'numpy', 'numba'} & set(sys.modules)))\n"
@@ -194,7 +194,9 @@ def test_ranks_start_no_ranks(tmp_path, job):
     command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "onchip", *job, "--ranks", "2"]
     ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.count("these are ranks already\n  got:      --ranks 2 in 2 ranks") == 1  # rank 0 speaks
+    assert (
+        ran.stderr.count("--ranks under an MPI launcher\n  got:      --ranks 2 in 2 ranks") == 1
+    )  # only rank 0 prints
 
 
 @needs_mpi
@@ -209,15 +211,15 @@ def test_a_rank_of_another_version_is_refused(tmp_path, job):
     command = [find_mpiexec(), "-n", "3", sys.executable, "-c", code, *job, "--device", "cpu"]
     ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert re.search(r"rank 1 on \S+ runs another onchip\n  got: +onchip 0\.0\.1\n", ran.stderr)
-    assert ran.stderr.count("runs another onchip") == 1  # rank 0 speaks
+    assert re.search(r"rank 1 on \S+ runs another version of onchip\n  got: +onchip 0\.0\.1\n", ran.stderr)
+    assert ran.stderr.count("runs another version of onchip") == 1  # only rank 0 prints
 
 
-def test_a_rank_that_nobody_tells_of_the_others_starts_none(cli, monkeypatch):
+def test_a_rank_without_an_mpi_environment_starts_none(cli, monkeypatch):
     monkeypatch.setenv("ONCHIP_SUPERVISOR", "/none")
     ran = cli("run", "decode", "--count", 4, "--ranks", 2)
     assert (ran.code, ran.out) == (2, "")
-    assert "this rank is alone" in ran.err
+    assert "this rank sees no others" in ran.err
 
 
 GPU_JOBS = {

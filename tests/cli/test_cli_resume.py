@@ -1,4 +1,4 @@
-"""--resume with a manifest or rows that changed: an error that says so, or the bits of a whole run; nothing else."""
+"""--resume with a manifest or rows that changed: an error, or the bits of a complete run; nothing else."""
 
 import copy
 import dataclasses
@@ -20,14 +20,14 @@ ROWS, CHUNKS, DONE = 700, 7, 4
 
 @pytest.fixture
 def left(cli, tmp_path, monkeypatch):
-    """What a run left that failed after some chunks; `whole.npy` has what it would have written."""
+    """The files of a run that failed after some chunks; `whole.npy` has the complete output."""
     save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
     x = rows(ROWS, 20)
     x[[120, 130]] = np.nan
     np.save(tmp_path / "x.npy", x)
     ran = cli(*JOB, "-o", "whole.npy")
     assert ran.code == 0, ran.err
-    assert "2 rows hold NaN or Inf, the first is row 120" in ran.err
+    assert "2 rows contain NaN or Inf, the first is row 120" in ran.err
     record = output.PartialOutput.record
 
     def fail(self, told):
@@ -43,7 +43,7 @@ def left(cli, tmp_path, monkeypatch):
 
 @pytest.fixture
 def resume(cli, tmp_path, left):
-    """resume({suffix: bytes}) with these files in the place of what is left: the exit code and what is said."""
+    """resume({suffix: bytes}): resume after replacing these files; returns exit code and messages."""
     whole = (tmp_path / "whole.npy").read_bytes()
 
     def call(changed, *more):
@@ -55,7 +55,7 @@ def resume(cli, tmp_path, left):
         assert (tmp_path / "y.npy").exists() == (ran.code == 0), ran.err
         if ran.code == 0:
             assert (tmp_path / "y.npy").read_bytes() == whole, ran.err
-            assert "2 rows hold NaN or Inf, the first is row 120" in ran.err
+            assert "2 rows contain NaN or Inf, the first is row 120" in ran.err
             assert ran.err.startswith(("resumed: ", "nothing to resume: "))
         else:
             assert ran.err.count("\n  ") >= 2, ran.err  # got, expected, try
@@ -64,7 +64,7 @@ def resume(cli, tmp_path, left):
     return call
 
 
-def test_what_is_left_is_resumed(resume):
+def test_the_remaining_chunks_are_resumed(resume):
     ran = resume({})
     assert ran.code == 0
     assert f"resumed: {DONE} of {CHUNKS} chunks are done" in ran.err
@@ -94,7 +94,7 @@ def test_any_length(resume, left, suffix):
 
 
 def forge(manifest, change):
-    """The manifest with another first line, whose digest is right."""
+    """The manifest with another first line and its correct digest."""
     first, rest = manifest.split(b"\n", 1)
     head = parse_line(first)
     change(head)
@@ -174,7 +174,7 @@ def test_a_forged_chunk_is_run_again(resume, left):
 
 
 def test_the_plan_is_that_of_the_rates_of_that_day(resume, left, monkeypatch):
-    """Other rates since then: the plan is made again with those that it was made with."""
+    """The measured rates have changed: the plan is repeated with the old ones."""
     from onchip.runtime import placement
     from onchip.runtime.cpu import backend as cpu
 

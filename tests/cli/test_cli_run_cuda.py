@@ -1,4 +1,4 @@
-"""onchip run faces and sentiment on a GPU: the same bytes in one piece or in many. On an emulated GPU, too."""
+"""onchip run faces and sentiment on a GPU: the same bytes in one chunk or in many; also on an emulated GPU."""
 
 import json
 
@@ -18,7 +18,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 @pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("gpu", marks=pytest.mark.gpu)])
 def rows(request, monkeypatch):
-    """Rows to run on device "cuda", where the two workloads are small ones."""
+    """Rows for device "cuda", with small versions of the two workloads."""
     make_small(monkeypatch)
     if request.param == "emulated":
         emulate_device(monkeypatch)
@@ -27,7 +27,7 @@ def rows(request, monkeypatch):
 
 
 def outputs(cli, tmp_path, workload, rows, *flags):
-    """What runs write, in one piece and in several."""
+    """The outputs of runs in one chunk and in several."""
     made = []
     for i, batch in enumerate((rows, 16, 7)):
         if rows // batch > 1000:

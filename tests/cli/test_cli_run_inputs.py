@@ -1,4 +1,4 @@
-"""onchip run on models of several inputs: files by name, lengths of sentences told or counted, on both devices."""
+"""onchip run on models of several inputs: files by name, sentence lengths given or counted, on both devices."""
 
 import json
 import os
@@ -42,12 +42,16 @@ def help_lines(cli, word):
     "device", ["cpu", pytest.param("emulated", marks=needs_gxx), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 def test_the_examples_of_sentences(cli, monkeypatch, tmp_path, words, device):
-    """Every command with sentences that --help shows; a short sentence is another one than a padded one."""
+    """Every command with sentences that --help shows; a short sentence differs from a padded one."""
     if device == "emulated":
         emulate_device(monkeypatch)
     net, *given = words
     plain, *of_lengths = help_lines(cli, "onchip run sentiment")
-    shorter = {"w.bin": "params.bin", "x.bin": "inputs.bin", "n.npy": "lengths.npy"}  # so that a line has 80 columns
+    shorter = {
+        "w.bin": "params.bin",
+        "x.bin": "inputs.bin",
+        "n.npy": "lengths.npy",
+    }  # so that help lines fit 80 columns
     for short, name in shorter.items():
         shutil.copy(tmp_path / name, tmp_path / short)
     for line in of_lengths if device == "emulated" else (*of_lengths, plain):
@@ -110,14 +114,14 @@ def test_random_rows_of_every_input(cli, tmp_path):
         (["a.npy"], ["no rows for the input 'b'", "--input b=b.npy", "float32[B, 1]"]),
         (["--input", "b=b.npy"], ["no rows for the input 'a'"]),
         (["a.npy", "--input", "c=b.npy"], ["no such input", "c=b.npy", "a, b"]),
-        (["a.npy", "--input", "a=a.npy", "--input", "b=b.npy"], ["two sources of the input 'a'"]),
+        (["a.npy", "--input", "a=a.npy", "--input", "b=b.npy"], ["two sources for the input 'a'"]),
         (["a.npy", "--input", "b"], ["bad --input", "NAME=FILE"]),
         (["a.npy", "--input", "b=b.npy", "--input", "b=a.npy"], ["bad --input", "each name once"]),
         (["a.npy", "--input", "b=short.npy"], ["different numbers of rows", "a: 50 rows, b: 49 rows"]),
-        (["a.npy", "--input", "b=a.npy"], ["another shape"]),
+        (["a.npy", "--input", "b=a.npy"], ["wrong shape"]),
         (["a.npy", "--input", "b=ints.npy"], ["int64", "float32"]),
         (["a.npy", "--input", "b=none.npy"], ["none.npy"]),
-        (["--count", "3", "--input", "b=b.npy"], ["what to run over?"]),
+        (["--count", "3", "--input", "b=b.npy"], ["INPUT or --count"]),
         (["--count", "3", "--padding", "0"], ["--padding is for rows of a file"]),
         (["a.npy", "--padding", "0"], ["no lengths to count from padding"]),
     ],
@@ -127,9 +131,9 @@ def test_bad_requests(cli, tmp_path, args, words_):
     assert_refused(cli("run", "m.onnx", *args, "-o", "y.npy"), tmp_path, *words_)
 
 
-def test_lengths_are_told_or_counted_not_both(cli, tmp_path, words):
+def test_lengths_are_given_or_counted_not_both(cli, tmp_path, words):
     ran = cli("run", "sentiment", "inputs.bin", "--input", "lengths=lengths.npy", "--padding", 0, "-o", "y.npy")
-    assert_refused(ran, tmp_path, "two sources of the input 'lengths'")
+    assert_refused(ran, tmp_path, "two sources for the input 'lengths'")
 
 
 @pytest.mark.usefixtures("pair")
@@ -140,7 +144,7 @@ def test_an_output_over_an_input(cli):
 
 
 def test_rows_that_are_truncated_during_the_run_end_it_with_a_message(tmp_path):
-    """In a process of its own, which a mapped file would have ended without a word."""
+    """In a separate process, which a memory-mapped file would end silently."""
     np.save(tmp_path / "x.npy", rows(4000, 72))
     code = (
         "import os, sys; from onchip.cli.main import main; from onchip.runtime.io.output import PartialOutput\n"
@@ -152,5 +156,5 @@ def test_rows_that_are_truncated_during_the_run_end_it_with_a_message(tmp_path):
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "x.npy: the file was truncated while it was read" in ran.stderr
+    assert "x.npy: the file was truncated" in ran.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]

@@ -1,4 +1,4 @@
-"""onchip run on the reports' own files: sentiment and faces, at small sizes, and what is wrong with such files."""
+"""onchip run on the reports' own files: sentiment and faces, at small sizes, and errors in such files."""
 
 import json
 
@@ -110,7 +110,7 @@ def test_tables_in_half_precision(cli, tmp_path, words, requested):
     assert_refused(cli(*base, "--tables", "fp4"), tmp_path, "fp4", "fp32, fp16, bf16, fp8")
 
 
-def test_the_plan_is_priced_for_the_whole_job(cli, words):
+def test_the_plan_is_for_the_whole_job(cli, words):
     ran = cli("run", "sentiment", "inputs.bin", "--weights", "params.bin", "--batch", 10, "--json")
     assert json.loads(ran.out)["plan"]["batch"] == 90
 
@@ -126,7 +126,7 @@ def test_an_id_that_is_no_token(cli, tmp_path, words, row, place, bad):
 
 @pytest.mark.parametrize(
     ("size", "words_"),
-    [(0, ["not one whole row"]), (90 * 64 - 4, ["from byte 5,696 on", "5,756 B", "multiple of 64 B"])],
+    [(0, ["less than one row"]), (90 * 64 - 4, ["at byte 5,696", "5,756 B", "multiple of 64 B"])],
 )
 def test_inputs_of_an_odd_size(cli, tmp_path, words, size, words_):
     data = (tmp_path / "inputs.bin").read_bytes()
@@ -140,7 +140,7 @@ def test_inputs_of_an_odd_size(cli, tmp_path, words, size, words_):
 def test_weight_files_that_do_not_fit(cli, tmp_path, words, pictures, file, last, damage):
     data = (tmp_path / file).read_bytes()
     damaged = {"empty": b"", "short": data[:-1], "long": data + bytes(4), "nan": data[:-4] + b"\xff" * 4}[damage]
-    (tmp_path / file).unlink()  # not cut in place: the fixture's network is mapped to it
+    (tmp_path / file).unlink()  # not truncated in place: the fixture's network maps it
     (tmp_path / file).write_bytes(damaged)
     model, rows = ("sentiment", "inputs.bin") if file == "params.bin" else ("faces", "input.txt")
     ran = cli("run", model, rows, "--weights", file, "-o", "y.bin")
@@ -185,7 +185,9 @@ def test_faces_as_pictures(cli, tmp_path, pictures, target):
     truth = to_pixels(reference.forward(*pictures).astype(np.float32)).astype(int)
     for i in range(9):
         tile = got[i // 3 * 24 : i // 3 * 24 + 24, i % 3 * 24 : i % 3 * 24 + 24]
-        assert np.abs(tile - (truth[i] if i < 7 else 0)).max() <= 1  # a number near a whole one may fall either way
+        assert (
+            np.abs(tile - (truth[i] if i < 7 else 0)).max() <= 1
+        )  # a value near a rounding boundary may round either way
 
 
 def test_z_as_npy(cli, tmp_path, pictures):
@@ -200,8 +202,8 @@ def test_z_as_npy(cli, tmp_path, pictures):
     [
         (lambda text: "", ["empty"]),
         (lambda text: "faces\n" + text, ["line 1: bad number of rows", "'faces'"]),
-        (lambda text: text.replace("7\n", "8\n", 1), ["ends in line 9", "700 numbers", "800: 8 rows of 100"]),
-        (lambda text: text.replace("7\n", "6\n", 1), ["line 8 goes on", "600: 6 rows of 100"]),
+        (lambda text: text.replace("7\n", "8\n", 1), ["ends in line 9", "700 values", "800: 8 rows of 100"]),
+        (lambda text: text.replace("7\n", "6\n", 1), ["line 8 has text after", "600: 6 rows of 100"]),
         (lambda text: text + "oops\n", ["line 9: not a number", "'oops'"]),
         (lambda text: text.rsplit(" ", 1)[0] + " nan\n", ["line 8: not a number", "'nan'"]),
     ],
@@ -227,7 +229,7 @@ def test_no_faces(cli, tmp_path, pictures):
     assert cli("run", "faces", "input.txt", "--weights", "network.bin", "-o", "none.txt").code == 0
     assert (tmp_path / "none.txt").read_text() == "0\n"
     ran = cli("run", "faces", "input.txt", "--weights", "network.bin", "-o", "y.png")
-    assert_refused(ran, tmp_path, "no image", "0 rows")
+    assert_refused(ran, tmp_path, "no images", "0 rows")
 
 
 # -- random rows, random weights ---------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_no_faces(cli, tmp_path, pictures):
 def test_no_data_at_all(cli, tmp_path):
     ran = cli("run", "faces", "--count", 4, "--seed", 1, "-o", "y.png")
     assert ran.code == 0, ran.err
-    assert "weights: none given: random ones from seed 0; the pictures mean nothing" in ran.err
+    assert "weights: random, from seed 0" in ran.err
     assert (tmp_path / "y.png").read_bytes().startswith(b"\x89PNG")
     y = {}
     for seed in (0, 1):
@@ -273,21 +275,21 @@ def test_random_rows_for_any_float_network(cli, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words_"),
     [
-        (["faces", "-o", "y.png"], ["what to run over?", "neither", "--count 64"]),
+        (["faces", "-o", "y.png"], ["INPUT or --count", "neither", "--count 64"]),
         (["faces", "input.txt", "--count", 4, "-o", "y.png"], ["input.txt and --count 4", "one of them"]),
         (["faces", "input.txt", "--seed", 4, "-o", "y.png"], ["--seed 4 with input.txt", "random rows"]),
         (["faces", "--count", 0, "-o", "y.png"], ["random rows", "at least 1"]),
         (["faces", "--count", -3, "-o", "y.png"], ["-3", "at least 1"]),
         (["faces", "--count", 4, "--seed", -1, "-o", "y.png"], ["seed", "at least 0"]),
         (["faces", "--count", 4, "-o", "y.jpg"], ["unknown format", ".jpg", ".png"]),
-        (["sentiment", "--count", 4, "-o", "y.png"], ["'sentiment' makes no images", "float32[B, 2]"]),
-        (["sentiment", "--count", 4, "-o", "y.txt"], ["'sentiment' makes no images"]),
+        (["sentiment", "--count", 4, "-o", "y.png"], ["'sentiment' does not output images", "float32[B, 2]"]),
+        (["sentiment", "--count", 4, "-o", "y.txt"], ["'sentiment' does not output images"]),
         (["decode", "--count", 4, "--weights", "network.bin", "-o", "y.npy"], ["no weight file", "sentiment or faces"]),
         (["m.onnx", "--count", 4, "--weights", "network.bin", "-o", "y.npy"], ["no weight file", "m.onnx"]),
         (["faces", "--count", 4, "--weights", "nothing.bin", "-o", "y.png"], ["nothing.bin", "No such file"]),
         (["faces", "nothing.txt", "-o", "y.png"], ["nothing.txt", "No such file"]),
         (["faces", "nothing.bin", "-o", "y.png"], ["nothing.bin", "No such file"]),
-        (["faces", "input.txt", "--batch", 0, "-o", "y.png"], ["rows at a time", "at least 1"]),
+        (["faces", "input.txt", "--batch", 0, "-o", "y.png"], ["rows per chunk", "at least 1"]),
         (["sentiment", "--count", 4, "--scale", 2, "-o", "y.npy"], ["only float rows can be scaled"]),
     ],
 )

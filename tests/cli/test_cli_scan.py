@@ -1,4 +1,4 @@
-"""onchip scan: right results for any op and axis, and no file when something is wrong."""
+"""onchip scan: correct results for any op and axis, and no file after an error."""
 
 import contextlib
 import errno
@@ -38,7 +38,7 @@ def assert_same(got, expected):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
 
 
-# -- right -------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
@@ -86,7 +86,7 @@ def test_exclusive(cli, tmp_path, shape):
     assert np.array_equal(y[..., 1:], truth(x)[..., :-1])
 
 
-def test_parts_are_told_and_carried_over(cli, tmp_path, monkeypatch):
+def test_chunks_are_reported_and_carried_over(cli, tmp_path, monkeypatch):
     from onchip.cli import scan as command
     from onchip.runtime import scan
 
@@ -105,7 +105,7 @@ def test_parts_are_told_and_carried_over(cli, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", x)
     assert cli("scan", "x.npy", "-o", "y.npy").code == 0
     assert_same(np.load(tmp_path / "y.npy"), truth(x))
-    assert told == [(0.4, "numbers/s"), (0.8, "numbers/s"), (1.0, "numbers/s")]
+    assert told == [(0.4, "elements/s"), (0.8, "elements/s"), (1.0, "elements/s")]
 
 
 def test_json_is_one_document(cli, tmp_path):
@@ -167,9 +167,9 @@ def test_cuda_without_a_gpu_is_an_error(cli, tmp_path):
         (np.zeros(5, np.float16), ["float16", "int32, int64, float32, float64"]),
         (np.zeros(5, np.uint8), ["uint8", "int32, int64, float32, float64"]),
         (np.zeros(5, ">i4"), [">i4", "int32, int64, float32, float64"]),
-        (np.zeros(5, object), ["plain numbers"]),
-        (np.array(["a", "b"]), ["plain numbers"]),
-        (np.zeros(5, np.complex64), ["plain numbers"]),
+        (np.zeros(5, object), ["unsupported dtype"]),
+        (np.array(["a", "b"]), ["unsupported dtype"]),
+        (np.zeros(5, np.complex64), ["unsupported dtype"]),
         (np.float32(3), ["shape ()"]),
     ],
     ids=["float16", "uint8", "big-endian", "object", "text", "complex", "0-d"],
@@ -234,7 +234,7 @@ def test_a_full_disk(cli, tmp_path, monkeypatch, when):
 
 
 def long_row(folder, N):
-    """The file is sparse and takes no room."""
+    """The file is sparse and takes no space."""
     np.lib.format.open_memmap(folder / "long.npy", "w+", np.float32, (N,))
 
 
@@ -288,4 +288,4 @@ def test_a_terminal_sees_a_bar_and_stdout_stays_clean(spawn, tmp_path):
     out, _ = process.communicate()
     assert json.loads(out)["shape"] == [1 << 20]
     assert b"scan long.npy" in seen
-    assert b"numbers/s" in seen
+    assert b"elements/s" in seen

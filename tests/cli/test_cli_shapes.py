@@ -1,4 +1,4 @@
-"""--shape: the same option on every command that takes the file of a network."""
+"""--shape: the same option on every command that reads a network file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_every_command_that_takes_a_model(cli, file, command):
+def test_every_command_with_a_model(cli, file, command):
     name, *options = command
     refused = cli(name, file, *options)
     assert refused.code == 2
@@ -36,7 +36,7 @@ def test_every_command_that_takes_a_model(cli, file, command):
     assert ran.code == 0, ran.err
     other = cli(name, "decode" if name != "bench" else "product", *options, *pasted)
     assert other.code == 2
-    assert "for the open sizes of an ONNX file" in other.err
+    assert "dynamic axes of an ONNX file" in other.err
 
 
 def test_sizes_are_the_given_ones(cli, file, tmp_path):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the program itself, from its first moments to its last: one line, exit code 2, no traceback."""
+"""Ctrl-C and SIGTERM at any time from start to exit: one line, exit code 2, no traceback."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from onchip.cli.stop import Stoppable, StoppedError
 
 LINE = "stopped: no file is half-written\n"
 
-# The program, with a signal to itself when a module is about to be imported, or when Python ends.
+# The program, which sends itself a signal when a module is imported or when Python exits.
 PROGRAM = """
 import atexit, os, sys
 
@@ -45,14 +45,14 @@ def run_program(number, moment, *args):
     return ran.returncode, ran.stdout, ran.stderr
 
 
-@pytest.mark.parametrize("moment", ["onchip.cli.talk", "typer", "numpy", "llvmlite"])
+@pytest.mark.parametrize("moment", ["onchip.cli.output", "typer", "numpy", "llvmlite"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_an_import(number, moment):
     assert run_program(number, moment, "plan", "decode") == (2, "", LINE)
 
 
 def stop_twice(cleaned):
-    """A signal, and more of them while what the first cut short cleans up."""
+    """A signal, then more of them during the cleanup after the first."""
     with Stoppable(is_program=False):
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_a_second_signal_does_not_cut_short_the_way_out():
 
 
 def test_a_signal_long_after_a_first_one_that_was_lost_is_heard(monkeypatch):
-    monkeypatch.setattr("onchip.cli.stop._SAME_STOP_S", -1.0)
+    monkeypatch.setattr("onchip.cli.stop.REPEAT_S", -1.0)
     cleaned = []
     with pytest.raises(StoppedError):
         stop_twice(cleaned)
@@ -88,7 +88,7 @@ def test_a_signal_while_python_ends_changes_nothing(number):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_from_outside(spawn, tmp_path, number, delay_s):
     process = spawn("run", "decode", "--count", 10**9, "--device", "cpu", "-o", "y.npy")
-    assert process.stderr.readline().startswith("weights:")  # what is said before it plans and compiles
+    assert process.stderr.readline().startswith("weights:")  # printed before it plans and compiles
     time.sleep(delay_s)
     process.send_signal(number)
     out, err = process.communicate()

@@ -1,4 +1,4 @@
-"""onchip train: learns, writes whole files, refuses nonsense before the work, and leaves nothing behind."""
+"""onchip train: learns, writes complete files, reports errors before training, and leaves no temporary files."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_text_and_plan(cli, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_same_seed_same_bits_and_training_goes_on_from_a_file(cli, tmp_path):
+def test_same_seed_same_bits_and_training_continues_from_a_file(cli, tmp_path):
     for name in ("a", "b"):
         assert cli("train", "digits", *QUICK, "-o", f"{name}.safetensors").code == 0
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
@@ -68,7 +68,7 @@ def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
     assert (tmp_path / "best.safetensors").exists()
     text = cli("train", "digits", *QUICK, *how, "--seeds", 2).out
     assert text.startswith("seed    loss  accuracy\n")
-    assert "of 2 seeds" in text
+    assert "over 2 seeds" in text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
     [
         (["digits", "--lr", "0"], ["learning rate", "try:"]),
         (["digits", "--seeds", "0"], ["number of seeds", "--seeds 8"]),
-        (["digits", "--seeds", "2", "--log", "run.jsonl"], ["--log is of one run", "--seed N"]),
+        (["digits", "--seeds", "2", "--log", "run.jsonl"], ["--log and --seeds 2", "--seed N"]),
         (["digits", "--lr", "inf"], ["learning rate"]),
         (["digits", "--epochs", "0"], ["epochs", "at least 1"]),
         (["digits", "--batch-size", "0"], ["batch size"]),
@@ -98,7 +98,7 @@ def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
         (["digits", "-o", "."], ["a folder"]),
         (["digits", "-o", "/"], ["a folder"]),
         (["digits", "--plot", "."], ["a folder"]),
-        (["digits", "--checkpoint-every", "3"], ["nothing is kept", "--checkpoint FOLDER"]),
+        (["digits", "--checkpoint-every", "3"], ["--checkpoint-every", "--checkpoint FOLDER"]),
         (["digits", "--plot", "no/curve.png"], ["No such file or directory", "mkdir -p no"]),
         (["digits", "--plot", "curve.bmp"], ["unknown format", ".png, .svg, .pdf", "--plot curve.png"]),
         (["digits", "--checkpoint", "m.onnx"], ["m.onnx is a file"]),
@@ -108,7 +108,7 @@ def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
         (["digits", "--optimiser", "adan"], ["unknown optimiser", "adam"]),
         (["digits", "--schedule", "cos"], ["unknown schedule", "cosine"]),
         (["digits", "--activation", "GELU"], ["unknown activation"]),
-        (["digits", "--patience", "3"], ["patience needs rows to validate on"]),
+        (["digits", "--patience", "3"], ["patience needs validation rows"]),
         (["digits", "--weight-decay", "-1"], ["weight decay"]),
         (["mlp"], ["no data to train on", "--data sklearn: there is no such file"]),
     ],
@@ -142,7 +142,7 @@ def test_divergence_is_a_failure_and_writes_nothing(cli, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_debug_names_the_place(cli, tmp_path):
+def test_debug_names_layer_and_row(cli, tmp_path):
     with np.errstate(all="ignore"):
         ran = cli("train", "digits", *QUICK[:-1], "1e20", "--debug", "-o", "d.onnx")
     assert ran.code == 1

@@ -1,4 +1,4 @@
-"""onchip train prints what an answer without a network would score, and warns of a network that is no better."""
+"""onchip train prints the score of a constant prediction, and warns if the network is no better."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_classes(cli, arrays):
     assert told["beats_baseline"] is True
     ran = cli(*args, "--lr", "1e-6", "--epochs", "1", "--seed", "3")
     assert ran.code == 0, ran.err
-    assert "warning: on the test rows the network is no better than the most common class for every row" in ran.err
+    assert "no better than the most common class" in ran.err
     ran = cli(*args, "--lr", "1e-6", "--epochs", "1", "--seed", "3", "--seeds", "2", "--json")
     assert "warning: " in ran.err
     assert {result["beats_baseline"] for result in json.loads(ran.out)["results"]} == {False}
@@ -44,7 +44,7 @@ def test_numbers(cli, arrays):
     assert "R2 " in ran.out
     assert json.loads(cli(*args, "--json").out)["r2"] > 0.5
     ran = cli(*args, "--lr", "1e-6", "--epochs", "1")
-    assert "warning: on the test rows the network is no better than the mean of the targets for every row" in ran.err
+    assert "no better than the mean of the targets" in ran.err
 
 
 def test_nothing_to_test_on(cli, arrays):

@@ -1,4 +1,4 @@
-"""onchip train --config: every key is checked, and the command line goes before the file, the file before defaults."""
+"""onchip train --config: every key is checked, the command line overrides the file, and the file the defaults."""
 
 import json
 from dataclasses import fields
@@ -33,7 +33,7 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
     assert len(told["epoch_losses"]) == 2
 
 
-def test_the_command_line_may_take_back_what_the_file_says(cli, config):
+def test_the_command_line_may_undo_the_file(cli, config):
     config(BASE + "shuffle = false\n")
     assert json.loads(cli("train", "--config", "run.toml", "--json").out)["shuffle"] is False
     assert json.loads(cli("train", "--config", "run.toml", "--shuffle", "--json").out)["shuffle"] is True
@@ -45,8 +45,8 @@ def test_every_option_is_a_key():
     from onchip.cli.main import build_app
 
     command = get_command(build_app()).commands["train"]
-    talk = {"config", "as_json", "verbose", "help", "ranks"}  # ranks: how the command is started
-    assert {param.name for param in command.params} - talk == set(known_keys())
+    excluded = {"config", "as_json", "verbose", "help", "ranks"}  # ranks: how the command is started
+    assert {param.name for param in command.params} - excluded == set(known_keys())
     assert {field.name for field in fields(TrainOptions)} < set(known_keys())
 
 
@@ -65,7 +65,7 @@ def test_types_are_the_options_types(config):
 
 def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "digits").mkdir()  # a folder that is called as a workload is
+    (tmp_path / "sub" / "digits").mkdir()  # a folder with the name of a workload
     (tmp_path / "sub" / "train-idx1").write_bytes(b"")
     (tmp_path / "sub" / "run.toml").write_text(
         'model = "digits"\ndata = "train-idx1"\nlabels = "last"\ntest_data = "t.csv"\noutput = "o.onnx"\n'
@@ -81,7 +81,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "words"), [
     ('model = "digits"\nbatchsize = 3\n', ["run.toml", "line 2: unknown key", "batchsize", "did you mean batch_size?"]),
-    ("learning_rate = 1\nlr = 2\n", ["two values of lr", "lr alone"]),
+    ("learning_rate = 1\nlr = 2\n", ["two values of lr", "only lr"]),
     ("nonsense = 1\n", ["unknown key", "leave 'nonsense' out"]),
     ("\n\n[train]\nlr = 1\n", ["line 3: unknown key", "train"]),
     ("lr = \n", ["not TOML", "line 1"]),

@@ -1,4 +1,4 @@
-"""onchip train with data of one's own: tables and arrays in, a network for them out."""
+"""onchip train with the user's tables and arrays."""
 
 import json
 
@@ -14,13 +14,13 @@ QUICK = ["--epochs", "30", "--lr", "0.1", "--hidden", "8", "--device", "cpu"]
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("onchip.workloads.kept.private_folder", lambda name: folder)
+    monkeypatch.setattr("onchip.workloads.table_cache.private_folder", lambda name: folder)
     return folder
 
 
 @pytest.fixture
 def table(tmp_path):
-    """Two clouds of points, far apart, called no and yes."""
+    """Two separated clusters of points, labelled no and yes."""
     rng = np.random.default_rng(0)
     lines = [
         f"{x:.4f},{y:.4f},{'yes' if x > 0 else 'no'}" for x, y in rng.choice([-2, 2], (200, 1)) + rng.random((200, 2))
@@ -66,7 +66,7 @@ def test_numbers(cli, tmp_path):
     assert none.out.startswith("training loss ")
 
 
-def test_a_bad_cell_is_told_with_its_place(cli, table):
+def test_a_bad_cell_is_reported_with_its_position(cli, table):
     text = table.read_text().splitlines()
     text[3] = "1,oops,yes"
     table.write_text("\n".join(text))
@@ -82,10 +82,10 @@ def test_a_network_that_does_not_fit_the_table(cli, table, tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(4, int))
     ran = cli("train", "net.onnx", "--data", "x.npy", "--labels", "y.npy")
     assert ran.code == 2
-    assert "3 numbers a row" in ran.err
+    assert "3 values per row" in ran.err
 
 
-def test_help_says_where_the_cache_is_and_tells_the_defaults(cli):
+def test_help_names_the_cache_and_the_defaults(cli):
     import inspect
 
     from onchip.train.loop import fit

@@ -30,7 +30,7 @@ def write_table(path, x, y, names):
 @pytest.fixture(autouse=True)
 def tables(tmp_path, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("onchip.workloads.kept.private_folder", lambda name: folder)
+    monkeypatch.setattr("onchip.workloads.table_cache.private_folder", lambda name: folder)
     wine, diabetes = load_wine(), load_diabetes(scaled=False)
     write_table(tmp_path / "wine.csv", wine.data, wine.target, wine.feature_names)
     write_table(tmp_path / "diabetes.csv", diabetes.data, diabetes.target, diabetes.feature_names)
@@ -57,12 +57,12 @@ def test_wine_is_learnt_as_it_comes(cli, tmp_path, tables):
     assert cli(*WINE).out.startswith(shown)
 
 
-def test_without_scales_it_is_said_that_nothing_was_learnt(cli):
+def test_a_warning_without_scaling(cli):
     ran = cli(*WINE, "--no-scale")
     assert ran.code == 0, ran.err
-    assert "columns are taken as they are (--no-scale)" in ran.err
-    assert "warning: on the test rows the network is no better than the most common class" in ran.err
-    assert "leave --no-scale out" in ran.err
+    assert "columns are not scaled (--no-scale)" in ran.err
+    assert "no better than the most common class" in ran.err
+    assert "omit --no-scale" in ran.err
     told = json.loads(cli(*WINE, "--no-scale", "--json").out)
     assert (told["beats_baseline"], told["scale"]) == (False, False)
 
@@ -87,7 +87,7 @@ def test_targets_of_any_size_are_learnt(cli, tmp_path, tables):
 
 
 def test_the_test_rows_decide_nothing(cli, tmp_path, tables):
-    """Whatever they hold, the network is the same: the statistics are those of the training rows."""
+    """They do not affect the network: the statistics are those of the training rows."""
     x, y = tables["diabetes"]
     rows, held = hold_out(len(x), 0.2, 0)
     networks = []
@@ -161,13 +161,13 @@ def test_a_saved_network_is_trained_further_on_raw_rows(cli, tmp_path, tables):
     assert r2_score(tables["diabetes"][1], got[:, 0]) > 0.4
     onchip.save(onchip.mlp(10, 8, 1, bias=False), tmp_path / "bare.onnx")
     bare = ["train", "bare.onnx", *further[2:], "--lr", "1e-9"]
-    assert "takes no scales, its first or last layer has no bias" in cli(*bare).err
+    assert "cannot be scaled" in cli(*bare).err
     ran = cli(*bare, "--scale")
     assert ran.code == 2
     assert "an MLP with biases" in ran.err
 
 
-def test_rows_that_are_no_table_are_taken_as_they_are(cli, tmp_path):
+def test_rows_that_are_not_a_table_are_not_scaled(cli, tmp_path):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (60, 4, 3), dtype=np.uint8)
     np.save(tmp_path / "bytes.npy", pixels.reshape(60, 12))
@@ -175,7 +175,7 @@ def test_rows_that_are_no_table_are_taken_as_they_are(cli, tmp_path):
     np.save(tmp_path / "images.npy", rng.random((60, 4, 3), dtype=np.float32))
     np.save(tmp_path / "table.npy", rng.random((60, 12), dtype=np.float32))
     np.save(tmp_path / "y.npy", np.arange(60) % 2)
-    for name, words in (("bytes", "images, series or bytes"), ("floats", "as pixels are"),
+    for name, words in (("bytes", "images, series or bytes"), ("floats", "like pixels"),
                         ("images", "images, series or bytes"), ("table", SAID)):  # fmt: skip
         args = ["train", "mlp", "--data", f"{name}.npy", "--labels", "y.npy", "--epochs", 1, "--device", "cpu"]
         assert words in cli(*args).err
@@ -191,4 +191,4 @@ def test_bad_requests(cli, tmp_path):
     assert "nan in row 2" in ran.err
     ran = cli("train", "digits", "--data", "sklearn", "--scale")
     assert ran.code == 2
-    assert "--scale is for data of your own" in ran.err
+    assert "--scale is for your own data" in ran.err

@@ -1,4 +1,4 @@
-"""Values of options as Typer gives them, without what Typer loads for it."""
+"""Option values equal to Typer's, without Typer's imports."""
 
 import contextlib
 import subprocess
@@ -15,7 +15,7 @@ VALUES = [None, "", "7", "-7", "2.5", "1e-3", "inf", "1_0", " 7", "x", "a/b.npy"
 
 
 def outcome(process, context, value, kind):
-    """What comes out, with its type, or what kind of error."""
+    """The value with its type, or the kind of error."""
     with contextlib.suppress(typer.Exit):
         try:
             got = process(context, value)
@@ -50,7 +50,7 @@ def test_a_command_loads_itself_and_no_pydantic():
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_wrong_value_is_still_said(capfd):
+def test_a_wrong_value_is_still_reported(capfd):
     from onchip.cli.main import main
 
     assert main(["plan", "decode", "--batch", "many"]) == 2

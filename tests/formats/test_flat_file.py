@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 @given(shapes=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5))
-def test_tensors_stand_one_behind_the_other(tmp_path_factory, shapes):
+def test_tensors_are_contiguous(tmp_path_factory, shapes):
     rng = np.random.default_rng(len(shapes))
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
     file = tmp_path_factory.mktemp("flat") / "weights.bin"
@@ -35,7 +35,7 @@ def test_nothing_is_copied(path):
     np.arange(NUMBERS, dtype=np.float32).tofile(path)
     found = read_flat(path, LAYOUT)
     assert not any(array.flags.owndata or array.flags.writeable for array in found.values())
-    # They are views of the file itself: what is written into it shows.
+    # They are views of the file: a write to it is visible.
     with path.open("r+b") as file:
         file.seek(12 * 4)
         file.write(np.float32(-7).tobytes())
@@ -46,13 +46,13 @@ def test_nothing_is_copied(path):
     ("size", "where"),
     [
         (0, "the file is empty"),
-        (1, "the file ends inside 'first', which takes bytes 0 to 47"),
+        (1, "the file ends inside 'first', bytes 0 to 47"),
         (47, "inside 'first'"),
-        (48, "the file ends inside 'second', which takes bytes 48 to 67"),
+        (48, "the file ends inside 'second', bytes 48 to 67"),
         (67, "inside 'second'"),
-        (115, "the file ends inside 'third', which takes bytes 68 to 115"),
-        (117, "the file goes on behind 'third', from byte 116"),
-        (1000, "behind 'third'"),
+        (115, "the file ends inside 'third', bytes 68 to 115"),
+        (117, "the file has extra bytes after 'third', from byte 116"),
+        (1000, "after 'third'"),
     ],
 )
 def test_other_sizes(path, size, where):
@@ -67,8 +67,8 @@ def test_other_sizes(path, size, where):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers(path, monkeypatch, bad):
-    monkeypatch.setattr("onchip.formats.weights.flat_file._CHECKED_AT_ONCE", 5)
+def test_weights_that_are_not_finite(path, monkeypatch, bad):
+    monkeypatch.setattr("onchip.formats.weights.flat_file.CHUNK", 5)
     numbers = np.ones(NUMBERS, np.float32)
     numbers[[24, 27]] = bad
     numbers.tofile(path)
@@ -78,7 +78,7 @@ def test_weights_that_are_no_numbers(path, monkeypatch, bad):
 
 
 def test_big_endian_weights_are_seen(path):
-    # Ones in the other byte order are tiny numbers, but among real weights some become NaN or Inf.
+    # Ones byte-swapped are tiny numbers, but among real weights some become NaN or Inf.
     np.random.default_rng(0).standard_normal(40_000).astype(">f4").tofile(path)
     with pytest.raises(FormatError, match="little-endian"):
         read_flat(path, [FlatTensor("weight", (40_000,), 1.0)])

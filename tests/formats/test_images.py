@@ -1,4 +1,4 @@
-"""Pictures: another program reads what is written, the tiles lie where they should, nothing is half-written."""
+"""Images: another program reads them, tiles are in order, and no partial file is left."""
 
 import struct
 
@@ -20,7 +20,7 @@ def images(N, H, W, C=3, seed=0):
 
 
 def tiled(pixels):
-    """The square, written down plainly."""
+    """The square, by a naive loop."""
     N, H, W, _ = pixels.shape
     across = 0
     while across * across < N:
@@ -48,8 +48,8 @@ def read_back(path):
 
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 5, 9, 10, 17])
-@pytest.mark.parametrize("size", [(4, 4), (3, 5), (1, 1), (2, 7)])  # widths whose lines need padding, and not
-def test_tiles_lie_in_a_square(tmp_path, suffix, N, size):
+@pytest.mark.parametrize("size", [(4, 4), (3, 5), (1, 1), (2, 7)])  # line widths with and without padding
+def test_tiles_form_a_square(tmp_path, suffix, N, size):
     pixels = images(N, *size)
     for pieces in (1, 2, N):
         path = tmp_path / f"grid{suffix}"
@@ -76,7 +76,7 @@ def test_gray_and_floats(tmp_path, suffix):
     assert np.array_equal(read_back(tmp_path / f"float{suffix}"), tiled(to_pixels(x)))
 
 
-def test_floats_become_bytes_as_the_layer_says():
+def test_floats_become_bytes_as_in_the_layer():
     x = np.random.default_rng(2).uniform(-1.5, 1.5, (50, 6)).astype(np.float32)
     x.flat[:7] = [-1, 1, 0, -0.0, np.nan, np.inf, -np.inf]
     net = sequential(TensorType(("B", 6)), [("pixels", ToPixels())], {})
@@ -90,9 +90,9 @@ def test_floats_become_bytes_as_the_layer_says():
 def test_what_cannot_be_drawn(tmp_path, suffix):
     path = tmp_path / f"grid{suffix}"
     for shape, dtype in [((4, 10), "float32"), ((4, 3, 3, 2), "uint8"), ((4, 3, 3), "int32"), ((4, 0, 3), "uint8")]:
-        with pytest.raises(InputError, match="no images"):
+        with pytest.raises(InputError, match="not images"):
             WRITERS[suffix](path, shape, dtype)
-    with pytest.raises(InputError, match="no image"):
+    with pytest.raises(InputError, match="no images"):
         WRITERS[suffix](path, (0, 64, 64, 3), "uint8")
     with pytest.raises(InputError, match="too large"):
         WRITERS[suffix](path, (1 << 60, 64, 64, 3), "uint8")
@@ -102,7 +102,7 @@ def test_what_cannot_be_drawn(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_a_picture_appears_whole_or_not_at_all(tmp_path, suffix):
+def test_an_image_appears_atomically(tmp_path, suffix):
     path, pixels = tmp_path / f"grid{suffix}", images(9, 4, 4)
 
     def stopped():

@@ -1,4 +1,4 @@
-"""The suffix decides; what onchip cannot read or write, it says."""
+"""The suffix selects the format; unsupported ones are errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_unknown_suffix_lists_the_known(tmp_path, name):
         ("net{0}.tflite", ["tf2onnx.convert --tflite 'net{0}.tflite' --output 'net{0}.onnx'", "format='onnx'"]),
     ],
 )
-def test_files_of_other_tools_have_two_lines_that_help(name, words):
+def test_files_of_other_tools_get_conversion_hints(name, words):
     with pytest.raises(InputError, match="another tool's format") as caught:
         onchip.load(name)
     assert len(caught.value.hint) == 2
@@ -59,7 +59,7 @@ def test_files_of_other_tools_have_two_lines_that_help(name, words):
         assert word in str(caught.value)
 
 
-def test_a_torchscript_file_is_told_from_weights(tmp_path):
+def test_a_torchscript_file_is_not_taken_for_weights(tmp_path):
     for name, inside, word in (("a.pt", "constants.pkl", "torch.jit.load"), ("b.pt", "data.pkl", "load_state_dict")):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(f"net/{inside}", b"")
@@ -70,7 +70,7 @@ def test_a_torchscript_file_is_told_from_weights(tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "plan", "check", "bench"])
 @pytest.mark.parametrize("name", ["net.pt", "net.tflite", "net.onnx", "net.safetensors"])
-def test_every_command_says_what_to_do(cli, tmp_path, command, name):
+def test_every_command_prints_the_hint(cli, tmp_path, command, name):
     (tmp_path / name).write_text(POINTER)
     ran = cli(command, name, *(["--count", 3] if command == "run" else []))
     assert (ran.code, ran.out) == (2, "")

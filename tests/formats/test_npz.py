@@ -1,4 +1,4 @@
-"""Arrays in .npz files: what is damaged is refused, however it is packed."""
+"""Arrays in .npz files: damage is refused for every compression method."""
 
 import io
 import random
@@ -45,7 +45,7 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_damaged_member_is_said_to_be(tmp_path, method):
+def test_a_damaged_member_is_named(tmp_path, method):
     data = packed(method)
     middle = data.index(b".npy") + 60
     (tmp_path / "x.npz").write_bytes(data[:middle] + b"\xff" * 8 + data[middle + 8 :])
@@ -54,7 +54,7 @@ def test_a_damaged_member_is_said_to_be(tmp_path, method):
     assert caught.value.got
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path):
+def test_a_name_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "x.npz").write_bytes(packed("stored").replace("ö".encode(), b"\xff\xff"))
     with pytest.raises(FormatError, match=r"x\.npz: not an \.npz file"):
         open_npz(tmp_path / "x.npz", "x")

@@ -1,4 +1,4 @@
-"""Rows as text: what fscanf reads is read, what is wrong is named by its line, and lines are printf's."""
+"""Rows as text: reads what fscanf reads, writes what printf writes; errors name the line."""
 
 import re
 
@@ -22,7 +22,7 @@ def path(tmp_path):
 
 
 @given(data=st.data(), rows=st.integers(0, 5), width=st.integers(1, 4), piece=st.integers(1, 40))
-def test_any_white_space_any_piece(tmp_path_factory, data, rows, width, piece):
+def test_any_whitespace_any_chunk(tmp_path_factory, data, rows, width, piece):
     numbers = data.draw(st.lists(NUMBERS, min_size=rows * width, max_size=rows * width))
     words = [str(rows), *(data.draw(FORMATS).format(number) for number in numbers)]
     text = data.draw(st.sampled_from(["", " ", "\n\n"])) + "".join(word + data.draw(WHITE) for word in words)
@@ -44,12 +44,12 @@ def test_numbers_as_c_writes_them(path):
 @pytest.mark.parametrize(
     ("text", "what", "got", "expected"),
     [
-        ("", "the file is empty", "no word", "3 numbers a row"),
-        (" \n\n ", "the file is empty", "no word", "3 numbers a row"),
-        ("\nrows\n1 2 3\n", "line 2: bad number of rows", "'rows'", "whole number"),
-        ("1.0\n1 2 3\n", "line 1: bad number of rows", "'1.0'", "whole number"),
-        ("-1\n1 2 3\n", "line 1: bad number of rows", "'-1'", "whole number"),
-        ("9999999999999999999\n1 2 3\n", "line 1: bad number of rows", "'9999999999999999999'", "whole number"),
+        ("", "the file is empty", "no text", "3 values per row"),
+        (" \n\n ", "the file is empty", "no text", "3 values per row"),
+        ("\nrows\n1 2 3\n", "line 2: bad number of rows", "'rows'", "an integer"),
+        ("1.0\n1 2 3\n", "line 1: bad number of rows", "'1.0'", "an integer"),
+        ("-1\n1 2 3\n", "line 1: bad number of rows", "'-1'", "an integer"),
+        ("9999999999999999999\n1 2 3\n", "line 1: bad number of rows", "'9999999999999999999'", "an integer"),
         ("2\n1 2 3\n4 five 6\n", "line 3: not a number", "'five'", "finite float32"),
         ("2\n1 2 3\n4 5.0f 6\n", "line 3: not a number", "'5.0f'", "finite float32"),
         ("2\n1 2 3\n4 1_0 6\n", "line 3: not a number", "'1_0'", "finite float32"),
@@ -59,13 +59,13 @@ def test_numbers_as_c_writes_them(path):
         ("1\n1 2 1e39\n", "line 2: not a number", "'1e39'", "finite float32"),
         ("1\n1 2 1e999\n", "line 2: not a number", "'1e999'", "finite float32"),
         ("1\n1 2 \xff\n", "line 2: not a number", r"\xff", "finite float32"),
-        ("2\n1 2 3\n4 5\n", "the file ends in line 4", "5 numbers", "6: 2 rows of 3"),
-        ("2\n1 2 3\n4 5", "the file ends in line 3", "5 numbers", "6: 2 rows of 3"),
-        ("3", "the file ends in line 1", "0 numbers", "9: 3 rows of 3"),
-        ("999999999999999999\n1 2 3", "the file ends in line 2", "3 numbers", "rows of 3"),
-        ("1\n1 2 3\n4\n", "line 3 goes on", "more numbers", "3: 1 rows of 3"),
-        ("1\n1 2 3 4", "line 2 goes on", "more numbers", "3: 1 rows of 3"),
-        ("0\n7", "line 2 goes on", "more numbers", "0: 0 rows of 3"),
+        ("2\n1 2 3\n4 5\n", "the file ends in line 4", "5 values", "6: 2 rows of 3"),
+        ("2\n1 2 3\n4 5", "the file ends in line 3", "5 values", "6: 2 rows of 3"),
+        ("3", "the file ends in line 1", "0 values", "9: 3 rows of 3"),
+        ("999999999999999999\n1 2 3", "the file ends in line 2", "3 values", "rows of 3"),
+        ("1\n1 2 3\n4\n", "line 3 has text after", "more values", "3: 1 rows of 3"),
+        ("1\n1 2 3 4", "line 2 has text after", "more values", "3: 1 rows of 3"),
+        ("0\n7", "line 2 has text after", "more values", "0: 0 rows of 3"),
         ("1\n" + "1" * 5000, "line 2: not a number", "1111", "finite float32"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_named_by_its_line(path, monkeypatch, piece, text, what
     assert caught.value.hint
 
 
-def test_a_file_that_is_no_text(path):
+def test_a_file_that_is_not_text(path):
     path.write_bytes(np.random.default_rng(0).bytes(3 << 20))
     with pytest.raises(FormatError, match="line 1: bad number of rows"):
         read_rows_text(path, 3)
@@ -110,20 +110,20 @@ def test_lines_are_those_of_printf(path):
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (7, 5, 4, 3)).astype(np.float32)
     x[1].ravel()[:8] = [-1, 1, 0, -0.0, -1e-5, 1e-5, 0.03125, -0.09375]  # halves of a step round to even
-    x[2] = np.round(x[2], 4) + np.float32(5e-5)  # as near to a half as float32 comes
+    x[2] = np.round(x[2], 4) + np.float32(5e-5)  # as close to a tie as float32 gets
     assert write(path, x) == printf(x)
     assert "-0.0000 0.0000 0.0312 -0.0938 " in path.read_text()
 
 
 def test_halves_round_to_even(path):
-    halves = (2 * np.arange(-8192, 8192) + 1) / np.float32(16384)  # k / 2^14: every tie that float32 has is among them
+    halves = (2 * np.arange(-8192, 8192) + 1) / np.float32(16384)  # k / 2^14: includes every tie in float32
     x = halves.astype(np.float32).reshape(4, -1)
     assert write(path, x) == printf(x)
 
 
 def test_numbers_outside(path):
     x = np.random.default_rng(1).standard_normal((6, 2, 3)).astype(np.float32) * 100
-    x[0] = 0.5  # a row of small numbers among others
+    x[0] = 0.5  # one row with values in [-1, 1]
     x[3, 0] = [np.nan, np.inf, -np.inf]
     assert write(path, x) == printf(x)
     assert "nan inf -inf " in path.read_text()

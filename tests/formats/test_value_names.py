@@ -1,4 +1,4 @@
-"""Inputs and outputs keep their names: from a file into a network, through a plan, and into the next file."""
+"""Inputs and outputs retain their names from file to network, through a plan, and to the next file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_output_keeps_its_name_through_a_plan_and_both_formats(tmp_path, name
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gxx)])  # an emulated GPU
-def test_an_output_that_is_an_input_or_another_output_is_a_value_of_its_own(tmp_path, monkeypatch, device):
+def test_an_output_that_is_an_input_or_another_output_is_a_separate_value(tmp_path, monkeypatch, device):
     if device == "cuda":
         emulate_device(monkeypatch)
     nodes = [op("Relu", "x", "a"), op("Identity", "x", "same"), op("Identity", "a", "b"), op("Identity", "b", "c")]
@@ -71,7 +71,7 @@ def test_a_layer_that_has_an_outputs_name_gets_another(tmp_path):
     assert [(node.name, node.layer.kind) for node in net.nodes] == [("y_2", "ReLU"), ("y", "Sigmoid")]
 
 
-def test_names_that_an_input_has_or_that_come_twice_are_numbered():
+def test_repeated_names_are_numbered():
     nodes = (Node("r", ReLU(), ("x",)), Node("s", ReLU(), ("r",)), Node("t", ReLU(), ("s",)))
     net = name_values(Network(X, nodes, ("s", "t", "x"), {}), {"x": "mask"}, ["mask", "mask", "mask"])
     assert (list(net.inputs), net.outputs) == (["mask"], ("mask_2", "mask_3", "mask"))

@@ -1,4 +1,4 @@
-"""Ints divided by 0: an error that says where, on the CPU and in the CUDA kernels, as for ids that are in no table."""
+"""Ints divided by 0: an error with the position, on the CPU and in CUDA kernels, as for invalid ids."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ LAYERS = (Div(), Mod(), Mod(True))
 
 
 def by_a_value(layer, dtype="int64"):
-    """By a value that is stretched, and computed on the way."""
+    """Division by a broadcast value that is computed in the same group."""
     nodes = (
         Node("moved", Add(), ("z",), {"constant": "two"}), Node("y", layer, ("x", "moved")),
         Node("twice", Mul(), ("y",), {"constant": "two"}),
     )  # fmt: skip
-    given = {"x": TensorType(("B", 3, 5), dtype), "z": TensorType(("B", 1, 5), dtype)}
-    return Network(given, nodes, ("twice",), {"two": np.array(2, dtype)})
+    inputs = {"x": TensorType(("B", 3, 5), dtype), "z": TensorType(("B", 1, 5), dtype)}
+    return Network(inputs, nodes, ("twice",), {"two": np.array(2, dtype)})
 
 
 def rows(dtype, B=70):
@@ -38,10 +38,10 @@ def check(engine_of, layer, dtype):
     np.testing.assert_array_equal(before, reference.forward(net, (x, z)))
     bad = z.copy()
     bad[[41, 67], :, 3] = np.array(-2).astype(dtype)  # with two added, 0
-    with pytest.raises(InputError, match="row 41, position 0, 3: an int is divided by 0") as error:
+    with pytest.raises(InputError, match="row 41, position 0, 3: integer division by 0") as error:
         engine(x, bad)
     assert "try:" in str(error.value)
-    np.testing.assert_array_equal(engine(x, z), before)  # it is forgotten
+    np.testing.assert_array_equal(engine(x, z), before)  # the status is cleared
     assert engine(x[:0], z[:0]).shape == (0, 3, 5)
 
 
@@ -67,13 +67,13 @@ def test_on_a_gpu(layer, dtype):
 
 
 ONE = {
-    "a constant in front": (Node("y", Div(), ("x",), {"first": "k"}),),
+    "a constant numerator": (Node("y", Div(), ("x",), {"first": "k"}),),
     "a constant of 0": (Node("y", Mod(), ("x",), {"constant": "zeros"}),),
     "the accumulator": (Node("a", Add(), ("x",), {"constant": "k"}), Node("y", Div(), ("x", "a"))),
-    "seen otherwise": (Node("a", Div(), ("x", "x")), Node("y", Reshape((4,)), ("a",))),
+    "reshaped": (Node("a", Div(), ("x", "x")), Node("y", Reshape((4,)), ("a",))),
 }
-# What is divided by is x, zeros, or x + 7.
-BAD = {"a constant in front": 0, "a constant of 0": 3, "the accumulator": -7, "seen otherwise": 0}
+# The divisor is x, zeros, or x + 7.
+BAD = {"a constant numerator": 0, "a constant of 0": 3, "the accumulator": -7, "reshaped": 0}
 
 
 def one(case):
@@ -88,7 +88,7 @@ def check_one(engine_of, case):
         engine(x)
     x[1, 1, 1] = BAD[case]
     where = "row 0, position 0, 1" if case == "a constant of 0" else "row 1, position 1, 1"
-    with pytest.raises(InputError, match=f"{where}: an int is divided by 0"):
+    with pytest.raises(InputError, match=f"{where}: integer division by 0"):
         engine(x)
 
 
@@ -110,8 +110,8 @@ def test_whatever_divides_on_a_gpu(case):
     check_one(lambda net: onchip.compile(net, "cuda"), case)
 
 
-def test_by_constants_nothing_is_looked_at():
-    """They hold no 0: the CPU's compiled loops take it, and a GPU has no status to read."""
+def test_constant_divisors_are_not_checked():
+    """Constants without 0: the CPU's compiled loops claim it, and a GPU has no status to read."""
     net = Network(
         {"x": TensorType(("B", 2), "int64")}, (Node("y", Div(), ("x",), {"constant": "k"}),), ("y",),
         {"k": np.array([3, -4])},

@@ -1,4 +1,4 @@
-"""Pointwise layers in every number type: casts, float64, ints that wrap, 16 bits; on the host and on a GPU."""
+"""Pointwise layers in every dtype: casts, float64, ints that wrap, 16 bits; on the host and on a GPU."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ CASTS = [(given, to) for given in (*FLOATS, *INTS, "bool") for to in FLOATS if g
 
 
 def cast_case(given, to, B):
-    """Numbers of all sizes, halfway between others and next to that; the network, and what NumPy makes of them."""
+    """Values of all magnitudes, at and next to midpoints; the network, and NumPy's result."""
     rng = np.random.default_rng(3)
     dtype = numpy_dtype(given)
     if "float" in given:
@@ -96,7 +96,7 @@ DOUBLE = {
 
 
 def assert_right_in_float64(net, engine, x):
-    """Within a few units in the last place of float64, or of the narrowest type on the way."""
+    """Within a few ulp of float64, or of the narrowest intermediate type."""
     ulp = max(DTYPE_ULP.get(t.dtype, 2.0**-52) for t in net.types.values())
     for name, got, exact in zip(net.outputs, as_tuple(engine(*x)), as_tuple(reference.forward(net, x)), strict=True):
         assert got.dtype == numpy_dtype(net.types[name].dtype)
@@ -117,7 +117,7 @@ def test_right_in_float64_on_the_host(gpu, name):
 
 @needs_gxx
 @pytest.mark.parametrize("layer", [Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"), ReLU(), Clip(-1, 1)], ids=str)
-def test_odd_numbers_in_float64(gpu, layer):
+def test_special_values_in_float64(gpu, layer):
     x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, -1e300, 1e-320, 800, -800, 20, -20], np.float64)[:, None]
     net = sequential(TensorType(("B", 1), "float64"), [("y", layer)], {})
     with np.errstate(all="ignore"):
@@ -126,7 +126,7 @@ def test_odd_numbers_in_float64(gpu, layer):
 
 
 def of_ints(dtype):
-    """Sums and products, of rows, of what is stretched and of constants; a value in the middle, and one as floats."""
+    """Sums and products of rows, broadcast values and constants; an intermediate output, and one as floats."""
     rng = np.random.default_rng(8)
     limits = np.iinfo(dtype)
     weights = {"c": rng.integers(limits.min, limits.max, (5, 1), dtype, endpoint=True)}
@@ -167,7 +167,7 @@ def test_ints_wrap_on_the_host(gpu, dtype):
 
 
 def divided_ints(dtype):
-    """Of sums that wrap: what is left of them by both signs, their quotients, the larger, what a mask leaves."""
+    """Sums that wrap: remainders of both signs, quotients, max and mask."""
     return network(
         {"x": TensorType(("B", 5), dtype), "z": TensorType(("B", 5), dtype)},
         [
@@ -227,7 +227,7 @@ TO_INTS = [(given, to) for given in (*FLOATS, *INTS, "bool") for to in (*INTS, "
 
 
 def whole_case(given, to, B):
-    """Numbers that are near an int of either dtype."""
+    """Values near an int of either dtype."""
     rng = np.random.default_rng(5)
     x = rng.integers(0, 100, (B, 3)) if given in ("uint8", "bool") or to == "uint8" else rng.integers(-100, 100, (B, 3))
     x = x.astype(numpy_dtype(given))
@@ -252,7 +252,7 @@ def test_whole_as_numpy_has_it_on_a_gpu(given, to):
 
 @needs_gxx
 def test_floats_become_ints_and_floats_again_in_one_run(gpu):
-    """The whole part of a value, given out and read again."""
+    """The integer part of a value, as an output and read again."""
     nodes = [
         ("t", Mul(), ("x", "x")),
         ("i", ToInts("int64"), ("t",)),
@@ -260,7 +260,7 @@ def test_floats_become_ints_and_floats_again_in_one_run(gpu):
         ("y", Add(), ("f", "t")),
     ]
     net = network({"x": (7,)}, nodes, ("i", "y"))
-    assert [group.claim.facts.run.number for group in planned(net).groups] == ["float"]
+    assert [group.claim.facts.run.acc_type for group in planned(net).groups] == ["float"]
     x = np.linspace(-2, 2, 7 * 9, dtype=np.float32).reshape(9, 7)
     i, y = emulated(gpu, net)(x)
     assert i.dtype == np.int64
@@ -268,34 +268,34 @@ def test_floats_become_ints_and_floats_again_in_one_run(gpu):
     np.testing.assert_allclose(y, reference.forward(net, x)[1], rtol=1e-6)
 
 
-def test_a_run_has_one_number_type():
-    def numbers_of(net):
-        return [group.claim.facts.run.number for group in planned(net).groups]
+def test_a_chain_has_one_dtype():
+    def dtypes_of(net):
+        return [group.claim.facts.run.acc_type for group in planned(net).groups]
 
-    assert numbers_of(DOUBLE["there and back"]) == ["double", "float", "double"]
-    assert numbers_of(of_ints("int64")) == ["long long", "double", "float"]
-    assert numbers_of(of_ints("int16")) == ["long long", "float"]  # which has all of their numbers
+    assert dtypes_of(DOUBLE["there and back"]) == ["double", "float", "double"]
+    assert dtypes_of(of_ints("int64")) == ["long long", "double", "float"]
+    assert dtypes_of(of_ints("int16")) == ["long long", "float"]  # which represents all int16 values
     for given, to in (("float64", "float32"), ("float32", "float64")):
         layers = [("a", Cast(to)), ("b", Tanh())]
         net = sequential(TensorType(("B", 3), given), layers, {})
-        assert numbers_of(net) == ["float" if to == "float32" else "double"]
+        assert dtypes_of(net) == ["float" if to == "float32" else "double"]
     net = sequential(TensorType(("B", 3)), [("a", Tanh()), ("c", Cast("float64"))], {})
-    assert numbers_of(net) == ["float"]
+    assert dtypes_of(net) == ["float"]
 
 
 @needs_gxx
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "bool", "float64", "float16", "uint8"])
 @pytest.mark.parametrize("row", [(2, 3), (3, 5)])
-def test_numbers_of_any_dtype_change_their_shape(gpu, dtype, row):
+def test_any_dtype_is_reshaped(gpu, dtype, row):
     """Where no rewrite drops it, as two outputs need it in two shapes."""
     nodes = [("r", Reshape(), ("x",)), ("i", Reshape(row[::-1]), ("r",))]
     net = network({"x": TensorType(("B", *row), dtype)}, nodes, ("r", "i"))
     x = np.random.default_rng(1).integers(0, 2, (77, *row)).astype(dtype)
     if dtype.startswith("int"):
         x = np.random.default_rng(1).integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (77, *row), dtype)
-    flat, turned = emulated(gpu, net)(x)
-    assert flat.tobytes() == turned.tobytes() == x.tobytes()
-    assert turned.shape == (77, *row[::-1])
+    flat, reshaped = emulated(gpu, net)(x)
+    assert flat.tobytes() == reshaped.tobytes() == x.tobytes()
+    assert reshaped.shape == (77, *row[::-1])
 
 
 NARROW = [
@@ -306,7 +306,7 @@ NARROW = [
 
 
 def assert_rounded_once(layer, dtype, compiled):
-    """Of every number in 16 bits: the float64 result, rounded, but for a relative error of 2^-15 before that."""
+    """Every 16-bit value: the rounded float64 result, up to a relative error of 2^-15 before rounding."""
     x = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype)).reshape(-1, 32)
     net = sequential(TensorType(("B", 32), dtype), [("y", layer)], {})
     made = compiled(net)(x)
@@ -326,18 +326,18 @@ def assert_rounded_once(layer, dtype, compiled):
 
 @needs_gxx
 @pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
-def test_every_number_in_16_bits_on_the_host(gpu, layer, dtype):
+def test_every_16_bit_value_on_the_host(gpu, layer, dtype):
     assert_rounded_once(layer, dtype, lambda net: emulated(gpu, net))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
-def test_every_number_in_16_bits_on_a_gpu(layer, dtype):
+def test_every_16_bit_value_on_a_gpu(layer, dtype):
     assert_rounded_once(layer, dtype, lambda net: onchip.compile(net, "cuda"))
 
 
 def narrow_tree(dtype):
-    """Values of other shapes, a kept one and a batch norm, all of them in 16 bits."""
+    """Broadcast values, an intermediate output and a batch norm, all in 16 bits."""
     nodes = (
         ("t", Tanh(), ("x",)), ("s", Sigmoid(), ("x",)), ("m", Mul(), ("t", "s")), ("a", Add(), ("m", "z")),
         ("y", GELU(), ("a",)), ("u", Add(), ("y", "t")),
@@ -347,12 +347,12 @@ def narrow_tree(dtype):
 
 
 def test_layers_of_16_bits_have_eight_neighbours():
-    def neighbours(net):
-        return claims(net)[0].facts.run.neighbours
+    def vector(net):
+        return claims(net)[0].facts.run.vector
 
-    assert neighbours(narrow_tree("float16")) == neighbours(narrow_tree("bfloat16")) == 8
-    assert neighbours(tree()) == 4
-    assert neighbours(sequential(TensorType(("B", 3), "float16"), [("c", Cast("float32"))], {})) == 4
+    assert vector(narrow_tree("float16")) == vector(narrow_tree("bfloat16")) == 8
+    assert vector(tree()) == 4
+    assert vector(sequential(TensorType(("B", 3), "float16"), [("c", Cast("float32"))], {})) == 4
 
 
 @needs_gxx
@@ -367,7 +367,7 @@ def test_a_tree_in_16_bits_on_the_host(gpu, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_tree_in_16_bits_on_a_gpu(dtype):
-    """Also of so many rows that blocks fetch ahead."""
+    """Also with enough rows for blocks to prefetch."""
     net = narrow_tree(dtype)
     engine = onchip.compile(net, "cuda")
     x, z = inputs_of(net, 1000)

@@ -1,4 +1,4 @@
-"""Runs of pointwise layers on the CPU over ints and other floats: what NumPy makes of them, to the bit."""
+"""Chains of pointwise layers on the CPU over ints and other floats: bit-identical to NumPy."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import onchip
 from image_networks import weight
 from onchip.kernels import reference
 from onchip.kernels.cpu.elementwise.block import BLOCK
-from onchip.kernels.cpu.elementwise.ints import COMPUTED_INTS, WHOLES
+from onchip.kernels.cpu.elementwise.ints import COMPUTED_INTS, TO_INT_CASTS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Add,
@@ -45,7 +45,7 @@ def bits(array):
 
 
 def all_sizes(dtype, *shape):
-    """Ints of few digits and of many, with the least and the largest."""
+    """Small and large ints, including the minimum and the maximum."""
     rng, kind = np.random.default_rng(0), np.iinfo(dtype)
     x = rng.integers(kind.min, kind.max, shape, "int64", endpoint=True) >> rng.integers(0, 60, shape)
     x.flat[0], x.flat[-1] = kind.min, kind.max
@@ -56,7 +56,7 @@ def all_sizes(dtype, *shape):
 @pytest.mark.parametrize("layer", [Add(), Mul(), Max(), Min(), Sub()], ids=str)
 @pytest.mark.parametrize("dtype", COMPUTED_INTS)
 def test_ints_wrap_as_in_numpy(dtype, layer, size):
-    """Of two values, one of them stretched; then with a constant, of which the sum is compared: it wrapped before."""
+    """Two values, one broadcast; then a constant, whose wrapped sum is compared."""
     operation = {Add: np.add, Mul: np.multiply, Max: np.maximum, Min: np.minimum, Sub: np.subtract}[type(layer)]
     given = {"x": TensorType(("B", 3, size), dtype), "z": TensorType(("B", 3, 1), dtype)}
     nodes = (
@@ -74,7 +74,7 @@ def test_ints_wrap_as_in_numpy(dtype, layer, size):
 
 
 @pytest.mark.parametrize("dtype", COMPUTED_INTS)
-def test_a_constant_in_front(dtype):
+def test_a_constant_first_operand(dtype):
     given, k = TensorType(("B", 6), dtype), all_sizes(dtype, 6)
     net = Network({"x": given}, (Node("y", Sub(), ("x",), {"first": "k"}),), ("y",), {"k": k})
     x = all_sizes(dtype, 40, 6)
@@ -85,7 +85,7 @@ def test_a_constant_in_front(dtype):
 @pytest.mark.parametrize("layer", [Div(), Mod(), Mod(True)], ids=str)
 @pytest.mark.parametrize("dtype", COMPUTED_INTS)
 def test_ints_divide_by_constants(dtype, layer, size):
-    """By numbers of both signs, and the least int by -1."""
+    """By both signs, and the minimum int by -1."""
     k = all_sizes(dtype, size)[::-1].copy()
     k[0] = -1
     k[k == 0] = -3
@@ -109,7 +109,7 @@ def test_ints_are_masked_and_compared(dtype, layer, size):
 
 
 def test_digits_by_constants():
-    """Ids in one pass: several quotients and what is left of them."""
+    """Ids in one pass: several quotients and remainders."""
     nodes = (
         Node("hundreds", Div(), ("ids",), {"constant": "hundred"}), Node("a", Div(), ("ids",), {"constant": "ten"}),
         Node("tens", Mod(), ("a",), {"constant": "ten"}), Node("rest", Mod(), ("ids",), {"constant": "hundred"}),
@@ -121,7 +121,7 @@ def test_digits_by_constants():
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize(("given", "to"), sorted(WHOLES))
+@pytest.mark.parametrize(("given", "to"), sorted(TO_INT_CASTS))
 def test_whole_numbers(given, to):
     rng = np.random.default_rng(2)
     x = rng.integers(0 if to in ("uint8", "bool") or given == "bool" else -128, 128, (700, 9)).astype(given)
@@ -139,7 +139,7 @@ def test_whole_numbers(given, to):
 @pytest.mark.parametrize("inner", [1, 5])
 @pytest.mark.parametrize("dtype", COMPUTED_INTS)
 def test_sums_of_ints(dtype, inner):
-    """As a file's ReduceSum of ints is read: in float64, which holds them."""
+    """In float64, as the ONNX reader emits a ReduceSum of ints."""
     nodes = (
         Node("wide", Cast("float64"), ("x",)), Node("sum", GlobalSum((2,)), ("wide",)),
         Node("y", ToInts("int64"), ("sum",)),
@@ -153,7 +153,7 @@ def test_sums_of_ints(dtype, inner):
 
 
 @pytest.mark.parametrize("given", [*INTS, "bool", *FLOATS])
-def test_numbers_as_float32(given):
+def test_ints_as_float32(given):
     """Rounded once, to the nearest."""
     if given in INTS:
         x = all_sizes(given, 700, 9)
@@ -168,7 +168,7 @@ def test_numbers_as_float32(given):
 
 
 def odd_floats(dtype):
-    """Of all sizes, halfway between others and next to that, with those that are no numbers."""
+    """All magnitudes, at and next to midpoints, and NaNs."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((700, 9)) * 2.0 ** rng.integers(-160, 140, (700, 9))
     x[1] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8
@@ -198,8 +198,8 @@ def test_every_float16():
 
 
 @pytest.mark.parametrize("size", [3, BLOCK + 3])
-def test_ints_become_floats_on_the_way(size):
-    """A mask of ids that are not padding, and the ids a table further, both given out, in one pass."""
+def test_ints_become_floats_in_one_pass(size):
+    """A mask of ids that are not padding, and shifted ids, both outputs, in one pass."""
     given = {"ids": TensorType(("B", size), "int32"), "is_new": TensorType(("B", 1), "bool")}
     nodes = (
         Node("moved", Add(), ("ids",), {"constant": "offset"}), Node("seen", Reshape((1, size)), ("moved",)),
@@ -215,7 +215,7 @@ def test_ints_become_floats_on_the_way(size):
 
 
 def test_images_of_bytes():
-    """The Cast is a pass of its own where conv_fused takes what comes behind."""
+    """The Cast is a separate pass if conv_fused claims the next layers."""
     nodes = (
         Node("floats", Cast("float32"), ("x",)), Node("scaled", Mul(), ("floats",), {"constant": "share"}),
         Node("y", Conv2d(), ("scaled",), {"weight": "w"}),

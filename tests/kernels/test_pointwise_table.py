@@ -1,4 +1,4 @@
-"""The table of pointwise operations: all columns of a row compute the same, on ordinary numbers and on odd ones."""
+"""The table of pointwise operations: all columns of a row compute the same, on ordinary and special values."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine, compile
 from onchip.train import options
 
-ULPS = 5  # where every approximation of the chip is as far off as it may be
+ULPS = 5  # if every hardware approximation has its maximum error
 ODD = np.array(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e20, -1e20, 65504, 65520, -1e5, 88, -88, 1e-20, -1e-30, 1e-40,
      -1e-45],
@@ -73,14 +73,14 @@ def examples(row):
 ONE = [(row, layer) for row in UNARY for layer in examples(row)]
 
 
-def numbers(seed=0):
+def values(seed=0):
     rng = np.random.default_rng(seed)
     wide = rng.standard_normal(4000) * 10.0 ** rng.integers(-3, 3, 4000)
     return np.concatenate([ODD, wide.astype(np.float32)])
 
 
-def numbers_of_every_size(seed=0):
-    """Every exponent and sign, each with the first, the last and some digits; and many where activations bend."""
+def values_of_every_magnitude(seed=0):
+    """Every exponent and sign, each with the first, the last and some mantissas; and many where activations bend."""
     rng = np.random.default_rng(seed)
     digits = np.concatenate([[0, 1, 2**23 - 1], rng.integers(0, 2**23, 125)]).astype(np.uint32)
     heads = np.arange(512, dtype=np.uint32) << np.uint32(23)
@@ -89,17 +89,17 @@ def numbers_of_every_size(seed=0):
 
 
 def assert_computes(row, layer, x, got):
-    """As the float64 reference does, within a few units in the last place of x or of the result. Far below 0 the
+    """Equal to the float64 reference, within a few ulp of x or of the result. Far below 0 the
     reference itself loses digits: of 1 + tanh(x) those below 2^-52 are gone."""
     with np.errstate(all="ignore"):
         wide = x.astype(np.float64)
-        if row.layer is Cast:  # the truth is x itself: a Cast is what rounds
+        if row.layer is Cast:  # the truth is x itself: the Cast rounds
             rounded = row.forward(layer, (x,), {})
             np.testing.assert_array_equal(got.astype(np.float32), rounded)
             return
         truth = row.forward(layer, (wide,), {})
         if row.layer is ToInts:
-            near = np.abs(np.nan_to_num(x, nan=1e9)) < 100  # of others no two machines agree
+            near = np.abs(np.nan_to_num(x, nan=1e9)) < 100  # for others, machines differ
             is_bool = layer.dtype == "bool"
             np.testing.assert_array_equal(got if is_bool else got[near], truth if is_bool else truth[near])
             return
@@ -111,7 +111,7 @@ def assert_computes(row, layer, x, got):
         assert row.backward is not None
         (slope,), _ = row.backward(layer, (wide,), {}, truth, np.ones_like(truth))
         allowed = ULPS * 2.0**-23 * (np.abs(truth) + np.abs(wide * slope)) + 2.0**-52 * np.abs(wide)
-        allowed += 2.0**-149  # between denormal numbers
+        allowed += 2.0**-149  # between subnormal values
         allowed[~np.isfinite(allowed)] = 0
         expected = truth.astype(np.float32)
         same = (got == expected) | (np.isnan(got) & np.isnan(truth))
@@ -141,7 +141,7 @@ def test_what_has_no_slope_is_no_activation():
     ids=lambda given: getattr(given, "cuda", str(given)),
 )
 def test_the_cpu_computes_the_same(row, layer):
-    x = numbers()
+    x = values()
     net = sequential(TensorType(("B", 1)), [("y", layer)], {})
     (claim,) = Rowwise().claims(net, 0, this_cpu(), Job())
     y = np.empty_like(x)
@@ -158,23 +158,23 @@ def on_emulated_gpu(monkeypatch, net, *x):
 @needs_gxx
 @pytest.mark.parametrize(("row", "layer"), ONE, ids=lambda given: getattr(given, "cuda", str(given)))
 def test_cuda_computes_the_same(monkeypatch, row, layer):
-    x = numbers()
+    x = values()
     net = sequential(TensorType(("B", 1)), [("y", layer)], {})
     assert_computes(row, layer, x, on_emulated_gpu(monkeypatch, net, x[:, None])[:, 0])
 
 
 @needs_gxx
 @pytest.mark.parametrize("layer", [Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"), ELU(), Softplus(), Mish()], ids=str)
-def test_cuda_is_exact_for_numbers_of_every_size(monkeypatch, layer):
-    x = numbers_of_every_size()
+def test_cuda_is_exact_for_every_magnitude(monkeypatch, layer):
+    x = values_of_every_magnitude()
     net = sequential(TensorType(("B", 1)), [("y", layer)], {})
     assert_computes(operation_of(layer), layer, x, on_emulated_gpu(monkeypatch, net, x[:, None])[:, 0])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [layer for row, layer in ONE if issubclass(row.layer, Elementwise)], ids=str)
-def test_a_gpu_is_exact_for_numbers_of_every_size(layer):
-    x = np.concatenate([numbers(), *map(numbers_of_every_size, range(8))])
+def test_a_gpu_is_exact_for_every_magnitude(layer):
+    x = np.concatenate([values(), *map(values_of_every_magnitude, range(8))])
     net = sequential(TensorType(("B", 1)), [("y", layer)], {})
     assert_computes(operation_of(layer), layer, x, compile(net, "cuda")(x[:, None])[:, 0])
 
@@ -182,14 +182,14 @@ def test_a_gpu_is_exact_for_numbers_of_every_size(layer):
 @needs_gxx
 @pytest.mark.parametrize("layer", [row.layer() for row in BINARY if row.layer not in (Mask, Mod)], ids=str)
 def test_cuda_combines_the_same(monkeypatch, layer):
-    x, z = (np.resize(numbers(seed), len(ODD) ** 2 + 4000) for seed in (0, 1))
+    x, z = (np.resize(values(seed), len(ODD) ** 2 + 4000) for seed in (0, 1))
     x[: len(ODD) ** 2], z[: len(ODD) ** 2] = np.repeat(ODD, len(ODD)), np.tile(ODD, len(ODD))
     given = TensorType(("B", 1))
     net = Network({"x": given, "z": given}, (Node("y", layer, ("x", "z")),), ("y",), {})
     with np.errstate(all="ignore"):
         expected = operation_of(layer).forward(layer, (x, z), {})
     got = on_emulated_gpu(monkeypatch, net, x[:, None], z[:, None])[:, 0]
-    if isinstance(layer, Pow):  # each library has its own last digit
+    if isinstance(layer, Pow):  # libraries differ in the last digit
         np.testing.assert_allclose(got, expected, rtol=ULPS * 2.0**-23, atol=2.0**-149)
     else:
         np.testing.assert_array_equal(got, expected)
@@ -198,7 +198,7 @@ def test_cuda_combines_the_same(monkeypatch, layer):
 @needs_gxx
 @pytest.mark.parametrize("layer", [Sub(), Div(), PReLU()], ids=str)
 def test_cuda_knows_which_operand_is_the_first(monkeypatch, layer):
-    """A constant in front, one behind, and a value that the accumulator has although it is the second operand."""
+    """A constant as first and as second operand, and the accumulator as second operand."""
     rng = np.random.default_rng(0)
     x, c = rng.standard_normal((5, 7), np.float32), rng.standard_normal(7, np.float32)
     given = TensorType(("B", 7))
@@ -245,8 +245,8 @@ def test_neither_the_reference_nor_planning_needs_numba():
 
 def test_a_bound_that_is_not_there_is_an_infinity():
     row = operation_of(Clip(0.1, 6))
-    assert row.told(Clip(0.1, 6)) == (np.float32(0.1), np.float32(6))
-    assert row.told(Clip()) == (-np.inf, np.inf)
+    assert row.float32_parameters(Clip(0.1, 6)) == (np.float32(0.1), np.float32(6))
+    assert row.float32_parameters(Clip()) == (-np.inf, np.inf)
 
 
 def test_training_names_those_that_it_goes_through():

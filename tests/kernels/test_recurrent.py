@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN on both devices: the steps' arithmetic, whatever the batch. CUDA's kernel runs on the host."""
+"""LSTM, GRU and RNN on both devices: every step, for any batch. CUDA kernels also run emulated on the host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def network(layer, S, H, dtype="float32", has_states=False):
 
 
 def with_product(net, features, has_bias=True):
-    """The network behind a Linear that makes its first input of so many features."""
+    """The network after a Linear that computes its first input from `features` features."""
     rng, given, dtype = np.random.default_rng(1), net.inputs["x0"], net.inputs["x0"].dtype
     D_out = given.shape[-1]
     arrays = {"weight": rng.standard_normal((D_out, features)) / np.sqrt(features), "shift": rng.standard_normal(D_out)}
@@ -102,7 +102,7 @@ def test_two_states_may_be_one_value():
 
 
 def fed(layer, S, K, H, has_states=False, has_bias=True):
-    """A Linear in front, which makes what the gates are given."""
+    """With a preceding Linear that computes the gates' inputs."""
     net, rng = network(layer, S, H, has_states=has_states), np.random.default_rng(1)
     width = int(net.types["x0"].shape[-1])
     weights = {"W": rng.standard_normal((width, K), dtype=np.float32) / np.float32(np.sqrt(K))}
@@ -123,7 +123,7 @@ def fed(layer, S, K, H, has_states=False, has_bias=True):
         (RNN(output="last"), 3, 1, 7, False),
     ],
 )  # fmt: skip
-def test_a_product_in_front_is_done_on_the_way(layer, S, K, H, has_states):
+def test_a_preceding_linear_is_fused(layer, S, K, H, has_states):
     for has_bias in (True, False):
         net = fed(layer, S, K, H, has_states, has_bias)
         engine, xs = onchip.compile(net, device="cpu"), inputs_of(net, 67)
@@ -135,7 +135,7 @@ def test_a_product_in_front_is_done_on_the_way(layer, S, K, H, has_states):
         assert onchip.compile(net, device="cpu", threads=1)(*xs).tobytes() == y.tobytes()
 
 
-def test_a_product_that_others_read_stays_alone():
+def test_a_linear_with_other_readers_is_not_fused():
     net = fed(LSTM(), 4, 3, 5)
     engine, xs = onchip.compile(net.replace(outputs=("gates", *net.outputs)), device="cpu"), inputs_of(net, 3)
     assert [group.claim.kernel for group in engine.plan.groups] == ["mlp_fused", "recurrent"]
@@ -143,19 +143,19 @@ def test_a_product_that_others_read_stays_alone():
 
 
 @pytest.mark.parametrize(
-    ("layer", "x", "recurrence", "told"),
+    ("layer", "x", "recurrence", "message"),
     [
-        (LSTM(), (5, 12), (1, 12, 4), "recurrence has another shape"), (GRU(), (5, 12), (1, 9, 3), "(B, ..., S, 9)"),
-        (RNN("bidirectional"), (0, 6), (2, 3, 3), "S at least 1"), (RNN(), (6,), (1, 6, 6), "input has another shape"),
+        (LSTM(), (5, 12), (1, 12, 4), "bad recurrence shape"), (GRU(), (5, 12), (1, 9, 3), "(B, ..., S, 9)"),
+        (RNN("bidirectional"), (0, 6), (2, 3, 3), "S at least 1"), (RNN(), (6,), (1, 6, 6), "bad input shape"),
     ],
 )  # fmt: skip
-def test_shapes_that_do_not_fit(layer, x, recurrence, told):
+def test_shapes_that_do_not_fit(layer, x, recurrence, message):
     with pytest.raises(ShapeError) as caught:
         layer.infer((TensorType(("B", *x)),), {"recurrence": TensorType(recurrence)})
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_attributes_that_are_none():
+def test_invalid_attributes():
     for make in (lambda: LSTM("up"), lambda: GRU(output="cell"), lambda: RNN(activation="gelu")):
         with pytest.raises(ShapeError, match=r"bad (direction|output|activation)"):
             make()
@@ -199,7 +199,7 @@ def test_a_sequence_has_the_same_bits_however_many_a_thread_has(monkeypatch):
 
 # -- a GPU, few sequences: the recurrence stays in registers --------------------------------------------------------
 
-HELD = {
+FEW_SEQUENCES = {
     "lstm, a cluster": (LSTM("bidirectional"), 3, 70, "float32", True),
     "cell": (LSTM("reverse", "cell"), 2, 5, "float32", False),
     "gru": (GRU("bidirectional"), 3, 33, "bfloat16", True),
@@ -210,9 +210,9 @@ HELD = {
 
 
 @needs_gxx
-@pytest.mark.parametrize("case", HELD)
+@pytest.mark.parametrize("case", FEW_SEQUENCES)
 def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
-    *given, has_states = HELD[case]
+    *given, has_states = FEW_SEQUENCES[case]
     net = network(*given, has_states=has_states)
     gpu, xs = emulated_gpu(monkeypatch), inputs_of(net, 5)
     (claim,) = claims_of(net, "recurrent_register_resident")
@@ -224,7 +224,7 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
     assert claim.facts.at(0).launches == ()
 
 
-def test_few_sequences_are_held_and_many_are_not():
+def test_few_sequences_keep_the_recurrence_in_registers():
     net = network(LSTM(), 49, 128)
     kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
     assert kernels == ["recurrent_register_resident", "recurrent_register_resident", "recurrent_mma"]
@@ -238,14 +238,14 @@ def test_few_sequences_are_held_and_many_are_not():
         )  # more than registers of a cluster hold
     (answer,) = RecurrentRegisterResident().claims(net, 0, A100, Job())
     assert isinstance(answer, Refusal)
-    assert "no cluster of sm_80" in answer.why
+    assert "cluster on sm_80" in answer.why
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*HELD, "keyword", "wide"])
+@pytest.mark.parametrize("case", [*FEW_SEQUENCES, "keyword", "wide"])
 def test_few_sequences_on_a_gpu(case):
     others = {"keyword": (LSTM(), 49, 128, "float32", False), "wide": (LSTM("bidirectional"), 7, 256, "float32", True)}
-    *given, has_states = (HELD | others)[case]
+    *given, has_states = (FEW_SEQUENCES | others)[case]
     net = network(*given, has_states=has_states)
     engine, xs = onchip.compile(net, "cuda", batch_hint=1), inputs_of(net, 2049)
     assert [group.claim.kernel for group in engine.plan.groups] == ["recurrent_register_resident"]
@@ -257,7 +257,7 @@ def test_few_sequences_on_a_gpu(case):
 
 # -- a GPU, many sequences: tensor cores ----------------------------------------------------------------------------
 
-# Units: odd ones, whose numbers no copy moves; past the warps of a block, so that a cluster has them.
+# Units: odd ones, which async copies cannot load; more than the warps of a block, so that a cluster splits them.
 MMA = {
     "lstm": (LSTM("bidirectional"), 3, 70, "float16", "fp16", True),
     "lstm, many steps": (LSTM(), 49, 24, "float16", "fp16", False),
@@ -274,7 +274,7 @@ MMA = {
 }
 
 
-# With the product before them: features; below, at and past a step of the sum, odd ones.
+# With the preceding gemm: features below, at and past a step of K, and odd ones.
 WITH_PRODUCT = {
     "lstm": (10, True), "lstm, a cluster": (33, True), "lstm in fp32, a cluster": (12, False),
     "lstm in tf32": (5, True), "gru": (16, True), "gru in fp32": (1, True), "gru, reset first": (40, True),
@@ -298,7 +298,7 @@ def test_many_sequences_on_an_emulated_gpu(monkeypatch, case, product):
     assert ("cluster" in case) == (claim.facts.blocks > 1)
     y = run_claim(gpu, net, claim, *xs)
     verify(net, xs, y, precision)
-    for units, rows in ((1, slice(37)), (132, slice(3, 20))):  # several tiles of a block; another place in a tile
+    for units, rows in ((1, slice(37)), (132, slice(3, 20))):  # several tiles per block; another position in a tile
         other = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=units))
         got = run_claim(gpu, net, other, *(np.ascontiguousarray(x[rows]) for x in xs))
         assert got.tobytes() == y[rows].tobytes()
@@ -306,8 +306,8 @@ def test_many_sequences_on_an_emulated_gpu(monkeypatch, case, product):
 
 
 @needs_gxx
-def test_an_infinite_state_is_nobody_elses(monkeypatch):
-    """A product with it is a NaN where a warp has more units than there are; these are in no sum."""
+def test_an_infinite_state_does_not_affect_others(monkeypatch):
+    """inf times the zero padding of units is NaN; padded units must not enter a sum."""
     net = network(LSTM(), 3, 5, "float16", has_states=True)
     x, h, c = inputs_of(net, 3)
     h[1, 0, 2] = np.inf
@@ -325,7 +325,7 @@ def test_tiles_fill_the_chip():
         (1, 1), (128, 2), (256, 4), (16384, 4),
     ]  # fmt: skip
     (both,) = claims_of(network(LSTM("bidirectional"), 49, 32, "float16"), "recurrent_mma", "fp16")
-    assert both.facts.blocks_at_a_time == 4
+    assert both.facts.blocks_per_sm == 4
     assert both.facts.at(4096).launches[0].config.grid == (512, 1, 1)
 
 
@@ -335,17 +335,17 @@ def test_many_sequences_in_16_bits_run_on_tensor_cores():
     assert kernels == ["recurrent_register_resident", "recurrent_mma"]
     (answer,) = RecurrentMma().claims(network(LSTM(), 2, 264), 0, H200, Job())
     assert isinstance(answer, Refusal)
-    assert "264 units in fp32 in registers of no cluster of sm_90a" in answer.why
+    assert "264 units in fp32" in answer.why
     (answer,) = RecurrentMma().claims(network(LSTM(), 2, 136, "float16"), 0, A100, Job("fp16"))
     assert isinstance(answer, Refusal)
     assert claims_of(network(LSTM(), 2, 8, "float64"), "recurrent_mma") == []
 
 
-def test_features_are_multiplied_where_that_is_sooner():
+def test_a_linear_is_fused_where_that_is_faster():
     net = with_product(network(LSTM(), 49, 128, "float16"), 10)
     plan = make_plan(net, H200, KERNELS, Job("fp16", 4096))
     assert [group.claim.label for group in plan.groups] == ["recurrent_mma<10,LSTM,128>"]
-    shared = net.replace(outputs=("gates", "y"))  # what the product makes is wanted
+    shared = net.replace(outputs=("gates", "y"))  # the gates' inputs are an output
     assert claims_of(shared, "recurrent_mma", "fp16") == []
     assert claims_of(net, "recurrent_mma", "bf16") == []  # it would round
     assert len(claims_of(net, "recurrent_mma", "fp16", start=1)) == 1

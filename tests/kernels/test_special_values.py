@@ -1,5 +1,5 @@
-"""Every pointwise layer and reduction on NaN, infinities, zeros of both signs, subnormal and huge numbers: as NumPy has
-them, in every dtype, on the CPU and in the CUDA kernels."""
+"""Every pointwise layer and reduction on NaN, infinities, signed zeros, subnormal and huge values: as in NumPy, in
+every dtype, on the CPU and in the CUDA kernels."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ SPECIAL = (
     0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 0.7, -0.7, 7.3, -7.3, 1e-3, -1e-3, 700.0,
     -700.0, 60000.0, -60000.0, 1e10, -1e10, 1e20, -1e20, 3e38, -3e38, 1e-20, -1e-30, 6e-8, -6e-8, 1e-40, -1e-45,
 )  # fmt: skip
-# Exact, signs of zeros included, but for what NumPy itself leaves to chance: which zero is the larger.
+# Exact, including the signs of zeros, except which zero is larger, which NumPy leaves undefined.
 EXACT = {
     Abs: np.abs, Sign: np.sign, Sqrt: np.sqrt, Reciprocal: lambda x: 1 / x, Floor: np.floor, Ceil: np.ceil,
     Round: np.rint, Add: np.add, Sub: np.subtract, Mul: np.multiply, Div: np.divide,
@@ -75,7 +75,7 @@ LAYERS = [
 PAIRS = [Mod(row.variant == "truncated") if row.layer is Mod else row.layer() for row in BINARY]
 
 
-def numbers(dtype):
+def values(dtype):
     with np.errstate(all="ignore"):
         return np.unique(np.array(SPECIAL).astype(numpy_dtype(dtype)).view(f"u{numpy_dtype(dtype).itemsize}")).view(
             numpy_dtype(dtype)
@@ -83,7 +83,7 @@ def numbers(dtype):
 
 
 def truth(layer, *xs):
-    """In float64, and whether it is to be met exactly."""
+    """The float64 result, and whether it must be exact."""
     wide = [x.astype(np.float64) for x in xs]
     if isinstance(layer, Mod):
         return (np.fmod if layer.truncated else np.mod)(*wide), True
@@ -98,17 +98,17 @@ def truth(layer, *xs):
 
 
 def wrong(layer, run, dtype):
-    """Where a layer's results are not the truth, rounded once: (numbers, got, expected)."""
-    x = numbers(dtype)
+    """Results that differ from the truth rounded once: (inputs, got, expected)."""
+    x = values(dtype)
     count = len(x) if isinstance(layer, tuple(PAIR_KINDS)) else 1
     xs = [np.repeat(x, count)] + ([np.tile(x, count)] if count > 1 else [])
     net = Network({f"x{i}": TensorType(("B", 1), dtype) for i in range(len(xs))},
                   (Node("y", layer, tuple(f"x{i}" for i in range(len(xs)))),), ("y",), {})  # fmt: skip
     with np.errstate(all="ignore"):
         exact, is_exact = truth(layer, *xs)
-        made = run(net)(*(each[:, None] for each in xs))[:, 0]
-        assert made.dtype == numpy_dtype(dtype)
-        got, expected = made.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
+        results = run(net)(*(each[:, None] for each in xs))[:, 0]
+        assert results.dtype == numpy_dtype(dtype)
+        got, expected = results.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
         same = (got == expected) | (np.isnan(got) & np.isnan(expected))
         if not is_exact:
             info = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
@@ -125,7 +125,7 @@ LEAST = {"float32": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14, "bflo
 
 
 def found(run, dtype):
-    return {str(layer): places for layer in (*LAYERS, *PAIRS) if (places := wrong(layer, run, dtype)[:4])}
+    return {str(layer): errors for layer in (*LAYERS, *PAIRS) if (errors := wrong(layer, run, dtype)[:4])}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -175,9 +175,9 @@ def wrong_ints(run, dtype):
         net = Network({"x": given, "z": given}, (Node("y", kind(), ("x", "z")),), ("y",), {})
         with np.errstate(all="ignore"):
             expected = EXACT[kind](x, z).astype(dtype)
-        places = np.flatnonzero(run(net)(x[:, None], z[:, None])[:, 0] != expected)
-        if len(places):
-            bad[kind.__name__] = [(int(x[i]), int(z[i])) for i in places[:4]]
+        indices = np.flatnonzero(run(net)(x[:, None], z[:, None])[:, 0] != expected)
+        if len(indices):
+            bad[kind.__name__] = [(int(x[i]), int(z[i])) for i in indices[:4]]
     return bad
 
 
@@ -211,7 +211,7 @@ def test_reductions_on_a_gpu(dtype):
 
 
 def check_reductions(run, dtype):
-    """Along a row, and across rows of several numbers, as each has a loop of its own."""
+    """inner = 1 and inner > 1, which have different loops."""
     flat = np.array(ROWS).astype(numpy_dtype(dtype))
     for kind, function in REDUCTIONS.items():
         for x, axis in ((flat, 1), (np.repeat(flat[:, :, None], 3, 2), 1)):

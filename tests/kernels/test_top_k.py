@@ -1,4 +1,4 @@
-"""The first few numbers along an axis and their places: of equals, of NaNs, in rows and in columns; CPU and CUDA."""
+"""Top-k values and indices along an axis: equals, NaNs, rows and columns; CPU and CUDA."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ LAYERS = [
 ]  # fmt: skip
 
 
-def numbers(row, B, dtype="float32"):
-    """Many of them equal, some no numbers."""
+def values(row, B, dtype="float32"):
+    """Many equal values, and some NaNs."""
     rng = np.random.default_rng(B)
     x = rng.integers(-3, 3, (B, *row)).astype(numpy_dtype(dtype))
     x[rng.random(x.shape) < 0.1] = np.nan
@@ -33,10 +33,10 @@ def expected_of(layer, x):
 
 def test_the_reference_sorts():
     x = np.array([[2.0, np.nan, 5.0, 2.0, -np.inf, 5.0]])
-    for layer, places in ((ArgTopK(6), [1, 2, 5, 0, 3, 4]), (ArgTopK(6, largest=False), [4, 0, 3, 2, 5, 1])):
-        assert expected_of(layer, x).tolist() == [places]
-        numbers = expected_of(TopK(6, largest=layer.largest), x)
-        np.testing.assert_array_equal(numbers, x[:, places])
+    for layer, indices in ((ArgTopK(6), [1, 2, 5, 0, 3, 4]), (ArgTopK(6, largest=False), [4, 0, 3, 2, 5, 1])):
+        assert expected_of(layer, x).tolist() == [indices]
+        values = expected_of(TopK(6, largest=layer.largest), x)
+        np.testing.assert_array_equal(values, x[:, indices])
 
 
 @pytest.mark.parametrize(("row", "layer"), LAYERS, ids=str)
@@ -44,7 +44,7 @@ def test_on_the_cpu(row, layer):
     engine = onchip.compile(sequential(TensorType(("B", *row)), [("y", layer)], {}), "cpu")
     assert [group.claim.kernel for group in engine.plan.groups] == ["top_k"]
     for B in (1, 7, 300):
-        x = numbers(row, B)
+        x = values(row, B)
         np.testing.assert_array_equal(engine(x), expected_of(layer, x))
         assert engine(x)[B // 2 :].tobytes() == engine(x[B // 2 :]).tobytes()
 
@@ -57,7 +57,7 @@ def test_on_an_emulated_gpu(monkeypatch, row, layer, dtype):
     net = one_layer(layer, TensorType(("B", *row), dtype))
     (claim,) = claims_of(net, "top_k")
     for B in (1, 9):
-        x = numbers(row, B, dtype)
+        x = values(row, B, dtype)
         got = run_claim(gpu, net, claim, x)
         np.testing.assert_array_equal(got.astype(np.float64), expected_of(layer, x.astype(np.float64)))
 
@@ -68,5 +68,5 @@ def test_on_an_emulated_gpu(monkeypatch, row, layer, dtype):
 def test_on_a_gpu(row, layer, dtype):
     engine = onchip.compile(sequential(TensorType(("B", *row), dtype), [("y", layer)], {}), "cuda")
     for B in (0, 1, 7, 4097):
-        x = numbers(row, B, dtype)
+        x = values(row, B, dtype)
         np.testing.assert_array_equal(engine(x).astype(np.float64), expected_of(layer, x.astype(np.float64)))

@@ -1,4 +1,4 @@
-"""The reference's weights: drawn once, and of tables only what ids look up."""
+"""The reference's weights: drawn once; of tables, only rows that ids look up."""
 
 import numpy as np
 
@@ -37,11 +37,11 @@ def test_tables_shrink_to_the_tokens_that_occur():
     assert np.array_equal(reference.forward(few, ids), reference.forward(net, IDS))
 
 
-def test_ids_that_are_read_otherwise_stay():
+def test_ids_with_other_readers_stay():
     shared = looked_up(emb("e", "a"), emb("f", "b"), Node("y", Add(), ("e", "f")), inputs=("a", "b"))
     also = looked_up(emb("y", "a"), Node("c", Cast("float32"), ("a",)), outputs=("y", "c"))
-    handed_on = looked_up(emb("y", "a"), outputs=("y", "a"))
-    for net in (shared, also, handed_on):
+    also_output = looked_up(emb("y", "a"), outputs=("y", "a"))
+    for net in (shared, also, also_output):
         xs = (IDS,) * len(net.inputs)
         few, same = reference.with_used_tokens(net, xs)
         assert len(few.weights["w"]) == 5

@@ -1,4 +1,4 @@
-"""Views: layers that only say how the same numbers are seen move nothing, on the CPU and on a GPU."""
+"""Views: layers that only reinterpret memory copy nothing, on the CPU and on a GPU."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def net_of(outputs, *nodes, row_shape=(4, 6)):
     return Network({"x": TensorType(("B", *row_shape))}, [Node(*node) for node in nodes], outputs, {})
 
 
-# The network, and what it makes of x.
+# The network, and its result for x.
 SOFT = ("s", Softmax(1), ("x",))
 CASES = {
     "between": (net_of(("t",), SOFT, ("r", Reshape((3, 8)), ("s",)), ("t", Softmax(1), ("r",))),
@@ -30,16 +30,16 @@ CASES = {
     "of an input": (net_of(("t",), ("r", Reshape((3, 8)), ("x",)), ("t", Softmax(1), ("r",))),
                     lambda x: [soft(x.reshape(-1, 3, 8))]),
     "an output": (net_of(("r",), SOFT, ("r", Reshape((24,)), ("s",))), lambda x: [soft(x).reshape(-1, 24)]),
-    "all there is": (net_of(("r",), ("r", Reshape((24,)), ("x",))), lambda x: [x.reshape(-1, 24)]),
+    "the only layer": (net_of(("r",), ("r", Reshape((24,)), ("x",))), lambda x: [x.reshape(-1, 24)]),
     "two outputs of one value": (
         net_of(("r", "q"), SOFT, ("r", Reshape((24,)), ("s",)), ("q", Reshape((12, 2)), ("s",))),
         lambda x: [soft(x).reshape(-1, 24), soft(x).reshape(-1, 12, 2)]),
     "an output of an output": (net_of(("s", "r"), SOFT, ("r", Reshape((24,)), ("s",))),
                                lambda x: [soft(x), soft(x).reshape(-1, 24)]),
-    "a row of them": (
+    "a chain of views": (
         net_of(("t",), SOFT, ("r", Reshape((24,)), ("s",)), ("q", Reshape((2, 12)), ("r",)), ("t", Softmax(1), ("q",))),
         lambda x: [soft(soft(x).reshape(-1, 2, 12))]),
-    "read by others too": (
+    "with other readers": (
         net_of(("t", "u"), SOFT, ("r", Reshape((24,)), ("s",)), ("t", Softmax(1), ("r",)), ("u", Softmax(2), ("s",))),
         lambda x: [soft(soft(x).reshape(-1, 24)), soft(soft(x), 2)]),
     "an identity": (net_of(("i",), ("i", Identity(), ("x",))), lambda x: [x]),
@@ -88,7 +88,7 @@ def test_on_a_gpu(name):
         assert_all_close(engine(x), truth(x))
 
 
-def test_a_view_costs_nothing_and_lies_in_what_it_is_a_view_of():
+def test_a_view_costs_nothing_and_shares_memory():
     net, _ = CASES["between"]
     plan = make_plan(net, CPU, KERNELS)
     assert [group.claim.label for group in plan.groups] == ["rowwise<Softmax>", "view<Reshape>", "rowwise<Softmax>"]
@@ -97,15 +97,15 @@ def test_a_view_costs_nothing_and_lies_in_what_it_is_a_view_of():
     assert plan.between == ("s",)
 
 
-def test_what_an_output_is_a_view_of_is_made_there():
+def test_the_source_of_an_output_view_is_written_to_the_output():
     net, _ = CASES["an output"]
     plan = make_plan(net, CPU, KERNELS)
     assert plan.stored_in == {"x": "x", "s": "r", "r": "r"}
     assert plan.between == ()
 
 
-def test_channels_that_are_moved_to_the_end_and_back_stay_where_they_are():
-    """Behind a convolution that keeps channels last, a Permute to the end is what is there already."""
+def test_permutes_between_nchw_and_nhwc_are_views():
+    """After a convolution with an NHWC output, a Permute to NHWC copies nothing."""
     net = net_of(
         ("b",), ("a", ReLU(), ("x",)), ("p", Permute((0, 2, 3, 1)), ("a",)), ("b", ReLU(), ("p",)), row_shape=(4, 3, 5)
     )

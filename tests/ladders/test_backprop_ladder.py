@@ -26,24 +26,24 @@ def test_every_rung_is_right(name, n, threads):
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_rung_takes_other_widths_and_biases(name):
+def test_every_rung_runs_other_widths_and_biases(name):
     net = backprop.network(5, hidden=(17, 9, 4), seed=3)
     rng = np.random.default_rng(4)
     biases = {k: rng.standard_normal(w.shape, dtype=np.float32) for k, w in net.weights.items() if k.endswith("bias")}
     net, x = net.replace(weights={**net.weights, **biases}), random_patterns(70, pixels=5)
     run = RUNGS[name]().prepare(net, x, threads=2)
     assert ladder.truth(net, x).verify(run()).is_right
-    assert np.array_equal(run(), run())  # every run starts from the same weights and takes the same steps
+    assert np.array_equal(run(), run())  # every run starts from the same weights
 
 
-def test_the_judge_sees_what_can_go_wrong(monkeypatch):
+def test_the_check_finds_wrong_results(monkeypatch):
     net, x = backprop.network(), random_patterns(40)
     truth, got = ladder.truth(net, x), ladder.Reordered().prepare(net, x, 1)()
     assert truth.verify(got).is_right
     assert not truth.verify(got[:-1]).is_right
     other = Patterns(x.x, np.roll(x.y, 1, axis=0))
     assert not truth.verify(ladder.Reordered().prepare(net, other, 1)()).is_right
-    monkeypatch.setattr(ladder, "MOMENTUM", np.float32(0))  # the compiled rungs have theirs inside
+    monkeypatch.setattr(ladder, "MOMENTUM", np.float32(0))  # a constant in the compiled rungs
     assert not truth.verify(ladder.NumPy().prepare(net, x, 1)()).is_right
 
 

@@ -25,14 +25,14 @@ def test_every_rung_is_right(name, B, seed):
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_rung_takes_other_widths(name):
+def test_every_rung_runs_other_widths(name):
     net = mlp(5, 17, 3, bias=False)
     x = np.random.default_rng(3).standard_normal((33, 5), dtype=np.float32)
     assert Truth(net, x).verify(RUNGS[name]().prepare(net, x, threads=1)()).is_right
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_rung_hands_nan_on(name):
+def test_every_rung_propagates_nan(name):
     net, x = decode.network(), decode.inputs(7)
     x[3, 5] = np.nan
     y = RUNGS[name]().prepare(net, x, threads=1)()
@@ -49,6 +49,6 @@ def test_climb_times_every_rung():
     assert climbed.floors["fp32"] > 0
 
 
-def test_random_weights_of_any_seed_climb():
+def test_climb_with_other_random_weights():
     ladder = dataclasses.replace(LADDER, network=functools.partial(decode.network, 42))
     assert climb(ladder, rows=7, rungs=["numpy", "onchip"], pace=QUICK).all_right

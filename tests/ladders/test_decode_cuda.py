@@ -1,4 +1,4 @@
-"""The GPU's rungs of decode: that they compile as meant (anywhere), and that they are right (where there is a GPU)."""
+"""The GPU rungs of decode: they compile as intended (anywhere), and are correct (on machines with a GPU)."""
 
 import json
 import math
@@ -32,7 +32,7 @@ WEIGHTS = {
     "shared-registers": 64, "shuffles": 64, "registers": 70, "registers-half": 70, "rotating": 70, "coalesced": 70,
     "hidden-loads": 72, "occupancy": 50, "best-few": 36, "best-many": 76,
 }  # fmt: skip
-# As the kernels' headers add them up.
+# From the kernels' headers.
 SHARED_BYTES = {
     "fused-shared": 21_376, "whole-shared": 39_056, "shared-registers": 22_416, "shuffles": 22_416, "registers": 1_600,
     "registers-half": 800, "rotating": 13_312, "best-few": 13_312, "best-many": 13_312, "occupancy": 6_656,
@@ -51,14 +51,14 @@ def _nvrtc():
 @pytest.mark.usefixtures("_nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_kernel_compiles_and_spills_nothing(name, arch):
+def test_every_kernel_compiles_without_spills(name, arch):
     assert compile_program(PROGRAMS[name], arch).spill_bytes == 0
 
 
 @pytest.mark.usefixtures("_nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("rung", WEIGHTS)
-def test_weights_are_in_registers_and_leave_room(rung, arch):
+def test_weights_are_in_registers_within_the_limit(rung, arch):
     (program,) = KERNELS[rung].programs()
     assert WEIGHTS[rung] <= compile_program(program, arch).registers <= KERNELS[rung].max_registers
 
@@ -75,14 +75,14 @@ def test_check_kernels_finds_all_of_them():
     assert {instance.launch(H200).program for instance in decode_cuda.INSTANCES} == set(PROGRAMS.values())
 
 
-# -- which thread reads what, as rotating.cu has it ----------------------------------------------------------
+# -- which thread reads what in rotating.cu -------------------------------------------------------------------
 
 
 ROTATING = [name for name in PROGRAMS if name.startswith("rotating<")]
 
 
 def bank_ways(words, lanes):
-    """How many different words of one bank `lanes` threads ask for at once, at the worst; words (threads, width)."""
+    """The most words of one bank that `lanes` threads request in one access; words (threads, width)."""
     worst = 0
     for first in range(0, len(words), lanes):
         requested = np.unique(words[first : first + lanes])
@@ -91,15 +91,15 @@ def bank_ways(words, lanes):
 
 
 @pytest.mark.parametrize("name", ROTATING)
-def test_rotating_threads_cover_every_product_once_and_no_bank_twice(name):
+def test_rotating_threads_compute_every_fma_once_without_bank_conflicts(name):
     share, tile, _, last, hides_loads, *_ = json.loads(name.replace("rotating<", "[").replace(">", "]"))
     rows = tile // (256 // (64 * share))
     thread = np.arange(256)
     group, n, part = thread // (64 * share), thread % (64 * share) // share, thread % share
     for K, stride, step in ((72, 72, 4 if share == 2 else 2), (64, 68, 4)):
         done = np.zeros((tile, 64, K), int)
-        for turn in range(rows):
-            row = group * rows + ((n + turn) & (rows - 1))
+        for step_row in range(rows):
+            row = group * rows + ((n + step_row) & (rows - 1))
             for i in range(0, K // share, step):
                 k = part * (K // share) + i
                 halves = (row * stride + k)[:, None] + np.arange(step)
@@ -120,7 +120,7 @@ def test_rotating_threads_cover_every_product_once_and_no_bank_twice(name):
 
 
 class FakeGpu:
-    """Takes everything, computes nothing."""
+    """Accepts all calls, computes nothing."""
 
     device = H200
 
@@ -177,24 +177,24 @@ def test_rows_are_uploaded_once_in_each_precision():
 # -- right or wrong ------------------------------------------------------------------------------------------
 
 
-def test_half_precision_is_judged_by_a_naive_run_with_the_same_sums():
+def test_fp16_is_checked_against_a_naive_run_with_the_same_accumulators():
     net, x = decode.network(), DeviceRows(decode.inputs(129))
     truth = DecodeTruth(net, x)
     errors = {sums: relative_error(naive_half(net, x.host, sums), truth.y) for sums in ("float16", "float32")}
     assert 1e-4 < errors["float32"] < errors["float16"] < 0.05
     for sums, error in errors.items():
-        verdict = truth.judge_in("fp16", naive_half(net, x.host, sums), sums)
+        verdict = truth.verify_in("fp16", naive_half(net, x.host, sums), sums)
         assert error < verdict.allowed < 0.05
         assert verdict.error == error
-        assert not truth.judge_in("fp16", truth.y + 2 * verdict.allowed, sums).is_right
-    assert not truth.judge_in("fp32", naive_half(net, x.host, "float32")).is_right
-    assert truth.judge_in("fp32", truth.y.astype(np.float32)).is_right
+        assert not truth.verify_in("fp16", truth.y + 2 * verdict.allowed, sums).is_right
+    assert not truth.verify_in("fp32", naive_half(net, x.host, "float32")).is_right
+    assert truth.verify_in("fp32", truth.y.astype(np.float32)).is_right
 
 
-def test_the_reports_limit_holds_where_naive_sums_are_worse(monkeypatch):
+def test_the_reports_limit_holds_where_the_naive_run_is_worse(monkeypatch):
     monkeypatch.setattr(decode_cuda, "naive_half", lambda net, x, sums: np.full((len(x), 4), 99.0))
     x = DeviceRows(decode.inputs(3))
-    assert DecodeTruth(decode.network(), x).judge_in("fp16", np.zeros((3, 4))).allowed == 0.15
+    assert DecodeTruth(decode.network(), x).verify_in("fp16", np.zeros((3, 4))).allowed == 0.15
 
 
 def test_floors(monkeypatch):
@@ -221,24 +221,24 @@ echo '"2","7","rotating","{st}","","0"'
 
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
-    def plant(script):
+    def write_script(script):
         path = tmp_path / "ncu"
         path.write_text(script)
         path.chmod(0o755)
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    return plant
+    return write_script
 
 
 def test_bank_conflicts_are_those_of_each_rungs_launches(ncu):
     ncu(NCU)
     assert profile.bank_conflicts("decode", 7, {"separate": 2, "rotating": 1}) == {"separate": 1005, "rotating": 3}
-    with pytest.raises(DeviceError, match="saw something else"):
+    with pytest.raises(DeviceError, match="number of kernels"):
         profile.bank_conflicts("decode", 7, {"separate": 5, "rotating": 1})
 
 
-def test_where_ncu_cannot_tell(ncu):
-    with pytest.raises(DeviceError, match="ncu is not there"):
+def test_ncu_missing_or_without_permission(ncu):
+    with pytest.raises(DeviceError, match="ncu"):
         profile.bank_conflicts("decode", 7, {"separate": 5})
     ncu("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM'\nexit 1\n")
     with pytest.raises(DeviceError, match="ERR_NVGPUCTRPERM"):

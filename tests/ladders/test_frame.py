@@ -18,7 +18,7 @@ QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max
 
 
 class Right(Rung):
-    name, idea = "right", "does as told"
+    name, idea = "right", "correct"
 
     def prepare(self, net, x, threads):
         y = Truth(net, x).y.astype(np.float32)
@@ -26,7 +26,7 @@ class Right(Rung):
 
 
 class Few(Right):
-    name, idea, max_rows, report_ms = "few", "slow, so it gets fewer rows", 2, {9: 1.5}
+    name, idea, max_rows, report_ms = "few", "slow, so timed on fewer rows", 2, {9: 1.5}
 
 
 class Wrong(Right):
@@ -38,7 +38,7 @@ class Wrong(Right):
 
 
 class OnAnotherChip(Right):
-    name, idea = "elsewhere", "needs what is not here"
+    name, idea = "elsewhere", "needs another chip"
 
     def prepare(self, net, x, threads):
         raise PlanError("not on this chip", hint="another chip")
@@ -57,7 +57,7 @@ class Half(Right):
 
 
 class SelfTimed:
-    """A run with a clock of its own."""
+    """A run with its own clock."""
 
     def __init__(self, run):
         self._run = run
@@ -86,15 +86,15 @@ class Short(Right):
         return lambda: run()[:-1]
 
 
-def planted(*rungs):
+def fake_ladder(*rungs):
     rows = np.random.default_rng(0).standard_normal((100, 5), dtype=np.float32)
-    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B],
+    return Ladder("fake_ladder", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B],
                   lambda net, B, precision: {"fp32": 0.5, "fp16": 0.25}[precision], rows=9, truth=Truth)  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [Wrong, Short])
 def test_a_wrong_rung_has_no_time(bad):
-    climbed = climb(planted(Right, bad), pace=QUICK)
+    climbed = climb(fake_ladder(Right, bad), pace=QUICK)
     right, wrong = climbed.steps
     assert right.verdict.is_right
     assert len(right.timing.samples_ms) >= 4
@@ -103,8 +103,8 @@ def test_a_wrong_rung_has_no_time(bad):
     assert not climbed.all_right
 
 
-def test_fewer_rows_are_scaled_and_said():
-    climbed = climb(planted(Few, Right), rows=9, pace=QUICK)
+def test_fewer_rows_are_scaled_and_noted():
+    climbed = climb(fake_ladder(Few, Right), rows=9, pace=QUICK)
     assert [step.rows for step in climbed.steps] == [2, 9]
     assert climbed.speedups(0) == (None, None)
     first, previous = climbed.speedups(1)
@@ -113,10 +113,10 @@ def test_fewer_rows_are_scaled_and_said():
     assert "*" in text
     assert "few on 2" in text
     assert "report ms" in text
-    assert "report ms" not in shown(make_table(climb(planted(Few), rows=8, pace=QUICK)))  # the report's rows are 9
+    assert "report ms" not in shown(make_table(climb(fake_ladder(Few), rows=8, pace=QUICK)))  # the report's rows are 9
 
 
-def test_a_run_may_be_judged_on_fewer_rows_and_told_in_parts():
+def test_a_run_may_be_checked_on_fewer_rows_and_its_time_divided():
     sizes = []
 
     class Watched(Right):
@@ -125,16 +125,16 @@ def test_a_run_may_be_judged_on_fewer_rows_and_told_in_parts():
             return super().prepare(net, x, threads)
 
     pace = dataclasses.replace(QUICK, block_s=0)
-    whole = climb(dataclasses.replace(planted(Watched), checked=4), pace=pace)
+    whole = climb(dataclasses.replace(fake_ladder(Watched), checked=4), pace=pace)
     assert whole.all_right
     assert sizes == [9, 4]
-    halves = climb(dataclasses.replace(planted(Wrong, Right), checked=4, parts=10**6), pace=pace)
+    halves = climb(dataclasses.replace(fake_ladder(Wrong, Right), checked=4, parts=10**6), pace=pace)
     assert [step.verdict.is_right for step in halves.steps] == [False, True]
     assert halves.steps[1].timing.median_ms < whole.steps[0].timing.median_ms / 100
 
 
-def test_a_rung_that_cannot_run_here_is_skipped_and_said():
-    climbed = climb(planted(Right, OnAnotherChip), pace=QUICK)
+def test_a_rung_that_cannot_run_is_skipped_with_the_reason():
+    climbed = climb(fake_ladder(Right, OnAnotherChip), pace=QUICK)
     assert [step.rung for step in climbed.steps] == ["right"]
     assert climbed.all_right
     assert climbed.skipped == {"elsewhere": "not on this chip"}
@@ -142,7 +142,7 @@ def test_a_rung_that_cannot_run_here_is_skipped_and_said():
 
 
 def test_a_rung_may_have_a_precision_a_clock_and_facts():
-    climbed = climb(planted(Timed, Half), pace=QUICK)
+    climbed = climb(fake_ladder(Timed, Half), pace=QUICK)
     right, half = climbed.steps
     assert half.verdict.is_right
     assert half.timing.median_ms == 42
@@ -152,12 +152,12 @@ def test_a_rung_may_have_a_precision_a_clock_and_facts():
     assert "0.5000 ms (fp32), 0.2500 ms (fp16)" in text
     assert "1,234" in text
     assert "25%" in text
-    assert "registers" not in shown(make_table(climb(planted(Right), pace=QUICK)))
+    assert "registers" not in shown(make_table(climb(fake_ladder(Right), pace=QUICK)))
 
 
-def test_rates_are_measured_again_where_a_rung_beats_its_floor():
+def test_rates_are_remeasured_if_a_rung_beats_its_floor():
     floors = [100.0, 90.0, 21.0]
-    ladder = dataclasses.replace(planted(Timed, Half), floor_ms=lambda net, B, precision: floors[0])
+    ladder = dataclasses.replace(fake_ladder(Timed, Half), floor_ms=lambda net, B, precision: floors[0])
     climbed = climb(ladder, pace=QUICK, measure_again=lambda: floors.pop(0))
     assert [step.floor_ms for step in climbed.steps] == [21.0, 21.0]
     assert shown(make_table(climbed)).count("50%") == 2
@@ -169,27 +169,27 @@ def test_rates_are_measured_again_where_a_rung_beats_its_floor():
 
 
 def test_a_gpus_climb_has_no_threads():
-    climbed = climb(dataclasses.replace(planted(Right), device="cuda"), threads=3, pace=QUICK)
+    climbed = climb(dataclasses.replace(fake_ladder(Right), device="cuda"), threads=3, pace=QUICK)
     assert climbed.threads is None
     assert "threads" not in shown(make_table(climbed))
-    assert "3 threads" in shown(make_table(climb(planted(Right), threads=3, pace=QUICK)))
+    assert "3 threads" in shown(make_table(climb(fake_ladder(Right), threads=3, pace=QUICK)))
 
 
 def test_speedups_skip_a_wrong_rung():
-    climbed = climb(planted(Right, Wrong, Few), pace=QUICK)
+    climbed = climb(fake_ladder(Right, Wrong, Few), pace=QUICK)
     assert climbed.speedups(1) == (None, None)
     assert climbed.speedups(2)[1] == climbed.steps[0].timing.median_ms / climbed.steps[2].timing.median_ms
     assert "wrong: no time" in shown(make_table(climbed))
 
 
 def test_rungs_are_picked_in_the_ladders_order():
-    assert [r.name for r in planted(Right, Few, Wrong).pick(["wrong", "right"])] == ["right", "wrong"]
+    assert [r.name for r in fake_ladder(Right, Few, Wrong).pick(["wrong", "right"])] == ["right", "wrong"]
     with pytest.raises(InputError, match="unknown rung"):
-        planted(Right).pick(["none"])
+        fake_ladder(Right).pick(["none"])
     with pytest.raises(InputError, match="needs rows"):
-        climb(planted(Right), rows=0)
+        climb(fake_ladder(Right), rows=0)
     with pytest.raises(InputError, match="does not fit into memory"):
-        climb(planted(Right), rows=10**18)
+        climb(fake_ladder(Right), rows=10**18)
 
 
 def test_ladders_are_listed():
@@ -205,7 +205,7 @@ def test_ladders_are_listed():
 @pytest.mark.parametrize("name", ["climb.png", "climb.svg"])
 def test_plot(name, tmp_path):
     pytest.importorskip("matplotlib")
-    save_plot(climb(planted(Right, Few, Wrong, Half), pace=QUICK), tmp_path / name)
+    save_plot(climb(fake_ladder(Right, Few, Wrong, Half), pace=QUICK), tmp_path / name)
     head = (tmp_path / name).read_bytes()[:200]
     assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in head
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -214,18 +214,18 @@ def test_plot(name, tmp_path):
 def test_plot_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(OnchipError, match=r"onchip\[plot\]"):
-        save_plot(climb(planted(Right), pace=QUICK), tmp_path / "climb.png")
+        save_plot(climb(fake_ladder(Right), pace=QUICK), tmp_path / "climb.png")
     assert not list(tmp_path.iterdir())
 
 
 # -- the clock ---------------------------------------------------------------------------------------------
 
 
-def test_competitors_take_turns_and_warm_up():
+def test_competitors_alternate_and_warm_up():
     calls = []
     pace = Pace(rounds=3, block_s=0, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
     samples = interleave([lambda: calls.append("a"), lambda: calls.append("b")], pace)
-    assert "".join(calls) == "aaabbb" * 3  # one warm-up and two runs a block
+    assert "".join(calls) == "aaabbb" * 3  # one warm-up and two runs per block
     assert [len(s) for s in samples] == [6, 6]
 
 
@@ -233,7 +233,7 @@ def test_a_run_may_be_timed_by_its_own_clock():
     assert interleave([SelfTimed(lambda: 1 / 0)], Pace(rounds=2, block_s=0, pause_s=0, min_runs=2)) == [[42.0] * 4]
 
 
-def test_no_warm_up_if_told():
+def test_no_warm_up_on_request():
     calls = []
     interleave([lambda: calls.append(1)], Pace(rounds=3, block_s=9, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1))
     assert len(calls) == 3
@@ -246,14 +246,14 @@ def test_summary():
     assert timing.samples_ms == (8, 2, 4, 6, 10)
 
 
-def test_numbers_are_shown_with_four_digits():
+def test_values_are_shown_with_four_digits():
     assert [show_ms(v) for v in (None, 0.0123456, 1.23456, 123.456)] == ["-", "0.01235", "1.235", "123.5"]
     assert show_ms(12345.6) == "12,346"
     assert [of_floor(0.5, ms) for ms in (1.0, 0.75, 12345.6)] == ["50%", "67%", "0.0041%"]
     assert [times(v) for v in (None, 0.0436, 1.934, 123456.0)] == ["-", "0.0436x", "1.93x", "123,000x"]
 
 
-# -- the judge ---------------------------------------------------------------------------------------------
+# -- the error ---------------------------------------------------------------------------------------------
 
 
 def test_relative_error_is_the_reports():
@@ -272,7 +272,7 @@ def test_relative_error_is_the_reports():
         ([], [], 0.0),
     ],
 )
-def test_relative_error_of_odd_numbers(got, truth, error):
+def test_relative_error_of_odd_values(got, truth, error):
     assert relative_error(np.array(got), np.array(truth)) == error
 
 

@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from onchip.bench.frame import Reporter
-from onchip.bench.ladder import ladder_results, profiled
+from onchip.bench.ladder import ladder_results, with_bank_conflicts
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, InputError
 from onchip.ladders.frame import Climb, Step
@@ -35,14 +35,14 @@ def test_ladder_command(tmp_path):
     assert json.loads(path.read_text()) == document
 
 
-def test_a_rungs_row_says_how_it_was_timed():
+def test_a_rungs_row_records_how_it_was_timed():
     step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0, 1.0)
     known = dataclasses.replace(step, rows=60_000, report_ms=None, precision="fp16", facts={"registers": 70})
-    results = ladder_results(Climb("planted", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu(), "a1")
-    scaled, plain = results.rows
+    results = ladder_results(Climb("fake", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu(), "a1")
+    scaled, full = results.rows
     assert scaled.setting == "timed on 500 rows, scaled, in the report 170,000 ms"
-    assert (plain.setting, plain.floor_ms, plain.threads) == ("", 1.0, 2)
-    assert (scaled.precision, scaled.extra, plain.precision, plain.extra) == ("fp32", {}, "fp16", {"registers": 70})
+    assert (full.setting, full.floor_ms, full.threads) == ("", 1.0, 2)
+    assert (scaled.precision, scaled.extra, full.precision, full.extra) == ("fp32", {}, "fp16", {"registers": 70})
     assert (results.skipped, results.commit) == ({"ladder:b": "no chip"}, "a1")
 
 
@@ -53,7 +53,7 @@ def _no_gpu():
 
 
 @pytest.mark.usefixtures("_no_gpu")
-def test_where_there_is_no_gpu():
+def test_without_a_gpu():
     result = call("decode", "--rows", "7", "--rung", "numpy")
     assert result.exit_code == 0
     assert "device: cpu (auto: " in result.stderr
@@ -65,8 +65,8 @@ def test_where_there_is_no_gpu():
     ("arguments", "message"),
     [
         (["decode", "--device", "cuda:1"], "unknown device"),
-        (["decode", "--device", "cuda", "--threads", "2"], "threads are the CPU's"),
-        (["decode", "--device", "cpu", "--profile"], "only a GPU's rungs"),
+        (["decode", "--device", "cuda", "--threads", "2"], "only a CPU has threads"),
+        (["decode", "--device", "cpu", "--profile"], "--profile needs a GPU"),
         (["none"], "unknown ladder"),
         (["decode", "--commit", "HEAD"], "bad commit"),
     ],
@@ -77,20 +77,20 @@ def test_misuse(arguments, message):
     assert message in str(result.exception)
 
 
-def test_a_ladder_without_a_gpus_rungs_is_climbed_on_the_cpu():
+def test_a_ladder_without_gpu_rungs_is_climbed_on_the_cpu():
     result = call("backprop", "--rows", "40", "--rung", "onchip")
     assert result.exit_code == 0
     assert "no rungs for a GPU" in result.stderr
 
 
-def test_a_copy_without_git_is_told_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("onchip.bench.report.machine._git", lambda *_: None)
-    given = ["--rows", "33", "--rung", "numpy", "--commit", "a1" * 20]
-    result = call("decode", "--device", "cpu", *given, "--out", str(tmp_path), "--json")
+def test_a_copy_without_git_gets_its_commit_by_an_option(tmp_path, monkeypatch):
+    monkeypatch.setattr("onchip.bench.report.machine.git", lambda *_: None)
+    options = ["--rows", "33", "--rung", "numpy", "--commit", "a1" * 20]
+    result = call("decode", "--device", "cpu", *options, "--out", str(tmp_path), "--json")
     assert json.loads(result.stdout)["commit"] == "a1" * 20
 
 
-def test_other_rows_get_a_file_of_their_own(tmp_path):
+def test_other_rows_get_another_file(tmp_path):
     call("decode", "--device", "cpu", "--rows", "33", "--rung", "numpy", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.rglob("*.json")] == ["ladder-decode-33.json"]
 
@@ -100,14 +100,14 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
         Step(rung, "", Verdict(0.0, 1e-6), summarise([2.0]), 7, None, 1.0, facts={"launches": launches})
         for rung, launches in (("a", 5), ("b", 1))
     ]
-    climbed = Climb("planted", "", 7, None, tuple(steps))
+    climbed = Climb("fake", "", 7, None, tuple(steps))
 
     def counted(ladder, B, launches):
-        assert (ladder, B, launches) == ("planted", 7, {"a": 5, "b": 1})
+        assert (ladder, B, launches) == ("fake", 7, {"a": 5, "b": 1})
         return {"a": 1234, "b": 0}
 
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", counted)
-    found = profiled(climbed, Reporter())
+    found = with_bank_conflicts(climbed, Reporter())
     assert [step.facts for step in found.steps] == [
         {"launches": 5, "bank conflicts": 1234}, {"launches": 1, "bank conflicts": 0},
     ]  # fmt: skip
@@ -115,7 +115,7 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
     def refused(*_):
         raise DeviceError("ncu failed", got="ERR_NVGPUCTRPERM")
 
-    said = []
+    lines = []
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", refused)
-    assert profiled(climbed, Reporter(said.append)) is climbed
-    assert said == ["no bank conflicts: ncu failed: ERR_NVGPUCTRPERM"]
+    assert with_bank_conflicts(climbed, Reporter(lines.append)) is climbed
+    assert lines == ["bank conflicts not counted: ncu failed: ERR_NVGPUCTRPERM"]

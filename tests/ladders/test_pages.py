@@ -1,4 +1,4 @@
-"""The pages of the ladders: each is there, names every rung, and shows what is in the committed files."""
+"""The ladders' pages: each exists, names every rung, and shows the times of the committed files."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("name", LADDERS)
-def test_a_page_tells_of_every_rung(name):
+def test_a_page_names_every_rung(name):
     text = (ROOT / "docs" / "ladders" / f"{name}.md").read_text()
-    told = [line.split("`")[1] for line in text.splitlines() if line.startswith("## `")]
-    assert told == [rung.name for device in ladder_devices(name) for rung in find_ladder(name, device).rungs]
+    headings = [line.split("`")[1] for line in text.splitlines() if line.startswith("## `")]
+    assert headings == [rung.name for device in ladder_devices(name) for rung in find_ladder(name, device).rungs]
 
 
 @pytest.mark.parametrize("name", LADDERS)

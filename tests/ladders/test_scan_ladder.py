@@ -1,4 +1,4 @@
-"""The rungs of scan: on the CPU; the GPU's compiled, emulated, and where there is a GPU run."""
+"""The rungs of scan: on the CPU; those of the GPU compiled, emulated, and run on machines with a GPU."""
 
 import itertools
 import re
@@ -22,8 +22,8 @@ from onchip.workloads import scan
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}
 CUDA_RUNGS = {rung.name: rung for rung in scan_cuda.LADDER.rungs}
-OWN = {rung.name: rung for rung in scan_cuda.RUNGS}
-PROGRAMS = {p.name_expression: p for rung in OWN.values() for p in rung.programs()}
+LADDER_RUNGS = {rung.name: rung for rung in scan_cuda.RUNGS}
+PROGRAMS = {p.name_expression: p for rung in LADDER_RUNGS.values() for p in rung.programs()}
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
 LENGTHS = [1, 7, 1023, 1025, 100_003]
 
@@ -36,7 +36,7 @@ def long_truth():
     return ScanTruth(scan.network(), scan.inputs(300_001, seed=4))
 
 
-def test_the_judge_takes_the_truth_and_a_naive_run(long_truth):
+def test_the_check_accepts_the_truth_and_a_naive_run(long_truth):
     rounded, naive = long_truth.verify(long_truth.y.astype(np.float32)), long_truth.verify(np.cumsum(long_truth.x))
     assert rounded.is_right
     assert naive.is_right
@@ -46,13 +46,13 @@ def test_the_judge_takes_the_truth_and_a_naive_run(long_truth):
 
 @pytest.mark.parametrize("at", [0, 1, 1023, 150_000, 299_999])
 @pytest.mark.parametrize("what", ["left out", "twice", "late", "of a lane", "nan", "inf"])
-def test_the_judge_sees_one_number(long_truth, at, what):
+def test_the_check_finds_one_wrong_element(long_truth, at, what):
     x, y = long_truth.x, long_truth.y.copy()
     if what == "left out":
         y[at:] -= x[at]
     elif what == "twice":
         y[at:] += x[at]
-    elif what == "late":  # a thread that did not wait: one sum is the one before it
+    elif what == "late":  # a thread that did not wait: y[at] == y[at - 1]
         y[at] -= x[at]
     elif what == "of a lane":
         y[at] += 1
@@ -61,7 +61,7 @@ def test_the_judge_sees_one_number(long_truth, at, what):
     assert not long_truth.verify(y.astype(np.float32)).is_right
 
 
-def test_the_judge_sees_a_lost_total_and_another_scan(long_truth):
+def test_the_check_finds_a_lost_total_and_another_scan(long_truth):
     x, y = long_truth.x, long_truth.y
     lost = y.copy()
     lost[8192:12_288] -= lost[8191]
@@ -82,15 +82,15 @@ def test_the_judge_sees_a_lost_total_and_another_scan(long_truth):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_rung_is_right(name, N, threads):
     x = scan.inputs(N, seed=N)
-    kept, run = x.copy(), RUNGS[name]().prepare(scan.network(N), x, threads)
+    before, run = x.copy(), RUNGS[name]().prepare(scan.network(N), x, threads)
     verdict = ScanTruth(scan.network(N), x).verify(run())
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
     assert run().tobytes() == run().tobytes()
-    assert x.tobytes() == kept.tobytes()
+    assert x.tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_rung_hands_nan_on(name):
+def test_every_rung_propagates_nan(name):
     x = scan.inputs(1000)
     x[333] = np.nan
     y = RUNGS[name]().prepare(scan.network(1000), x, 2)()
@@ -104,15 +104,15 @@ def test_climb_times_every_rung():
     assert [step.rung for step in climbed.steps] == list(RUNGS)
     assert all(step.timing is not None and step.timing.median_ms > 0 for step in climbed.steps)
     errors = {step.rung: step.verdict.error for step in climbed.steps}
-    assert errors["onchip"] < errors["numpy"] / 10  # what totals in float64 are for
+    assert errors["onchip"] < errors["numpy"] / 10  # because its totals are float64
 
 
-def test_the_floor_is_each_number_read_and_written_once():
+def test_the_floor_is_each_element_read_and_written_once():
     assert device_floor_ms(H200, 1 << 24) == pytest.approx(8 * 2**24 / 4.8e12 * 1e3)
     assert device_floor_ms(H200, 1 << 20) == pytest.approx(8 * 2**20 / 33.45e12 * 1e3, rel=1e-3)  # out of L2
 
 
-# -- on a GPU: as it is compiled -----------------------------------------------------------------------------
+# -- on a GPU: compilation -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def _nvrtc():
 @pytest.mark.usefixtures("_nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_kernel_compiles_and_leaves_room(name, arch):
+def test_every_kernel_compiles_within_64_registers(name, arch):
     binary = compile_program(PROGRAMS[name], arch)
     assert binary.spill_bytes == 0
     assert binary.registers <= 64
@@ -145,16 +145,16 @@ def test_check_kernels_finds_all_of_them():
     assert {instance.launch(H200).program for instance in scan_cuda.INSTANCES} == set(PROGRAMS.values())
 
 
-# -- on a GPU: what is launched ------------------------------------------------------------------------------
+# -- on a GPU: launches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("N", [1, 4096, 4097, 1 << 24])
-@pytest.mark.parametrize("name", OWN)
-def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
-    tiles, steps = -(-N // 4096), OWN[name]().steps(N)
-    assert [launch.program.name_expression for launch in steps.launches] == list(OWN[name].kernels)
+@pytest.mark.parametrize("name", LADDER_RUNGS)
+def test_launches_cover_the_elements_and_match_the_kernels_parameters(name, N):
+    tiles, steps = -(-N // 4096), LADDER_RUNGS[name]().steps(N)
+    assert [launch.program.name_expression for launch in steps.launches] == list(LADDER_RUNGS[name].kernels)
     assert steps.scratch_bytes == {"two-level": 4 * tiles, "single-pass": 8 * (1 + tiles)}.get(name, 0)
-    source = (KERNELS / OWN[name].file).read_text()
+    source = (KERNELS / LADDER_RUNGS[name].file).read_text()
     for launch in steps.launches:
         kernel = launch.program.name_expression
         parameters = re.search(rf"\b{kernel}\(([^)]*long long \w+)\) {{", source)[1].split(",")
@@ -172,39 +172,39 @@ def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
     assert steps.launches[-1].arguments[-2] == Output(0)
 
 
-# -- on a GPU: the arithmetic, on the host -------------------------------------------------------------------
+# -- on a GPU: arithmetic, emulated on the host --------------------------------------------------------------
 
 
 @needs_gxx
-@pytest.mark.sample(6)  # every rung, each over another N
+@pytest.mark.sample(6)  # every rung, each with another N
 @pytest.mark.parametrize("N", [1, 7, 1025, 4096, 9001])
 @pytest.mark.parametrize("name", CUDA_RUNGS)
-def test_every_cuda_rung_adds_up_on_the_host(name, N, monkeypatch):
+def test_every_cuda_rung_is_right_when_emulated(name, N, monkeypatch):
     gpu = emulated_gpu(monkeypatch)
     x = np.random.default_rng(N).integers(-30, 71, N).astype(np.float32)
     run = CUDA_RUNGS[name]().prepare(scan.network(N), DeviceRows(x), 1)
     np.testing.assert_array_equal(run(), np.cumsum(x, dtype=np.float64))
-    room = gpu.driver.memory[run._y.pointer]
-    begin = run._y.pointer - room.ctypes.data
-    assert (np.delete(room, slice(begin, begin + 4 * N)) == 0xAB).all()  # as it was
+    memory = gpu.driver.memory[run._y.pointer]
+    begin = run._y.pointer - memory.ctypes.data
+    assert (np.delete(memory, slice(begin, begin + 4 * N)) == 0xAB).all()  # untouched
 
 
 @needs_gxx
-def test_a_tile_looks_back_to_the_nearest_whole_sum(tmp_path):
-    """Tiles that have said their totals, 0, 1, 2, ..; one of them, and the first, the whole sum."""
+def test_look_back_stops_at_the_nearest_prefix(tmp_path):
+    """Tiles have published their totals, 0, 1, 2, ..; the first and one other their inclusive prefixes."""
     source = tmp_path / "look.cu"
     source.write_text(f"""#include "{KERNELS / "scan_single_pass.cu"}"
         __global__ void look(const u64* words, float* found, long long tile) {{
             found[threadIdx.x] = look_back(words, tile);
         }}""")
     kernel = Kernel(Program(source, "look"))
-    for tile, whole in itertools.product((1, 2, 32, 33, 65, 100), (0, 1, 31, 32, 40, 99)):
-        is_whole = np.isin(np.arange(tile), (0, whole))
-        said = np.where(is_whole, np.cumsum(np.arange(tile)), np.arange(tile)).astype(np.float32)
-        words = said.view(np.uint32).astype(np.uint64) | np.where(is_whole, 2, 1).astype(np.uint64) << np.uint64(32)
+    for tile, other in itertools.product((1, 2, 32, 33, 65, 100), (0, 1, 31, 32, 40, 99)):
+        has_prefix = np.isin(np.arange(tile), (0, other))
+        values = np.where(has_prefix, np.cumsum(np.arange(tile)), np.arange(tile)).astype(np.float32)
+        words = values.view(np.uint32).astype(np.uint64) | np.where(has_prefix, 2, 1).astype(np.uint64) << np.uint64(32)
         found = np.zeros(32, np.float32)
         kernel.run(1, 32, (words.ctypes.data, found.ctypes.data, tile))
-        assert (found == tile * (tile - 1) // 2).all(), (tile, whole)
+        assert (found == tile * (tile - 1) // 2).all(), (tile, other)
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_every_cuda_rung_is_right(name, N):
     net, x = scan.network(N), DeviceRows(scan.inputs(N, seed=N))
     run = CUDA_RUNGS[name]().prepare(net, x, 1)
     truth = ScanTruth(net, x.host)
-    for _ in range(3):  # what a run leaves behind must not matter to the next
+    for _ in range(3):  # a run must not depend on memory left by the previous one
         verdict = truth.verify(run())
         assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
     if name != "single-pass":
@@ -234,7 +234,7 @@ def test_every_cuda_rung_is_exact_where_floats_are(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CUDA_RUNGS)
-def test_every_cuda_rung_hands_nan_on(name):
+def test_every_cuda_rung_propagates_nan(name):
     x = DeviceRows(scan.inputs(20_000))
     x.host[9_999] = np.nan
     y = CUDA_RUNGS[name]().prepare(scan.network(20_000), x, 1)()
@@ -248,7 +248,7 @@ def test_the_cuda_ladder_end_to_end():
     assert climbed.all_right
     assert [step.rung for step in climbed.steps] == list(CUDA_RUNGS)
     steps = {step.rung: step for step in climbed.steps}
-    assert [steps[name].facts["launches"] for name in OWN] == [1, 1, 3, 2]
+    assert [steps[name].facts["launches"] for name in LADDER_RUNGS] == [1, 1, 3, 2]
     assert steps["one-thread"].rows == 1 << 16
     for step in climbed.steps:
         assert step.timing.median_ms > 0

@@ -1,4 +1,4 @@
-"""The judge of every engine."""
+"""The reference check of every engine."""
 
 import numpy as np
 import pytest

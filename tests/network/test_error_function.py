@@ -1,4 +1,4 @@
-"""erf and erfc against what is known of them; SciPy is not needed to run a network."""
+"""erf and erfc against known values; running a network does not import SciPy."""
 
 import subprocess
 import sys
@@ -25,12 +25,12 @@ def test_erfc_keeps_its_digits_far_out():
     assert np.array_equal(erf(np.array([-np.inf, np.inf])), [-1, 1])
 
 
-def test_a_run_whose_kernels_are_kept_loads_no_numba_no_scipy_and_no_onnx():
+def test_a_run_with_cached_kernels_imports_no_numba_scipy_or_onnx():
     code = (
         "import sys; from onchip.cli.main import main; main(['run', 'decode', '--count', '3', '--device', 'cpu']);"
         "heavy = ('numba', 'scipy', 'onnx', 'sklearn', 'torch', 'onchip.formats.onnx.ops');"
         "print([m for m in heavy if m in sys.modules])"
     )
-    for _ in range(2):  # the first may have to compile, and loads what that takes
+    for _ in range(2):  # the first may compile, which imports more
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"

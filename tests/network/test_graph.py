@@ -1,4 +1,4 @@
-"""A Network that exists is sound: every mistake is found when it is made, and names its layer."""
+"""A Network is validated on construction: each error names its layer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_types_follow_the_layers():
     ({"inputs": {}}, ["no input"]),
     ({"inputs": {"x": TensorType((4, 4))}}, ["'x'", "batch"]),
     ({"outputs": ()}, ["no output"]),
-    ({"outputs": ("y",)}, ["'y'", "made by no layer"]),
+    ({"outputs": ("y",)}, ["'y'", "computed by no layer"]),
     ({"weights": {}}, ["layer 'fc' (Linear)", "'w'"]),
     ({"weights": {"w": weight(3, 5)}}, ["layer 'fc' (Linear)", "last axis 5", "float32[B, 4]"]),
     ({"weights": {"w": weight(3)}}, ["layer 'fc' (Linear)", "matrix"]),
@@ -86,7 +86,7 @@ def test_types_follow_the_layers():
     ({"nodes": (Node("fc", Reshape((-1, -1)), ("x",)),)}, ["layer 'fc' (Reshape)", "at most one -1"]),
     ({"nodes": (Node("fc", Reshape((3, -1)), ("x",)),)}, ["layer 'fc' (Reshape)", "do not divide"]),
 ])  # fmt: skip
-def test_a_mistake_names_its_layer(changes, words):
+def test_an_error_names_its_layer(changes, words):
     with pytest.raises(InputError) as caught:
         linear_net(**changes)
     for word in words:
@@ -95,7 +95,7 @@ def test_a_mistake_names_its_layer(changes, words):
 
 def test_bias_must_fit():
     nodes = (Node("fc", Linear(), ("x",), {"weight": "w", "bias": "b"}),)
-    with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias and weight do not fit"):
+    with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias"):
         linear_net(nodes=nodes, weights={"w": weight(3, 4), "b": weight(4)})
 
 
@@ -107,7 +107,7 @@ def test_bias_must_fit():
     (BatchNorm1d(), (4,), {"mean": (4,), "var": (4,), "weight": (4,), "bias": (4,)}),
     (TokenConv(), (7,), {"weight": (9, 3, 5), "bias": (5,)}),
 ])  # fmt: skip
-def test_weights_that_are_no_floats_are_refused(layer, row, weights, dtype):
+def test_weights_other_than_floats_are_refused(layer, row, weights, dtype):
     x = TensorType(("B", *row), "int64" if layer == TokenConv() else "float32")
     for role in weights:
         arrays = {
@@ -119,8 +119,8 @@ def test_weights_that_are_no_floats_are_refused(layer, row, weights, dtype):
 
 
 @pytest.mark.parametrize("layer", [Add(), Mul()])
-def test_bools_are_no_numbers(layer):
-    with pytest.raises(ShapeError, match="needs numbers"):
+def test_bools_are_refused(layer):
+    with pytest.raises(ShapeError, match="unsupported dtype"):
         sequential(TensorType(("B", 4), "bool"), [("n", layer)], {"n.constant": weight(4, dtype="bool")})
 
 
@@ -130,7 +130,7 @@ def test_a_variance_below_zero_is_refused(layer, var, eps):
     weights = {"mean": weight(3), "var": np.array([1, 2, var], np.float32)}
     row = (3, 2, 2) if layer is BatchNorm2d else (3,)
     node = Node("norm", layer(eps), ("x",), {role: role for role in weights})
-    with pytest.raises(InputError, match=rf"layer 'norm' \({layer.__name__}\): a variance is no variance") as caught:
+    with pytest.raises(InputError, match=rf"layer 'norm' \({layer.__name__}\): bad variance") as caught:
         Network({"x": TensorType(("B", *row))}, (node,), ("norm",), weights)
     assert "in channel 2" in caught.value.got
 
@@ -141,14 +141,14 @@ def test_a_variance_of_nan_or_of_almost_nothing_passes():
         sequential(X, [("n", BatchNorm1d(1e-5))], weights)
 
 
-def test_what_a_row_looks_up():
+def test_row_looked_up():
     ids = TensorType(("B", 7), "int64")
     table, tables = weight(9, 5), weight(9, 3, 5)
     for layer, array, count in ((Embedding(), table, 7 * 5), (TokenConv(2), tables, 3 * 3 * 5)):
         net = sequential(ids, [("t", layer)], {"t.weight": array})
-        assert net.row_looked_up(net.nodes[0]) == count
+        assert net.row_lookup_elements(net.nodes[0]) == count
     net = linear_net()
-    assert net.row_looked_up(net.nodes[0]) == 0
+    assert net.row_lookup_elements(net.nodes[0]) == 0
 
 
 def test_linear_runs_over_the_last_axis():
@@ -236,7 +236,7 @@ def test_layers_are_equal_by_kind_and_attributes():
     assert list(map(repr, made[:3])) == ["ReLU()", "Softmax(axis=-1)", "Softmax(axis=1)"]
 
 
-def test_replace_checks_anew():
+def test_replace_validates_again():
     net = mlp(4, 8, 3)
     assert net.replace(outputs=["relu1"]).output == TensorType(("B", 8))
     assert net.replace(name="other").name == "other"
@@ -283,7 +283,7 @@ def test_a_new_network_is_small_and_fits_into_memory(monkeypatch):
     for widths in ((4, 20_000_000, 10), (4, 10**4000, 3), (1, 1, (1 << 18) + 1), (10**5000, 10**5000)):
         with pytest.raises(InputError, match="the network is too large") as caught:
             mlp(*widths)
-        assert "layers of at most 262,144" in caught.value.expected
+        assert "at most 262,144" in caught.value.expected
     for widths in ((1 << 14, 1 << 13, 4), (10**30, 1)):
         with pytest.raises(InputError, match="the network is too large") as caught:
             mlp(*widths)
@@ -303,7 +303,7 @@ def test_sequential_finds_weights_by_role():
 
 def test_make_layer():
     assert make_layer("Softmax", axis=1) == Softmax(1)
-    with pytest.raises(InputError, match="other attributes"):
+    with pytest.raises(InputError, match="bad attributes"):
         make_layer("ReLU", slope=0.1)
     assert "Elementwise" not in LAYERS
 
@@ -312,7 +312,7 @@ def test_make_layer():
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
-def test_dtypes_have_the_size_they_say(dtype):
+def test_dtype_sizes(dtype):
     assert numpy_dtype(dtype).itemsize == DTYPE_BYTES[dtype]
     assert numpy_dtype(dtype).name == dtype
 
@@ -331,7 +331,7 @@ def test_row_facts():
         TensorType(("B",), "float7")
 
 
-def test_recipes_are_made_once_and_only_when_asked():
+def test_recipes_are_evaluated_once_and_lazily():
     calls = []
 
     @recipe_op
@@ -365,8 +365,8 @@ def test_a_recipe_is_data():
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 3), "float32"), ((3, 4), "int32")])
-def test_a_recipe_keeps_what_it_promised(shape, dtype):
-    with pytest.raises(AssertionError, match="promised"):
+def test_a_recipe_returns_its_declared_type(shape, dtype):
+    with pytest.raises(AssertionError, match="declared"):
         materialise(Recipe.of(doubled, ("w",), shape, dtype), {"w": weight(3, 4)})
 
 
@@ -390,7 +390,7 @@ def test_the_operation_of_a_recipe_is_found_in_a_new_process():
     assert done.stdout.decode().strip() == "[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]"
 
 
-def test_a_weight_behind_a_long_row_of_recipes():
+def test_a_weight_after_a_long_chain_of_recipes():
     weights = {"w0": np.zeros(1, np.float32)}
     for i in range(1, 3000):
         weights[f"w{i}"] = Recipe.of(concatenated, (f"w{i - 1}", "w0"), (i + 1,))

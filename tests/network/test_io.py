@@ -1,4 +1,4 @@
-"""The same network with other floats at its ends: what it is then, in files and on the CPU."""
+"""The same network with other float dtypes at its inputs and outputs, in files and on the CPU."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ from onchip.network.layers import Add, Cast, Concat, CumSum, Embedding, GlobalMe
 from onchip.network.types import TensorType, numpy_dtype
 from onnx_models import rows_of, run_onnx
 
-HALF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the error of a rounding
+HALF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # rounding error
 
 
 def many_ends(own: str = "float32") -> Network:
-    """ids, x, z and one that nobody reads; outputs in the middle, at the end, twice, of bytes, and inputs handed on."""
+    """Inputs ids, x, z and an unused one; outputs inside, at the end, repeated, uint8, and inputs passed through."""
     rng = np.random.default_rng(0)
     weights = {"table": rng.standard_normal((6, 3)), "w": rng.standard_normal((5, 7)), "v": rng.standard_normal((2, 5))}
     nodes = (
@@ -30,7 +30,7 @@ def many_ends(own: str = "float32") -> Network:
         Node("hidden", Linear(), ("both",), {"weight": "w"}),
         Node("act", Tanh(), ("hidden",)),
         Node("sum", Add(), ("act", "z", "hidden")),
-        Node("x.float32", Linear(), ("sum",), {"weight": "v"}),  # the name that a Cast of x would like to have
+        Node("x.float32", Linear(), ("sum",), {"weight": "v"}),  # the name that a Cast of x would get
         Node("bytes", ToPixels(), ("x.float32",)),
     )
     inputs = {"ids": TensorType(("B", 3), "int32"), "x": TensorType(("B", 4), own), "z": TensorType(("B", 5), own),
@@ -43,7 +43,7 @@ def readers(net: Network, value: str) -> list[str]:
     return [node.name for node in net.nodes if value in node.inputs]
 
 
-def test_each_reader_of_an_input_has_a_cast_of_its_own():
+def test_each_reader_of_an_input_has_a_separate_cast():
     nodes = (Node("a", Linear(), ("x",), {"weight": "w"}), Node("b", Linear(), ("x",), {"weight": "w"}))
     net = Network({"x": TensorType(("B", 7))}, nodes, ("a", "b"), {"w": np.ones((5, 7), np.float32)})
     changed = with_io(net, "float16")
@@ -63,13 +63,13 @@ def test_types_and_names_at_the_ends(own, dtype):
     if dtype == own:
         assert changed is net
         return
-    # x and z in front of their readers; hidden and x.float32 behind. What nobody reads and what is handed on need none.
+    # Before the readers of x and z; after hidden and x.float32. Unused and passed-through values need none.
     casts = [node for node in changed.nodes if isinstance(node.layer, Cast)]
     assert [(node.layer.dtype, node.inputs[0] in net.inputs) for node in casts] == [
         (own, True), (dtype, False), (own, True), (dtype, False)
     ]  # fmt: skip
     order = [node.name for node in changed.nodes]
-    for cast in casts:  # each stands beside what it is for
+    for cast in casts:  # each is next to its reader or source
         if cast.inputs[0] in net.inputs:
             assert [order.index(reader) - order.index(cast.name) for reader in readers(changed, cast.name)] == [1]
         else:
@@ -81,7 +81,7 @@ def test_types_and_names_at_the_ends(own, dtype):
 
 
 @pytest.mark.parametrize("dtype", IO_DTYPES)
-def test_the_truth_is_the_same(dtype):
+def test_the_float64_reference_is_the_same(dtype):
     net = many_ends("float64")
     changed = with_io(net, dtype)
     xs = tuple(x.astype(np.float64) if x.dtype != np.int32 else x for x in rows_of(changed))
@@ -91,7 +91,7 @@ def test_the_truth_is_the_same(dtype):
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("B", [1, 7, 130])
-def test_on_the_cpu_it_is_the_network_between_two_roundings(B, dtype):
+def test_on_the_cpu_only_the_ends_are_rounded(B, dtype):
     net = random_mlp(7, 13, 5, 3, output="Softmax")
     half, wide = (onchip.compile(n, device="cpu") for n in (with_io(net, dtype), net))
     assert [group.claim.kernel for group in half.plan.groups] == ["pointwise", "mlp_fused", "pointwise"]
@@ -100,7 +100,7 @@ def test_on_the_cpu_it_is_the_network_between_two_roundings(B, dtype):
     assert got.dtype == numpy_dtype(dtype)
     expected = wide(x.astype(np.float32)).astype(numpy_dtype(dtype))
     assert got.tobytes() == expected.tobytes()
-    # And the naive run in float32 rounds where the engine does.
+    # The naive run in float32 rounds where the engine does.
     naive, truth = reference.forward(with_io(net, dtype), x, "float32"), reference.forward(net, x)
     assert HALF[dtype] / 8 < np.abs(naive / truth - 1).max() < 1.01 * HALF[dtype]
 
@@ -124,7 +124,7 @@ def test_onnx_keeps_it(tmp_path, dtype):
     write_onnx(net, tmp_path / "net.onnx")
     back = read_onnx(tmp_path / "net.onnx")
     assert (back.inputs, back.outputs, back.nodes) == (net.inputs, net.outputs, net.nodes)
-    if dtype != "bfloat16":  # which NumPy does not know, so ONNX Runtime takes none of it
+    if dtype != "bfloat16":  # NumPy lacks it, so ONNX Runtime cannot receive it
         (x,) = rows_of(net)
         tolerance = 4 * HALF.get(dtype, 2.0**-20)
         for got, truth in zip(run_onnx(tmp_path / "net.onnx", x), reference.forward(net, x), strict=True):
@@ -133,7 +133,7 @@ def test_onnx_keeps_it(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
-def test_every_end_is_kept_in_files(tmp_path, suffix):
+def test_every_end_is_stored_in_files(tmp_path, suffix):
     net = with_io(many_ends(), "float16").replace(outputs=("hidden", "x.float32", "bytes"))
     onchip.save(net, tmp_path / f"net{suffix}")
     back = onchip.load(tmp_path / f"net{suffix}")
@@ -146,11 +146,11 @@ def test_every_end_is_kept_in_files(tmp_path, suffix):
 
 @pytest.mark.parametrize("bad", ["fp16", "float64", "int32", ""])
 def test_another_dtype_is_an_error(bad):
-    with pytest.raises(InputError, match="no dtype for inputs and outputs"):
+    with pytest.raises(InputError, match="unsupported dtype for inputs and outputs"):
         with_io(random_mlp(3, 2), bad)
 
 
-def test_a_network_of_nothing_but_ends():
+def test_a_network_of_only_ends():
     net = Network({"x": TensorType(("B", 3))}, (Node("y", ReLU(), ("x",)),), ("x", "y", "y"), {})
     half = with_io(net, "float16")
     x = rows(5, 3).astype(np.float16)

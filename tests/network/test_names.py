@@ -1,4 +1,4 @@
-"""Names that users type: any case, and the nearest one where there is none."""
+"""Names that users type: any case; an unknown one is answered with the nearest."""
 
 import pytest
 
@@ -31,11 +31,11 @@ def test_the_nearest_name_is_the_hint():
 
 
 @pytest.mark.parametrize("name", ["zzz", "", None, 7, "x" * 10_000])
-def test_where_none_is_near_the_hint_is_the_callers(name):
+def test_without_a_near_name_the_hint_is_the_callers(name):
     with pytest.raises(DeviceError) as caught:
         known_name(name, KNOWN, "device", hint="onchip devices", error=DeviceError)
     assert caught.value.hint == "onchip devices"
 
 
-def test_no_names_are_near_to_nothing():
+def test_no_name_is_near_an_empty_one():
     assert did_you_mean("decode", ()) == ""

@@ -1,4 +1,4 @@
-"""Tables: as wide as they are, and where there is less room a paragraph a row."""
+"""Tables: columns if they fit the width, else one paragraph per row."""
 
 from onchip.network.text import columns, fitted_columns, html_table, plural
 
@@ -6,19 +6,19 @@ HEAD = ["name", "what it is", "size"]
 ROWS = [["a", "a first thing of some length", "1"], ["b", "", "22"]]
 
 
-def test_where_it_fits_it_is_a_table():
+def test_if_it_fits_it_is_a_table():
     wide = columns(HEAD, ROWS, right=(2,))
     assert fitted_columns(HEAD, ROWS, 80, right=(2,)) == wide
     assert wide.splitlines()[1] == "a     a first thing of some length     1"
 
 
-def test_where_it_does_not_every_cell_is_told():
+def test_if_it_does_not_fit_every_cell_is_in_a_paragraph():
     told = fitted_columns(HEAD, ROWS, 24)
     assert max(map(len, told.splitlines())) <= 24
     assert " ".join(told.split()) == "a: what it is a first thing of some length, size 1 b: size 22"
 
 
-def test_what_stands_in_a_notebook_is_text():
+def test_html_is_escaped():
     assert html_table(["<b>"], [["&"]]) == (
         "<table><thead><tr><th>&lt;b&gt;</th></tr></thead><tbody><tr><td>&amp;</td></tr></tbody></table>"
     )

@@ -1,4 +1,4 @@
-"""Token ids: a bad one is named by its row and its place."""
+"""Token ids: an error names row and position."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Where weights are made, and what that costs: by NumPy here, or by a device's kernels there."""
+"""Where derived weights are computed, by NumPy or by a device's kernels, and the estimated cost."""
 
 import pytest
 
@@ -9,9 +9,9 @@ from onchip.plan.build_cost import (
     HOST_BANDWIDTH,
     HOST_FLOPS,
     build_us,
+    device_recipes,
     host_us,
-    made_on_device,
-    makes_of,
+    recipe_rates_of,
 )
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
@@ -21,13 +21,13 @@ from takers import CPU, stored
 V, E, C, K = 21_635, 64, 64, 3
 TABLES = Recipe.of(token_tables, ("emb", "W"), (V, K, C), "float32", 2 * V * E * K * C)
 WEIGHTS = {"emb": stored(V, E), "W": stored(C, E, K), "T": TABLES}
-GPU_MAKES = makes_of(cuda.KERNELS, H200)
+GPU_MAKES = recipe_rates_of(cuda.KERNELS, H200)
 
 
 def test_what_devices_make_is_told_by_their_kernels():
     assert {op_name(op) for op in (token_tables, merged_weight, as_is, transposed)} <= GPU_MAKES.keys()
     assert all(0 < rate <= H200.flops["fp16"] / H200.flops["fp32"] for rate in GPU_MAKES.values())
-    assert makes_of(cpu.KERNELS, CPU) == makes_of(cuda.KERNELS, CPU) == {}
+    assert recipe_rates_of(cpu.KERNELS, CPU) == recipe_rates_of(cuda.KERNELS, CPU) == {}
 
 
 def test_numpy_multiplies_and_writes():
@@ -41,7 +41,7 @@ def test_numpy_multiplies_and_writes():
 
 
 def test_a_gpu_makes_large_tables_itself():
-    assert made_on_device([TABLES], WEIGHTS, GPU_MAKES) == {TABLES}
+    assert device_recipes([TABLES], WEIGHTS, GPU_MAKES) == {TABLES}
     there, here = (build_us([TABLES], WEIGHTS, H200, makes) for makes in (GPU_MAKES, {}))
     upload = 4 * (V * E + C * E * K) / BUS_BANDWIDTH * 1e6
     work = TABLES.flop / (GPU_MAKES[TABLES.op] * H200.flops["fp32"]) * 1e6  # more than the bytes take
@@ -53,18 +53,18 @@ def test_a_gpu_makes_large_tables_itself():
 def test_small_ones_and_other_dtypes_are_numpys():
     small = Recipe.of(token_tables, ("emb", "W"), (9, 3, 4), "float32", 2 * 9 * 8 * 3 * 4)
     weights = {"emb": stored(9, 8), "W": stored(4, 8, 3)}
-    assert made_on_device([small], weights, GPU_MAKES) == set()
+    assert device_recipes([small], weights, GPU_MAKES) == set()
     wide = Recipe.of(as_is, ("x",), (10**6,), "float64")
-    assert made_on_device([wide], {"x": stored(10**6)}, GPU_MAKES) == set()
+    assert device_recipes([wide], {"x": stored(10**6)}, GPU_MAKES) == set()
     other = Recipe.of(merged_bias, ("W", "b"), (4000,), "float32", 10**12)
-    assert made_on_device([other], {"W": stored(4000, 9), "b": stored(9)}, GPU_MAKES) == set()
+    assert device_recipes([other], {"W": stored(4000, 9), "b": stored(9)}, GPU_MAKES) == set()
 
 
 def test_what_is_made_of_something_there_is_made_there():
     half = Recipe.of(as_is, ("T",), TABLES.shape, "float16")
     tiny = Recipe.of(as_is, ("T",), TABLES.shape)
-    assert made_on_device([half, tiny], WEIGHTS, GPU_MAKES) == {TABLES, half, tiny}
-    # What it is made of is not counted again, nor copied.
+    assert device_recipes([half, tiny], WEIGHTS, GPU_MAKES) == {TABLES, half, tiny}
+    # Its sources are not counted again, nor copied.
     assert build_us([half], WEIGHTS, H200, GPU_MAKES) < TABLES.nbytes / BUS_BANDWIDTH * 1e6
 
 

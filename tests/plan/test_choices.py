@@ -1,4 +1,4 @@
-"""Rewrites as priced alternatives: each is done where it pays, and the plan says why one was left out."""
+"""Estimated rewrites: each is applied where it pays, and the plan prints why one was left out."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from onchip.network.graph import Network
 from onchip.network.layers import Conv2d, ConvTranspose2d, Interleave, Linear
 from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
-from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
+from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from takers import CPU, Take, TakeBut, stored
 
@@ -24,7 +24,7 @@ def stretched() -> Network:
 
 
 def test_two_linears_are_merged_where_that_pays():
-    """A product of 2048 x 2048 matrices is 17 Gflop: more than 10 rows through both, less than 10,000."""
+    """A gemm of 2048 x 2048 matrices is 17 Gflop: more than 10 rows through both, less than 10,000."""
     few, many = (make_plan(two_linears(2048), CPU, [], Job(batch=B), whole=False) for B in (10, 10_000))
     assert [node.name for node in few.network.nodes] == ["a", "b"]
     assert few.rewrites == ()
@@ -51,7 +51,7 @@ def test_phases_are_left_out_where_the_layer_itself_is_cheaper():
 
     plan = make_plan(stretched(), CPU, [Take("dear", 1, flop=10**6), Cheap("cheap", 1)])
     assert [group.claim.kernel for group in plan.groups] == ["cheap"]
-    assert plan.left_out == ("left out phases: a row would be no cheaper",)
+    assert plan.left_out == ("left out phases: the time per row would not drop",)
 
 
 def test_phases_are_made_where_only_they_can_run():
@@ -63,14 +63,14 @@ def test_phases_are_made_where_only_they_can_run():
 def test_and_not_where_they_cannot():
     plan = make_plan(stretched(), CPU, [TakeBut(Interleave)])
     assert [type(node.layer) for node in plan.network.nodes] == [ConvTranspose2d]
-    assert plan.left_out == ("left out phases: no kernel of two cores takes layer 't' (Interleave)",)
+    assert plan.left_out == ("left out phases: no kernel of two cores supports layer 't' (Interleave)",)
     with pytest.raises(PlanError):
         make_plan(stretched(), CPU, [])
 
 
 def test_the_reasons_travel():
     plan = make_plan(stretched(), CPU, [kernel := TakeBut(Interleave)])
-    again = plan_from_json(plan_to_json(plan), given_weights(plan.network), [kernel])
+    again = plan_from_json(plan_to_json(plan), array_weights(plan.network), [kernel])
     assert str(again) == str(plan)
 
 

@@ -43,7 +43,7 @@ def test_a_cheap_fallback_waits_for_a_dear_kernel(batch):
 
 
 def test_as_few_layers_as_can_be_are_left_to_it():
-    """A pair leaves one of three layers, whichever."""
+    """A pair leaves one of the three layers, either the first or the last."""
     plan = make_plan(three_layers(), CPU, [Fallback("any", 1, flop=0), Take("pair", 2, flop=10**6)])
     assert sorted(group.claim.kernel for group in plan.groups) == ["any", "pair"]
 

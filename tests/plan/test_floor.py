@@ -1,4 +1,4 @@
-"""Floors beside times, with rates that are stated: no clock."""
+"""Floors compared with times, for fixed rates: no clock."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from onchip.plan.floor import MEASURED_AGAIN, TOO_LOW, floor_percent, settle_flo
 
 
 class Rates:
-    """A machine whose rates look higher with every measurement: times as high as at first."""
+    """A machine whose rates rise with every measurement, by these factors of the first one."""
 
     def __init__(self, *seen):
         self.now, self.later, self.count = 1.0, list(seen), 0
@@ -27,7 +27,7 @@ def test_nobody_measures_again_for_nothing():
 
 
 def test_a_beaten_floor_is_made_of_better_rates():
-    rates = Rates(0.5, 2.0)  # the first is measured beside other work, too
+    rates = Rates(0.5, 2.0)  # the first is measured under other load
     assert settle_floors(rates.floors, {"a": 6.0}, rates.measure) == {"a": (5.0, {}), "b": (0.5, {})}
     assert rates.count == 2
 

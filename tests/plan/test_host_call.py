@@ -1,4 +1,4 @@
-"""What a call with rows of the host takes: against what was measured, and as something to choose a device by."""
+"""Estimated time of a call with host rows: compared with measurements, and used to choose a device."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def convolution():
     )
 
 
-# Rows of 152 B, fp16 in and out, on an H200 with 16 cores beside it; the second is 0.43 MB, the last 44 GB/s.
+# Rows of 152 B, fp16 in and out, on an H200 with 16 host cores; the second is 0.43 MB, the last 44 GB/s.
 MEASURED = [(7, 24.0), (2828, 79.0), (12_800, 230.0), (25_600, 390.0), (100_000, 1090.0), (2_097_152, 7250.0)]
 
 
@@ -66,7 +66,7 @@ def test_there_is_at_most_one_number_of_rows_from_which_on_a_gpu_is_sooner(net, 
     sooner = [call_us(there, B) < call_us(here, B) for B in counts]
     assert sooner == sorted(sooner)
     assert not sooner[0] or net.input.row_size == 784  # 1.2 MB of weights for one row
-    assert sooner[-1] or (net.input.row_size == 8 and cores == 16)  # the bus alone takes longer than they do
+    assert sooner[-1] or (net.input.row_size == 8 and cores == 16)  # the bus takes longer than the 16 cores
 
 
 def test_launches_behind_the_first_are_nodes_of_a_graph():
@@ -116,10 +116,10 @@ def test_no_plan_for_a_cpu_is_sooner_than_the_least(net):
 @pytest.mark.parametrize(
     ("there", "here", "B", "options", "text"),
     [
-        (25.0, 9.0, 64, {}, "cpu (auto: 64 rows take about 9.0 µs here, 25.0 µs on cuda:0)"),
-        (31.0, 1200.0, 1024, {}, "cuda:0 (auto: 1,024 rows take about 31.0 µs there, 1.20 ms on the CPU)"),
-        (24.0, 24.0, 1, {}, "cpu (auto: 1 row takes about 24.0 µs here, 24.0 µs on cuda:0)"),
-        (9.0, 5e6, 5, {"is_least": True}, "cuda:0 (auto: 5 rows take about 9.0 µs there, at least 5.00 s on the CPU)"),
+        (25.0, 9.0, 64, {}, "cpu (auto: 64 rows take about 9.0 µs, 25.0 µs on cuda:0)"),
+        (31.0, 1200.0, 1024, {}, "cuda:0 (auto: 1,024 rows take about 31.0 µs, 1.20 ms on the CPU)"),
+        (24.0, 24.0, 1, {}, "cpu (auto: 1 row takes about 24.0 µs, 24.0 µs on cuda:0)"),
+        (9.0, 5e6, 5, {"is_least": True}, "cuda:0 (auto: 5 rows take about 9.0 µs, at least 5.00 s on the CPU)"),
     ],
 )
 def test_the_reason_is_one_line(there, here, B, options, text):

@@ -1,4 +1,4 @@
-"""Layouts: claims that take and give values with channels last, conversions priced, and no cheaper way left unseen."""
+"""Layouts: claims that read and write NHWC values, estimated conversions, and an optimal search."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,13 @@ from onchip.network.layers import Add, ReLU, Sigmoid
 from onchip.network.types import TensorType
 from onchip.plan.kernel import Claim, Cost, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
-from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
+from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from takers import CPU
 
 IMAGE = TensorType(("B", 4, 3, 5))
 LAYOUTS = (ROWS, CHANNELS_LAST)
-Offer = tuple[int, int, str, str]  # first node, end, layout taken, layout given
+Offer = tuple[int, int, str, str]  # first node, end, layout read, layout written
 
 
 def row_of(count: int) -> Network:
@@ -27,7 +27,7 @@ def row_of(count: int) -> Network:
 
 
 class Lays:
-    """Claims runs of nodes in layouts, for so many launches each; converts for so many."""
+    """Claims sequences of nodes in layouts, with a number of launches each; converts with another number."""
 
     name, device_kind, precisions = "lays", "cpu", ("fp32",)
 
@@ -56,7 +56,7 @@ def cost(plan) -> int:
 
 
 def cheapest(offers: Mapping[Offer, int], conversion: int, at: int, layout: str, count: int) -> float:
-    """Of all ways from node `at` on, its value lying in a layout."""
+    """The lowest cost of all covers from node `at` on, whose value is stored in a layout."""
     if at == count:
         return 0 if layout == ROWS else conversion
     found = [
@@ -81,7 +81,7 @@ def test_no_way_is_cheaper(data):
     plan = make_plan(row_of(count), CPU, [Lays(offers, conversion)])
     assert cost(plan) == least
     assert [name for group in plan.groups for name in group.claim.nodes] == [f"r{i}" for i in range(count)]
-    made = {"x"}  # every array is made before it is read
+    made = {"x"}  # every array is written before it is read
     for group in plan.groups:
         assert made >= set(group.inputs)
         made |= set(group.outputs)
@@ -96,7 +96,7 @@ def test_what_lies_otherwise_has_a_name_and_a_type_of_its_own():
     assert plan.types["r0:channels_last"] == TensorType(("B", 3, 5, 4))
     assert plan.between == ("r0:channels_last",)
     assert plan.between_bytes == 4 * 60
-    assert "\nchannels last between groups: r0" in str(plan)
+    assert "\nNHWC between groups: r0" in str(plan)
 
 
 def test_a_value_of_that_name_is_not_taken_for_it():
@@ -116,7 +116,7 @@ def test_a_conversion_stands_in_the_plan():
 
 
 def test_without_a_converter_layouts_must_meet():
-    with pytest.raises(PlanError, match="takes layer 'r1'"):
+    with pytest.raises(PlanError, match="supports layer 'r1'"):
         make_plan(row_of(2), CPU, [Lays({(0, 1, ROWS, CHANNELS_LAST): 1, (1, 2, ROWS, ROWS): 1}, None)])
 
 
@@ -147,15 +147,15 @@ def test_an_output_lies_in_rows_at_the_end():
 def test_a_plan_with_layouts_is_the_same_from_its_json(offers):
     kernels = [Lays(offers)]
     plan = make_plan(row_of(2), CPU, kernels)
-    again = plan_from_json(plan_to_json(plan), given_weights(plan.network), kernels)
+    again = plan_from_json(plan_to_json(plan), array_weights(plan.network), kernels)
     assert str(again) == str(plan)
     assert [(g.inputs, g.outputs) for g in again.groups] == [(g.inputs, g.outputs) for g in plan.groups]
-    with pytest.raises(PlanError, match="as the plan says"):
-        plan_from_json(plan_to_json(plan), given_weights(plan.network), [Lays({(0, 2, ROWS, ROWS): 1}, None)])
+    with pytest.raises(PlanError, match="as planned"):
+        plan_from_json(plan_to_json(plan), array_weights(plan.network), [Lays({(0, 2, ROWS, ROWS): 1}, None)])
 
 
 def test_many_values_at_once_stay_cheap_to_plan():
-    """2^20 ways to lie, of which the cheapest are followed."""
+    """2^20 layout states, of which the cheapest are followed."""
     nodes = [Node(f"r{i}", ReLU(), ("x",)) for i in range(20)]
     nodes.append(Node("sum", Add(), tuple(f"r{i}" for i in range(20))))
     net = Network({"x": IMAGE}, nodes, ("sum",), {})
@@ -173,7 +173,7 @@ def test_lying():
 
 
 class Reads(Lays):
-    """Takes single layers, in rows; says of some that they read what they get more than once."""
+    """Claims single layers in ROWS; some read their input more than once."""
 
     def __init__(self, *often: str) -> None:
         super().__init__({})
@@ -189,10 +189,10 @@ class Reads(Lays):
     ("outputs", "reads_x", "often", "is_read_often"),
     [
         (("b",), ("a",), (), False),
-        (("b",), ("a",), ("b",), False),  # what is between groups lies near anyway
+        (("b",), ("a",), ("b",), False),  # values between groups are in device memory anyway
         (("b",), ("a",), ("a",), True),
         (("b",), ("a", "b"), (), True),  # the input, by two
-        (("a", "b"), ("a",), (), True),  # an output, by the one behind it
+        (("a", "b"), ("a",), (), True),  # an output, by the next layer
     ],
 )
 def test_what_is_read_more_than_once(outputs, reads_x, often, is_read_often):

@@ -1,4 +1,4 @@
-"""Planning takes time in proportion to the number of layers, whatever they are and however they hang together."""
+"""Planning time is proportional to the number of layers, for any layers and any connections."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from takers import CPU, stored
 
 
 def linears(count):
-    """Linear and ReLU by turns, no two next to each other of one shape."""
+    """Alternating Linear and ReLU; adjacent Linears have different shapes."""
     widths = [30 + 7 * i % 40 for i in range(count // 2 + 1)]
     layers = [pair for i in range(count // 2) for pair in ((f"l{i}", Linear()), (f"r{i}", ReLU()))]
     weights = {f"l{i}.weight": stored(widths[i + 1], widths[i]) for i in range(count // 2)}
@@ -28,7 +28,7 @@ def linears(count):
 
 
 def convolutions(count, odd=1 << 30):
-    """Conv2d and ReLU by turns; in the place of every so many convolutions a softmax over an image."""
+    """Alternating Conv2d and ReLU; some convolutions are replaced by a softmax over an image."""
     kinds = [Softmax(1) if i % odd == odd - 1 else Conv2d(pads=(1, 1, 1, 1)) for i in range(count // 2)]
     layers = [pair for i, kind in enumerate(kinds) for pair in ((f"l{i}", kind), (f"r{i}", ReLU()))]
     weights = {f"l{i}.weight": stored(8, 8, 3, 3) for i, kind in enumerate(kinds) if isinstance(kind, Conv2d)}
@@ -36,7 +36,7 @@ def convolutions(count, odd=1 << 30):
 
 
 def residual(count, layer, *shape):
-    """Two layers and their sum with what they read, over and over."""
+    """Repeated residual blocks: two layers and the sum with their input."""
     nodes, value = [], "x"
     for i in range(count // 3):
         nodes.append(Node(f"a{i}", layer, (value,), {"weight": f"a{i}.weight"}))
@@ -49,7 +49,7 @@ def residual(count, layer, *shape):
 
 
 def side_by_side(count):
-    """Branches over one value, put together at the end."""
+    """Branches from one value, concatenated at the end."""
     nodes, weights = [], {}
     for i in range(count // 2):
         nodes += [Node(f"l{i}", Linear(), ("x",), {"weight": f"l{i}.weight"}), Node(f"r{i}", ReLU(), (f"l{i}",))]
@@ -59,7 +59,7 @@ def side_by_side(count):
 
 
 def cut_apart(count):
-    """Products over one value, which become one that Slices cut; put together again."""
+    """Linears of one value, which become one Linear and Slices; concatenated at the end."""
     nodes = [Node(f"l{i}", Linear(), ("x",), {"weight": f"l{i}.weight"}) for i in range(count)]
     nodes.append(Node("all", Concat(1), tuple(f"l{i}" for i in range(count))))
     weights = {f"l{i}.weight": stored(4, 8) for i in range(count)}
@@ -87,12 +87,12 @@ def test_the_work_of_planning_goes_with_the_number_of_layers(shape, device):
         net = LONG[shape](count)
         return python_calls(lambda: make_plan(net, device, kernels, whole=False))
 
-    calls(20)  # imports, and what is kept between plans
-    assert calls(700) < 3.2 * calls(350)  # not 2: groups grow until a kernel is full; by squares it would be 4
+    calls(20)  # imports, and what is cached between plans
+    assert calls(700) < 3.2 * calls(350)  # not 2: groups grow until a kernel is full; quadratic time would be 4
 
 
 class Counted(str):
-    """A name that is looked up by a call that can be counted."""
+    """A name whose lookup calls a counted function."""
 
     def __hash__(self):
         return super().__hash__()
@@ -117,7 +117,7 @@ def test_a_long_chain_is_cut_where_a_kernel_would_be_too_long():
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 7])
 def test_a_chain_from_the_middle_is_the_end_of_the_whole(start):
-    """As found by who asks there first."""
+    """As the first caller finds it."""
     layers = [
         ("flat", Reshape((-1,))), ("a", Linear()), ("b", ReLU()), ("c", Linear()), ("d", Linear()), ("e", Reshape()),
         ("f", Tanh()), ("g", Linear()), ("h", Softmax()),

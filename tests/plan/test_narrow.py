@@ -47,7 +47,7 @@ def test_ends_keep_names_and_dtypes_and_all_inside_is_narrow(precision):
     dtype = FORMATS[precision]
     net = images()
     made, told = narrow_values(net, precision)
-    assert told == [f"kept values between layers in {dtype}"]
+    assert told == [f"stored values between layers in {dtype}"]
     assert made.inputs == net.inputs
     assert made.outputs == net.outputs
     assert made.types[made.outputs[0]] == net.types[net.outputs[0]]
@@ -100,7 +100,7 @@ def test_float64_and_networks_without_products_stay():
 
 def test_a_plan_does_it_where_fewer_bytes_move():
     plan = planned(images(), "fp16")
-    assert "kept values between layers in float16" in plan.rewrites
+    assert "stored values between layers in float16" in plan.rewrites
     between = {plan.network.types[name].dtype for group in plan.groups[:-1] for name in group.claim.nodes[-1:]}
     assert between == {"float16"}
     assert plan.estimate_us < planned(images(), "fp32").estimate_us

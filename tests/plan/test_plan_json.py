@@ -1,4 +1,4 @@
-"""Plans as data: the same plan from its JSON, on the CPU and for a GPU, and nothing else from what is no plan."""
+"""Plans as data: JSON restores the same plan, for CPU and GPU, and anything else is refused."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import (
-    given_weights,
+    array_weights,
     plan_digest,
     plan_from_json,
     plan_record,
@@ -35,7 +35,7 @@ KINDS = (CPU, A100, H200)
 
 
 def again(plan, kernels):
-    return plan_from_json(plan_to_json(plan), given_weights(plan.network), kernels)
+    return plan_from_json(plan_to_json(plan), array_weights(plan.network), kernels)
 
 
 def assert_same(one, two):
@@ -60,7 +60,7 @@ def test_any_plan_is_the_same_from_its_json(seed):
 @pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_plan_is_chosen_again_by_its_record(device, seed):
-    """On a machine of the same kind that has measured other rates since then."""
+    """On a machine of the same kind with other measured rates."""
     net, job = random_network(seed), Job(batch=10**9 if seed % 2 else 7)
     plan = make_plan(net, device, kernels_for(device), job, whole=False)
     record = json.loads(json.dumps(plan_record(plan)))
@@ -102,10 +102,10 @@ def test_weights_that_are_still_to_be_made_stay_recipes():
     net = sequential(TensorType(("B", 4)), [("a", Linear()), ("n", BatchNorm1d())], weights)
     plan = make_plan(net, CPU, KERNELS)
     assert any(isinstance(weight, Recipe) for weight in plan.network.weights.values())
-    assert set(given_weights(plan.network)) == set(weights)
+    assert set(array_weights(plan.network)) == set(weights)
     assert_same(plan, again(plan, KERNELS))
-    seeded = make_plan(faces.network(), CPU, KERNELS)  # drawn when an engine is built, and not before
-    assert given_weights(seeded.network) == {}
+    seeded = make_plan(faces.network(), CPU, KERNELS)  # random weights are generated when an engine is built
+    assert array_weights(seeded.network) == {}
     assert str(again(seeded, KERNELS)) == str(seeded)
 
 
@@ -118,7 +118,7 @@ def test_another_plan_has_another_digest():
     assert len({plan_digest(plan) for plan in plans}) == len(plans)
 
 
-# -- what is no plan ---------------------------------------------------------------------------------------------
+# -- invalid plans ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +126,11 @@ def told():
     weights = {"a.weight": np.ones((3, 4), np.float32), "b.weight": np.ones((2, 3), np.float32)}
     net = sequential(TensorType(("B", 4)), [("a", Linear()), ("b", Linear()), ("r", ReLU())], weights)
     plan = make_plan(net, CPU, KERNELS)
-    return json.loads(plan_to_json(plan)), given_weights(plan.network)
+    return json.loads(plan_to_json(plan)), array_weights(plan.network)
 
 
 def places(value, path=()):
-    """Where every value of a JSON document is."""
+    """The path of every value in a JSON document."""
     yield path
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, entry in entries:
@@ -159,11 +159,11 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
     [
         (lambda plan: plan.update(version=1), "version"),
         (lambda plan: plan.update(version=True), "version"),
-        (lambda plan: plan["groups"].pop(), "leave layers out"),
-        (lambda plan: plan["groups"][0].update(kernel="nobody"), "as the plan says"),
-        (lambda plan: plan["groups"][0].update(label="mlp_fused<4,7>"), "as the plan says"),
-        (lambda plan: plan["groups"][0].update(layers=["nothing"]), "as the plan says"),
-        (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown operation"),
+        (lambda plan: plan["groups"].pop(), "omit layers"),
+        (lambda plan: plan["groups"][0].update(kernel="nobody"), "as planned"),
+        (lambda plan: plan["groups"][0].update(label="mlp_fused<4,7>"), "as planned"),
+        (lambda plan: plan["groups"][0].update(layers=["nothing"]), "as planned"),
+        (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown recipe operation"),
         (lambda plan: plan.pop("job"), "not a plan"),
         (lambda plan: plan["job"].update(precision="fp7"), "unknown precision"),
     ],

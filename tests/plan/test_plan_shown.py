@@ -1,4 +1,4 @@
-"""How a plan shows itself: in a line, as a table, in few columns, in a notebook."""
+"""How a plan is displayed: as a line, a table, in few columns, in a notebook."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_repr_is_one_short_line():
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():
     trained = plan(decode.network(), "h200", Job("fp8", loss="cross_entropy"))
     made = make_plan(decode.network(), KNOWN["h200"], [], whole=False)
-    for one, why in ((trained, "trains it"), (made, f"takes fc1 and {len(made.network.nodes) - 1} more")):
+    for one, why in ((trained, "trains it"), (made, f"runs fc1 and {len(made.network.nodes) - 1} more")):
         assert one.without_kernel == tuple(node.name for node in one.network.nodes)
         assert str(one).splitlines()[0].endswith(f": cannot run, no kernel {why}")
     assert plan(decode.network(), "h200").without_kernel == ()

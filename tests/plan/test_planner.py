@@ -54,21 +54,21 @@ def test_a_network_of_very_many_layers_is_refused_at_once():
 
 def test_a_number_of_rows_that_cannot_be():
     for batch in (0, -1, 10**30, 10**400, 10**5000):
-        with pytest.raises(InputError, match="bad number of rows in a batch"):
+        with pytest.raises(InputError, match="bad batch size"):
             Job(batch=batch)
 
 
 def test_a_refusal_is_told_with_its_reason():
     plan = make_plan(three_layers(), CPU, [Take("single", 1), Take("four", 4)])
     assert "refused: four at a: needs 4 layers" in str(plan)
-    with pytest.raises(PlanError, match="no kernel of two cores takes layer 'a'") as error:
+    with pytest.raises(PlanError, match="no kernel of two cores supports layer 'a'") as error:
         make_plan(three_layers(), CPU, [Take("four", 4)])
     assert "needs 4 layers" in str(error.value)
 
 
 def test_the_layer_that_no_kernel_takes_is_the_one_that_is_named():
     net = sequential(TensorType(("B", 4)), [("a", ReLU()), ("b", Sigmoid()), ("c", ReLU())], {})
-    with pytest.raises(PlanError, match=r"no kernel of two cores takes layer 'b' \(Sigmoid\)"):
+    with pytest.raises(PlanError, match=r"two cores .*'b' \(Sigmoid\)"):
         make_plan(net, CPU, [TakeBut(Sigmoid)])
 
 
@@ -89,13 +89,13 @@ def test_a_precision_that_the_device_lacks():
 
 
 def test_printed_plan():
-    # Widths of whole vectors on every CPU: the padding of others, and so the bytes of weights, is the machine's.
+    # Widths that are whole vectors on every CPU: padding, and so weight bytes, would depend on the machine.
     plan = make_plan(mlp(72, 64, 64, 16, bias=False, name="decode"), CPU, KERNELS, Job(batch=12_800))
     assert str(plan) == (
         "decode on two cores, fp32, infer, 12,800 rows\n"
         "group  layers    kernel                       on chip  bytes/row  flop/row     floor  estimate  why\n"
         "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  696.3 µs   1.50 ms  "
-        "64 rows at a time stay in 32 KiB of cache, layer after layer\n"
+        "tiles of 64 rows (32 KiB) stay in cache from layer to layer\n"
         "floor 696.3 µs, estimate 1.50 ms, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
     )
 
@@ -111,7 +111,7 @@ def test_printed_plan_of_training():
     ("net", "reason"),
     [
         (mlp(4, 3, output="Softmax"), "train without it"),
-        (mlp(4, 3, output="Sigmoid"), "takes logits"),
+        (mlp(4, 3, output="Sigmoid"), "expects logits"),
         (three_layers(), "whole MLP chain"),
     ],
     ids=["softmax", "sigmoid", "no linear"],
@@ -192,11 +192,11 @@ def test_groups_of_a_network_with_branches():
 
 
 def test_the_recipes_behind_a_recipe_are_priced_too():
-    """A norm folded into a Linear that is then merged with the one behind it."""
+    """A norm folded into a Linear that is then merged with the next one."""
     weights = {"a.weight": stored(8, 2), "n.mean": stored(8), "n.var": stored(8), "b.weight": stored(3, 8)}
     net = sequential(TensorType(("B", 2)), [("a", Linear()), ("n", BatchNorm1d()), ("b", Linear())], weights)
     plan = make_plan(net, CPU, KERNELS)
-    assert plan.rewrites == ("folded n into a", "merged a into b: 2-8-3 is one 2-3")
+    assert plan.rewrites == ("folded n into a", "merged a into b: 2-8-3 becomes 2-3")
     norm, product, bias = 8 * 2 + 2 * 8, 2 * 3 * 8 * 2, 2 * 3 * 8
     assert plan.rewrite_flop == norm + product + bias
 
@@ -216,7 +216,7 @@ def test_a_long_network_is_planned_at_once():
 
 
 class Counted(Take):
-    """Notes where it is asked."""
+    """Records the nodes at which it is queried."""
 
     def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
         super().__init__(name, *lengths, flop=flop)
@@ -248,7 +248,7 @@ def test_nobody_is_asked_where_it_is_too_late_to_be_cheaper():
 
 @given(data=st.data())
 def test_no_cover_is_cheaper(data):
-    """Against every way to cut the network, at random prices."""
+    """Compared with every partition of the network, with random costs."""
     count = data.draw(st.integers(1, 6))
     runs = [(start, end) for start in range(count) for end in range(start + 1, count + 1)]
     prices = data.draw(st.dictionaries(st.sampled_from(runs), st.integers(1, 20)))
@@ -266,7 +266,7 @@ def test_no_cover_is_cheaper(data):
 
 
 class Priced:
-    """Claims runs of nodes for so many launches each."""
+    """Claims sequences of nodes, with a number of launches each."""
 
     name, device_kind, precisions = "priced", "cpu", ("fp32",)
 
@@ -281,7 +281,7 @@ class Priced:
 
 
 def test_the_layer_where_every_way_ends_is_named():
-    with pytest.raises(PlanError, match="takes layer 'c'") as error:
+    with pytest.raises(PlanError, match="supports layer 'c'") as error:
         make_plan(three_layers(), CPU, [Take("pair", 2)])
     assert "pair: needs 2 layers" in str(error.value)
 
@@ -298,14 +298,14 @@ def test_a_deep_network_is_planned_at_once(kind):
 
 
 def test_a_long_row_of_single_layers_is_planned_at_once():
-    """The time goes with the length, not with its square."""
+    """The time is linear in the length, not quadratic."""
     net = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(2000)], {})
     plan = make_plan(net, CPU, KERNELS)
     assert python_calls(lambda: make_plan(net, CPU, KERNELS)) < 2_500_000
     assert sum(len(group.claim.nodes) for group in plan.groups) == 2000
 
 
-# -- layers that no kernel takes yet ---------------------------------------------------------------------------
+# -- layers that no kernel supports yet ------------------------------------------------------------------------
 
 
 def test_a_device_that_is_only_known_may_lack_kernels():
@@ -319,7 +319,7 @@ def test_a_device_that_is_only_known_may_lack_kernels():
     assert (second.row_flop, second.row_bytes, second.fixed_bytes) == (60, 4 * (3 + 3), 0)
     assert plan.estimate_us == pytest.approx((28e6 + 48) / 20e9 * 1e6 + 3 + 24e6 / 20e9 * 1e6 + 3)
     assert plan.groups[0].claim.weight_bytes == 48
-    assert "no kernel of this device takes it yet" in str(plan)
+    assert "no kernel of this device supports it yet" in str(plan)
 
 
 def test_a_layer_is_without_a_kernel_only_where_none_takes_it():
@@ -328,7 +328,7 @@ def test_a_layer_is_without_a_kernel_only_where_none_takes_it():
             if net.nodes[start].name == "b":
                 yield from super().claims(net, start, device, job)
 
-    # Much dearer than the layer itself, and still better than no kernel.
+    # Much slower than the layer itself, and still better than no kernel.
     plan = make_plan(three_layers(), CPU, [TakeB("b", 1, flop=10**9)], whole=False)
     assert [group.claim.kernel for group in plan.groups] == ["", "b", ""]
 

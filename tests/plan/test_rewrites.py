@@ -1,4 +1,4 @@
-"""All rewrites together on networks of every kind; and the small ones: what nobody reads, what changes nothing."""
+"""All rewrites together on random networks; and the small ones: unused layers and identities."""
 
 import itertools
 
@@ -39,7 +39,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import Recipe
 from onchip.network.types import TensorType
 from onchip.plan.kernel import OPTIONAL_REWRITES
-from onchip.plan.rewrites import REWRITES, drop_idle, drop_stretches, drop_unread, fold_embeddings, rewrite
+from onchip.plan.rewrites import REWRITES, drop_idle, drop_tiles, drop_unread, fold_embeddings, rewrite
 from onchip.plan.rewrites.edit import Draft
 from python_calls import python_calls
 from takers import stored
@@ -48,7 +48,7 @@ from takers import stored
 
 
 def anything(pick) -> Network:
-    """Up to twelve steps, each behind a value that is there, one or more outputs."""
+    """Up to twelve steps, each reading an existing value; one or more outputs."""
     if pick((True, False, False)):
         grow = Grow(pick, pick(range(3, 6)), dtype=pick(("int32", "int64")))
         values = [grow.embedding("x", pick(range(2, 6)), pick((2, 3, 4)))]
@@ -63,7 +63,7 @@ def anything(pick) -> Network:
 
 
 def _step(grow: Grow, value: str, values: list[str]) -> str:
-    """One more layer, or a few that belong together, behind a value."""
+    """One more layer, or a few that belong together, that read a value."""
     pick, row = grow.pick, grow.row(value)
     steps = [lambda: grow.add(pick((ReLU(), Tanh(), Identity(), Dropout(), Reshape(row), Concat(1))), value)]
     steps += [lambda: grow.add(pick((Add(), Mul())), value, pick([v for v in values if grow.row(v) == row]))]
@@ -103,10 +103,10 @@ def _side_by_side(grow: Grow, value: str) -> str:
 @given(data=st.data())
 def test_all_rewrites_together_keep_the_meaning(data):
     net = anything(drawn(data))
-    left = "tables", "last", "beside"  # asked once, behind all others; "last" undoes what absorb_permutes does
+    left = "tables", "last", "parallel"  # applied once, after all others; "last" undoes what absorb_permutes does
     changed, told = rewrite(net, left)
     assert not (changed is net and told)
-    assert told or {node.name for node in changed.nodes} == {node.name for node in net.nodes}  # the order is not told
+    assert told or {node.name for node in changed.nodes} == {node.name for node in net.nodes}  # order is unreported
     assert_same_meaning(net, changed)
     assert rewrite(changed, left) == (changed, ())
     folded, told_too = rewrite(net)
@@ -153,7 +153,7 @@ def test_what_is_left_out_does_not_happen(name):
     net = grow.network(value, grow.conv("image", Conv2d(), 4, 3, 2))
     if name == "early":
         made, left = ({node.name for node in rewrite(net, without)[0].nodes} for without in ((), (name,)))
-        assert len(made) == len(left) + 1  # two activations in front of an Interleave, for one behind it
+        assert len(made) == len(left) + 1  # two activations before an Interleave instead of one after it
     else:
         assert not [node for node in rewrite(net)[0].nodes if isinstance(node.layer, LEFT[name])]
         assert [node for node in rewrite(net, (name,))[0].nodes if isinstance(node.layer, LEFT[name])]
@@ -164,20 +164,20 @@ def test_rewrites_fire_on_most_of_these_networks():
     told = [rewrite(anything(seeded(seed)))[1] for seed in range(150)]
     assert sum(map(bool, told)) > 100
     words = {line.split()[0] for lines in told for line in lines}
-    assert words == {"dropped", "folded", "absorbed", "made", "merged", "split"}
+    assert words == {"dropped", "folded", "absorbed", "replaced", "stored", "merged", "split"}
 
 
 def test_one_makes_room_for_the_next():
-    """Behind an absorbed Permute stands a Reshape that changes nothing; without it two Linears stand side by side."""
+    """After an absorbed Permute, a Reshape changes nothing; without it two Linears are adjacent."""
     grow = Grow(seeded(2), 3)
     turned = grow.add(Permute((0, 2, 1)), grow.add(Reshape((2, 3)), grow.linear("x", 6)))
     net = grow.network(grow.linear(grow.add(Reshape((-1,)), turned), 2))
     after, told = rewrite(net)
     assert [node.layer for node in after.nodes] == [Linear()]
     assert told == (
-        "absorbed permute2 into linear0: its weights take that order",
+        "absorbed permute2 into linear0: permuted its weights",
         "dropped reshape3: it changes nothing",
-        "merged linear0 into linear4: 3-6-2 is one 3-2",
+        "merged linear0 into linear4: 3-6-2 becomes 3-2",
     )
     assert_same_meaning(net, after)
 
@@ -192,7 +192,7 @@ def test_a_network_with_nothing_to_do_is_returned_as_it_is():
     assert fold_embeddings(net) == (net, [])
 
 
-# -- what nobody reads, what changes nothing -------------------------------------------------------------------
+# -- unused layers, and identities -----------------------------------------------------------------------------
 
 
 def idle_layers(pick):
@@ -223,7 +223,7 @@ def idle_layers(pick):
             values.append(grow.add(layer, source))
     outputs = [values[-1], *(value for value in values if pick((False, False, True)))]
     net = grow.network(*outputs)
-    # One that is an output stays only if an input or another output has the same numbers.
+    # One that is an output stays only if it equals an input or another output.
     roots = {name: name for name in values}
     for name in idle:
         (source,) = next(node.inputs for node in grow.nodes if node.name == name)
@@ -263,7 +263,7 @@ def test_what_nobody_reads_goes(data):
 
 
 def stretches(pick):
-    """Tiles in front of sums and products; one of what is wider than 1 says something."""
+    """Tiles before Add and Mul; a Tile of a size above 1 has an effect."""
     grow = Grow(pick, 3, 4)
     narrow, repeats = pick((((2,), (1, 4)), ((1,), (3, 1)), ((1, 2), (3, 4)), ((), (1, 1))))
     value = grow.add(GlobalMean(narrow, keep=True), "x") if narrow else "x"
@@ -280,7 +280,7 @@ def stretches(pick):
 @settings(max_examples=100)
 @given(data=st.data())
 def test_sizes_of_1_stretch_where_they_are_read(data):
-    assert_rewrites(drop_stretches, stretches, drawn(data))
+    assert_rewrites(drop_tiles, stretches, drawn(data))
 
 
 @pytest.mark.parametrize("family", [idle_layers, dead_ends, stretches])
@@ -292,7 +292,7 @@ def test_what_dropping_says():
     nodes = (Node("a", ReLU(), ("x",)), Node("dead", Sigmoid(), ("a",)), Node("deader", ReLU(), ("dead",)))
     net, told = drop_unread(Network({"x": TensorType(("B", 2))}, nodes, ("a",), {}))
     assert [node.name for node in net.nodes] == ["a"]
-    assert told == ["dropped dead: nobody reads it", "dropped deader: nobody reads it"]
+    assert told == ["dropped dead: unused", "dropped deader: unused"]
 
 
 @pytest.mark.parametrize("layer", [Identity(), Dropout(), Reshape((2,)), Permute((0, 1)), Concat(1), Cast("float64")])

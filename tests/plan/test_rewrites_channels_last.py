@@ -1,4 +1,4 @@
-"""make_channels_last: a product that makes an image gives its numbers in the order that convolutions read."""
+"""make_channels_last: a gemm that computes an image stores it in the order that convolutions read."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from onchip.workloads import faces
 
 
 def images(pick):
-    """Linear -> an image, through activations; sometimes several vectors, another reader, or nobody who convolves."""
+    """Linear -> activations -> an image; sometimes several vectors, another reader, or no convolution."""
     vectors = pick(((),) * 5 + ((2,),))
     grow = Grow(pick, *vectors, 3)
     value = grow.linear("x", 12 if vectors else 24)
@@ -33,7 +33,7 @@ def images(pick):
     if pick(YES_NO):
         value = grow.add(Sigmoid(), value)
     if pick((False, False, True)):
-        outputs.append(value)  # the image itself keeps its name and its meaning
+        outputs.append(value)  # the image keeps its name and its layout
     rank = len(sides)
     last = pick(("conv", "conv", "transposed", "pool")) if rank == 2 else "conv"
     match last:
@@ -65,7 +65,7 @@ def test_what_it_says_and_makes():
     image = grow.add(ReLU(), grow.add(Reshape((4, 2, 3)), grow.linear("x", 24)))
     net = grow.network(grow.conv(image, Conv2d(), 2, 1, 1))
     after, told = make_channels_last(net)
-    assert told == ["made relu2 with its channels last: the weights of linear0 take that order"]
+    assert told == ["stored relu2 in NHWC: permuted the weights of linear0"]
     assert [node.name for node in after.nodes] == ["linear0", "relu2.flat", "relu2.pixels", "relu2", "conv2d3"]
     assert after.nodes[3].layer == Permute((0, 3, 1, 2))
     assert make_channels_last(after)[0] is after
@@ -73,11 +73,11 @@ def test_what_it_says_and_makes():
 
 @pytest.mark.parametrize("B", [1, 5_248])
 def test_faces_moves_nothing_behind_its_projection(B):
-    """In rows a pass over memory would put them in order: for a GPU whose convolutions read channels last."""
+    """In NCHW a pass over memory would permute them: for a GPU whose convolutions read NHWC."""
     plan = make_plan(faces.network(), H200, cuda.KERNELS, Job("fp16", B))
     labels = [group.claim.label for group in plan.groups]
     first = next(i for i, label in enumerate(labels) if label.startswith("conv"))
     assert labels[first - 1] == "view<Permute>"
     assert not any(label.startswith("permute") for label in labels[:first])
     assert "relu0" in plan.network.by_name
-    assert "made relu0 with its channels last" in " ".join(rewrite(faces.network())[1])
+    assert "stored relu0 in NHWC" in " ".join(rewrite(faces.network())[1])

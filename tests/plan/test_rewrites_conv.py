@@ -1,5 +1,5 @@
-"""merge_convs, split_phases, trim_convs: convolutions side by side in one, transposed ones as plain ones, and those
-whose pads are cut off again."""
+"""merge_convs, split_phases, trim_convs: parallel convolutions merged, transposed ones without zero insertion,
+and those whose padding is cropped."""
 
 from itertools import pairwise
 
@@ -32,9 +32,9 @@ from onchip.network.layers import (
 from onchip.network.types import numpy_dtype
 from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases, trim_convs
 
-# -- side by side ----------------------------------------------------------------------------------------------
+# -- merge_convs -----------------------------------------------------------------------------------------------
 
-# Every convolution, and every path behind it, keeps the length 5 or the picture 3 x 4: any of them fit together.
+# Every convolution, and every path after it, keeps the length 5 or the image 3 x 4: any can be concatenated.
 CONVS = {
     1: [(Conv1d((1,), (1, 1)), (3,)), (Conv1d((1,), (2, 2), (2,)), (3,)), (Conv1d(), (1,)),
         (Conv1d((1,), (1, 1), groups=2), (3,))],
@@ -45,11 +45,11 @@ PATHS = {
         (LeakyReLU(0.2),), (Softmax(1),), (GlobalMean((1,), keep=True),)],
     2: [(), (ReLU(),), (MaxPool2d((3, 3), (1, 1), (1, 1, 1, 1)),), (Tanh(), AvgPool2d((1, 1))), (Softmax(1),)],
 }  # fmt: skip
-MIXING = [(Softmax(1),), (GlobalMean((1,), keep=True),)]  # channels: what stands behind them never merges
+MIXING = [(Softmax(1),), (GlobalMean((1,), keep=True),)]  # over channels: never merged
 
 
 def parallel_convs(pick):
-    """Convolutions side by side in a Concat of channels: most of them alike, some odd in one way or another."""
+    """Convolutions in a Concat of channels: most have the same geometry, some differ."""
     rank = pick((1, 2))
     grow = Grow(pick, 2, *((5,) if rank == 1 else (3, 4)))
     axes = tuple(range(2, 2 + rank))
@@ -97,7 +97,7 @@ def three_convs(*kernels: int, order: tuple[int, ...] = (0, 1, 2)):
 def test_three_become_one_and_the_concat_goes_too():
     net = three_convs(3, 3, 3)
     after, told = merge_convs(net)
-    assert told == ["merged conv1d3, conv1d6 into conv1d0: one pass over x"]
+    assert told == ["merged conv1d3, conv1d6 into conv1d0: a single pass over x"]
     assert [node.layer.kind for node in after.nodes] == ["Conv1d", "ReLU", "GlobalMax", "Concat"]
     assert_same_meaning(net, after)
     whole, _ = rewrite(net)
@@ -183,7 +183,7 @@ def test_a_concat_of_concats_becomes_one_convolution():
 
 
 def splits(stride: int, K: int, before: int, n_in: int, n_out: int) -> bool:
-    """By the definition: the taps that reach a phase are a window that slides over all of the input, edge to edge."""
+    """By definition, the taps of a phase are a window that slides over the whole input."""
     for p in range(stride):
         outputs = range(p, n_out, stride)
         taps = [k for k in range(K) if (p + before - k) % stride == 0]
@@ -202,7 +202,7 @@ def transposed(pick):
     for _ in range(rank):
         n, stride, K = pick(range(1, 5)), pick((1, 2, 2, 3)), pick((1, 2, 3, 4, 5, 5))
         extra = pick(range(stride))
-        room = (n - 1) * stride + K + extra - 1  # what the pads may cut: at least one number is left
+        room = (n - 1) * stride + K + extra - 1  # what the pads may crop: at least one element is left
         before = min(room, pick((0, 0, 1, 1, 2)))
         axes.append((n, stride, K, before, min(room - before, pick((0, 0, 1, 1, 2))), extra))
     sizes, stride, kernel, before, after, extra = zip(*axes, strict=True)
@@ -247,7 +247,7 @@ def test_the_usual_upsampling_layers_split(K, pads, extra):
     layer = ConvTranspose2d((2, 2), (pads[0], pads[0], pads[1], pads[1]), (extra, extra))
     net = grow.network(grow.transposed("x", layer, 3, K, K))
     after, told = split_phases(net)
-    assert told == ["split convtranspose2d0 into 4 convolutions, one a phase: no product with an inserted zero"]
+    assert told == ["split convtranspose2d0 into 4 convolutions, one per phase: no multiplications with inserted zeros"]
     assert net.output.row_shape == (3, 6, 8)
     assert [node.name for node in after.nodes] == [
         *(f"convtranspose2d0.{p}_{q}" for p in range(2) for q in range(2)), "convtranspose2d0",
@@ -259,7 +259,7 @@ def test_stride_one_is_one_convolution():
     grow = Grow(seeded(1), 2, 4)
     net = grow.network(grow.transposed("x", ConvTranspose1d((1,), (0, 1)), 3, 3))
     after, told = split_phases(net)
-    assert told == ["split convtranspose1d0 into a convolution: no product with an inserted zero"]
+    assert told == ["split convtranspose1d0 into a convolution: no multiplications with inserted zeros"]
     assert [(node.name, node.layer) for node in after.nodes] == [("convtranspose1d0", Conv1d(pads=(2, 1)))]
     assert_same_meaning(net, after)
 
@@ -269,9 +269,9 @@ def test_stride_one_is_one_convolution():
     [
         (ConvTranspose1d((2,), dilation=(2,)), 3, 3),
         (ConvTranspose1d((2,)), 1, 3),  # its second phase has no tap
-        (ConvTranspose1d((2,), (1, 1)), 2, 3),  # its second phase begins behind the first number
-        (ConvTranspose1d((3,), (0, 2)), 3, 3),  # its last phases end before the last number
-        (ConvTranspose1d((2,), (2, 2)), 5, 1),  # one number comes out: its second phase has none
+        (ConvTranspose1d((2,), (1, 1)), 2, 3),  # its second phase begins after the first element
+        (ConvTranspose1d((3,), (0, 2)), 3, 3),  # its last phases end before the last element
+        (ConvTranspose1d((2,), (2, 2)), 5, 1),  # one output: its second phase has none
     ],
     ids=str,
 )
@@ -297,7 +297,7 @@ def test_several_in_a_row_with_norms_between():
 
 
 def one_window(pick):
-    """A convolution, plain or transposed, of a picture or a line; most of them have one window or one pixel."""
+    """A convolution or transposed convolution in 1-D or 2-D; most have one window or one pixel."""
     rank, C, N = pick((1, 2)), pick((1, 3)), pick((1, 4))
     kernel = tuple(pick((1, 2, 3)) for _ in range(rank))
     is_transposed, dilated = pick(YES_NO), pick((1, 1, 2))
@@ -340,17 +340,17 @@ def test_one_window_is_a_product(data):
 
 
 def test_a_window_beside_the_picture_stays():
-    """All of it lies on pads: a zero for a tap would make a NaN of an infinity."""
+    """The window covers only padding: a zero tap times an infinity would be NaN."""
     grow = Grow(seeded(1), 2, 1)
     net = grow.network(grow.conv("x", Conv1d((3,), (4, 0)), 4, 3))
     assert multiply_windows(net) == (net, [])
 
 
-# -- pads that are cut off -----------------------------------------------------------------------------------------
+# -- trim_convs ----------------------------------------------------------------------------------------------------
 
 
 def cut_convs(pick):
-    """A convolution and a part of what it makes: of its pixels, seldom of its channels, or every second one."""
+    """A convolution and a Slice of it: of its pixels, rarely of its channels, or every second one."""
     rank = pick((1, 2))
     stride, pads, dilated = pick((1, 1, 2)), [pick(range(4)) for _ in range(2 * rank)], pick((1, 2))
     grow = Grow(pick, 2, *((7,), (5, 6))[rank - 1])

@@ -1,4 +1,4 @@
-"""merge_linears, absorb_permutes, merge_beside: products and moves done once, in the weights; the order of nodes."""
+"""merge_linears, absorb_permutes, merge_parallel_linears: gemms and moves done once, in the weights; node order."""
 
 import math
 from itertools import pairwise
@@ -20,7 +20,7 @@ from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.plan.rewrites import absorb_permutes, merge_beside, merge_linears, sink_moves
+from onchip.plan.rewrites import absorb_permutes, merge_linears, merge_parallel_linears, sink_moves
 from onchip.plan.rewrites.linear import MAX_TERMS
 from onchip.runtime.engine import compile
 
@@ -54,7 +54,7 @@ def linears(pick):
 
 
 def moves_behind_linear(pick):
-    """Linear -> moves; sometimes somebody else reads one of them, and what is behind that stays."""
+    """Linear -> moves; sometimes one of them has another reader, and later moves stay."""
     grow = Grow(pick, *pick(((),) * 6 + ((2,),)), pick(range(1, 5)))
     linear = grow.linear("x", pick((6, 8, 12)))
     moves = add_moves(grow, linear)
@@ -67,7 +67,7 @@ def moves_behind_linear(pick):
 
 
 def moves_before_linear(pick):
-    """moves -> Linear over one vector; sometimes somebody else reads one of them, and what is before that stays."""
+    """moves -> Linear over one vector; sometimes one of them has another reader, and earlier moves stay."""
     grow = Grow(pick, *pick(((12,), (3, 4), (2, 3, 2))))
     moves = add_moves(grow, grow.add(ReLU(), "x") if pick(YES_NO) else "x")
     if len(grow.row(moves[-1])) > 1:
@@ -85,7 +85,7 @@ def permutes(nodes):
 
 
 def products(net):
-    """How many products a vector takes."""
+    """The number of gemms per vector."""
     return sum(math.prod(net.weights[node.weights["weight"]].shape) for node in net.nodes if node.weights)
 
 
@@ -114,7 +114,7 @@ def test_merge_happens_where_it_is_less_work_and_only_there():
     weights = {"a.weight": rows(8, 2), "b.weight": rows(3, 8), "b.bias": rows(1, 3)[0]}
     wide, told = merge_linears(sequential(TensorType(("B", 2)), [("a", Linear()), ("b", Linear())], weights))
     assert [node.name for node in wide.nodes] == ["b"]
-    assert told == ["merged a into b: 2-8-3 is one 2-3"]
+    assert told == ["merged a into b: 2-8-3 becomes 2-3"]
     assert isinstance(wide.weights["a+b.weight"], Recipe)
     bottleneck = {"a.weight": rows(1, 8), "b.weight": rows(8, 1)}
     kept, told = merge_linears(sequential(TensorType(("B", 8)), [("a", Linear()), ("b", Linear())], bottleneck))
@@ -178,7 +178,7 @@ def test_what_absorb_says_and_leaves():
     turned = grow.add(Permute((0, 3, 1, 2)), grid)
     net = grow.network(grow.add(Reshape((6, 4)), grow.add(Permute((0, 1, 3, 2)), turned)))
     after, told = absorb_permutes(net)
-    assert told == ["absorbed permute2, permute3 into linear0: its weights take that order"]
+    assert told == ["absorbed permute2, permute3 into linear0: permuted its weights"]
     assert [str(node.layer) for node in after.nodes] == ["Linear", "Reshape(row_shape=(6, 4))"]
     assert [node.name for node in after.nodes] == ["linear0", "reshape4"]
     assert_same_meaning(net, after)
@@ -194,30 +194,30 @@ def test_moves_between_two_linears_are_absorbed_once():
 
 
 def test_moves_from_a_network_input_are_absorbed():
-    """An image whose channels stand last, flattened as if they stood first."""
+    """An NHWC image, flattened as if it were NCHW."""
     grow = Grow(seeded(7), 3, 4, 2)
     net = grow.network(grow.linear(grow.add(Reshape((-1,)), grow.add(Permute((0, 3, 1, 2)), "x"))))
     after, told = absorb_permutes(net)
-    assert told == ["absorbed permute0 into linear2: its weights take that order"]
+    assert told == ["absorbed permute0 into linear2: permuted its weights"]
     assert_same_meaning(net, after)
 
 
-# -- side by side ------------------------------------------------------------------------------------------------
+# -- merge_parallel_linears --------------------------------------------------------------------------------------------
 
 
 def test_linears_of_one_value_become_one():
     grow = Grow(seeded(3), 4, 6)
     a, b, c = (grow.linear("x", width) for width in (3, 5, 2))
     net = grow.network(a, grow.linear(b, 4), c)
-    merged, told = merge_beside(net)
+    merged, told = merge_parallel_linears(net)
     assert len(told) == 1
     assert [type(node.layer).__name__ for node in merged.nodes].count("Linear") == 2
     assert_same_meaning(net, merged)
-    assert merge_beside(merged)[0] is merged
+    assert merge_parallel_linears(merged)[0] is merged
 
 
 def test_linears_beside_each_other_are_merged_where_that_is_less_work():
-    """Heads of attention are cut out by the kernel that reads them; two outputs would cost a launch each."""
+    """The attention kernel fuses the slices of heads; two outputs would cost a launch each."""
     grow = Grow(seeded(3), 4, 6, dtype="float32")
     grow.weight_dtype = "float32"
     q, k, v = (grow.linear("x", 16) for _ in range(3))

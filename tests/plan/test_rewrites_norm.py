@@ -1,4 +1,4 @@
-"""fold_batchnorm: into every product before it or behind it, where that is allowed, and nowhere else."""
+"""fold_batchnorm: into the previous or next gemm where that is exact, and nowhere else."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from onchip.plan.rewrites import fold_batchnorm
 
 
 def norm_behind_product(pick):
-    """product -> moves -> norm; sometimes somebody else reads what is before the norm."""
+    """gemm -> moves -> norm; sometimes the norm's input has another reader."""
     kind = pick(("linear", "moved", "conv1d", "conv2d", "tconv1d", "tconv2d"))
     groups = pick((1, 1, 2))
     if kind in ("linear", "moved"):
@@ -60,7 +60,7 @@ def norm_behind_product(pick):
 
 
 def norm_before_product(pick):
-    """norm -> moves -> product: not for transposed convolutions, pads, or Linear over more axes."""
+    """norm -> moves -> gemm: not for transposed convolutions, pads, or Linear over more axes."""
     kind = pick(("linear",) * 4 + ("conv1d",) * 3 + ("conv2d",) * 3 + ("many vectors", "tconv1d"))
     pads = pick((0, 0, 0, 1))
     grow = Grow(pick, *{"linear": pick(((6,), (2, 3), (3, 1, 4))), "conv2d": (4, 3, 4)}.get(kind, (4, 5)))
@@ -133,7 +133,7 @@ def test_a_norm_between_two_products_goes_into_the_first():
 
 @pytest.mark.parametrize("axes", [(0, 3, 1, 2), (0, 2, 3, 1)])
 def test_channels_are_followed_through_a_turn(axes):
-    """As in faces: a projection whose channels stand last, turned to the front; and the way back."""
+    """As in faces: a projection in NHWC, permuted to NCHW; and back."""
     grow = Grow(seeded(4), 5)
     turned = grow.add(Permute(axes), grow.add(Reshape((2, 3, 4)), grow.linear("x", 24)))
     relu = grow.add(ReLU(), grow.norm(turned))
@@ -197,9 +197,9 @@ def test_a_variance_that_is_computed_is_looked_at_when_it_is_there():
     net = sequential(TensorType(("B", 2), "float64"), [("a", Linear()), ("n", BatchNorm1d())], weights)
     folded, told = fold_batchnorm(net)
     assert told
-    with pytest.raises(InputError, match="a variance is no variance") as caught:
+    with pytest.raises(InputError, match="bad variance") as caught:
         materialise(folded.nodes[0].weights["weight"], folded.weights)
-    assert caught.value.got == "-2 in channel 1, and eps 1e-05"
+    assert caught.value.got == "-2 in channel 1, eps 1e-05"
 
 
 @pytest.mark.parametrize("roles", [(), ("weight",), ("bias",), ("weight", "bias")])

@@ -1,4 +1,4 @@
-"""fold_scales: constants behind a norm of rows become its weights, where they fit."""
+"""fold_scales: constants after a row norm become its weights, where they fit."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from onchip.network.types import TensorType
 from onchip.plan.rewrites import fold_scales
 
 REST = (("relu", ReLU()),)
-# layers, the constants' shapes, and what is left of the layers
+# layers, the constants' shapes, and the remaining layers
 CASES = {
     "layer norm": (((5, 7)), [LayerNorm(), Mul(), Add()], [(7,), (1, 7)], ["LayerNorm"]),
     "of two axes": ((2, 3, 4), [LayerNorm(2), Mul()], [(3, 1)], ["LayerNorm"]),

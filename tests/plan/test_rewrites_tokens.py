@@ -1,4 +1,4 @@
-"""fold_embeddings: an embedding and the product behind it become tables, wherever a product reads one."""
+"""fold_embeddings: an embedding and the gemm after it become tables."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ STAY = ("dilated", "grouped", "turned", "relu", "linear over half", "output")
 
 
 def tokens(pick):
-    """An embedding with readers of which some can be folded."""
+    """An embedding with several readers, some of which can be folded."""
     S, V, E = pick(range(2, 7)), pick(range(1, 6)), pick((2, 4))
     grow = Grow(pick, S, dtype=pick(("int32", "int64")))
     emb = grow.embedding("x", V, E)
@@ -77,8 +77,8 @@ def test_what_it_says_and_what_the_tables_are():
     net = sentence()
     after, told = fold_embeddings(net)
     assert told == [
-        "folded embedding0 into conv1d2: 2 tables of 7 x 4 instead of a product",
-        "folded embedding0 into conv1d4: 3 tables of 7 x 4 instead of a product",
+        "folded embedding0 into conv1d2: 2 tables of 7 x 4 instead of a gemm",
+        "folded embedding0 into conv1d4: 3 tables of 7 x 4 instead of a gemm",
     ]
     assert [node.layer.kind for node in after.nodes] == ["TokenConv", "ReLU"] * 2
     tables = after.weights["conv1d4.tables"]
@@ -128,7 +128,7 @@ def test_the_flat_case_behind_a_permute_that_is_absorbed_first():
     net = grow.network(grow.linear(grow.add(Reshape((-1,)), turned), 2))
     plain, _ = rewrite(net, ("tables",))
     after, told = fold_embeddings(plain)
-    assert told == ["folded embedding0 into linear3: 4 tables of 5 x 2 instead of a product"]
+    assert told == ["folded embedding0 into linear3: 4 tables of 5 x 2 instead of a gemm"]
     assert [node.layer.kind for node in after.nodes] == ["TokenConv", "Reshape"]
     assert_same_meaning(net, after)
 

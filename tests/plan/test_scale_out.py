@@ -1,4 +1,4 @@
-"""Predictions for several devices: what is shared out gets shorter, the rest stays, and the largest part is named."""
+"""Predictions for several devices: divided work gets shorter, the rest stays, and the bottleneck is named."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def test_more_devices_share_the_rows():
     assert one.kernels_s == pytest.approx(FACES.estimate_at(ROWS) * 1e-6)
     assert 6 < one.kernels_s / eight.kernels_s <= 8
     assert one.bus_s == pytest.approx(8 * eight.bus_s, rel=1e-3)
-    assert one.files_s == eight.files_s == pytest.approx(16 * more.files_s)  # a machine's, however many GPUs it has
+    assert one.files_s == eight.files_s == pytest.approx(16 * more.files_s)  # per machine, for any number of GPUs
     assert one.seconds == one.weights_s + max(one.kernels_s, one.bus_s, one.files_s)
 
 
@@ -42,12 +42,12 @@ def test_a_cpu_has_no_bus():
 
 
 def test_ranks_on_a_cpu_share_its_cores():
-    """What docs/cluster.md compares with real runs: work is divided among the cores there are, starting is not."""
+    """The predictions in docs/cluster.md: work is divided among the available cores, startup is not."""
     two = dataclasses.replace(this_cpu(), units=2)
     here = plan(faces.network(), two, Job("fp32", 512))
     ranks = [predict(here, 512, 1, count, threads=1) for count in (1, 2, 4)]
     assert [each.kernels_s / ranks[1].kernels_s for each in ranks] == [2.0, 1.0, 1.0]
-    assert [each.weights_s / ranks[1].weights_s for each in ranks] == [2.0, 1.0, 1.0]  # made by all ranks together
+    assert [each.weights_s / ranks[1].weights_s for each in ranks] == [2.0, 1.0, 1.0]  # computed by all ranks together
     assert [each.start_s for each in ranks] == [0.0, START_S, START_S]
     assert predict(here, 512, 1, 4).kernels_s == predict(here, 512).kernels_s == ranks[1].kernels_s
     assert predict(here, 512, 4, 1).kernels_s == pytest.approx(ranks[1].kernels_s / 4, rel=0.1)
@@ -58,7 +58,7 @@ def test_machines_share_the_making_of_tables_where_that_is_sooner():
     one, four = predict(here, 1 << 20), predict(here, 1 << 20, 4)
     assert one.weights_s / 4 < four.weights_s < one.weights_s / 4 + 0.5  # 0.2 s for two GB
     assert (one.making.split(",")[0], four.making.split(",")[0]) == (
-        "derived weights are made once a machine", "derived weights are made in slices",
+        "derived weights are computed once per machine", "all ranks compute derived weights in slices",
     )  # fmt: skip
     there = plan(sentiment.network(), H200, Job("fp32", 1 << 20))
     assert predict(there, 1 << 20, 4).weights_s >= predict(there, 1 << 20).weights_s  # every GPU its own
@@ -76,9 +76,9 @@ def test_small_jobs_take_fewer_ranks():
 def test_a_prediction_says_that_it_is_one():
     text = table([predict(FACES, ROWS), predict(FACES, ROWS, 64, 8)])
     assert text.splitlines()[2].split()[:2] == ["64", "512"]
-    assert text.splitlines()[-1].startswith("A prediction: ")
-    assert "assumed" in text
-    assert text.endswith("Of 512 devices, every GPU makes its own derived weights.")
+    assert text.splitlines()[-1].startswith("A prediction. ")
+    assert "Assumed" in text
+    assert text.endswith("With 512 devices, every GPU computes its own derived weights.")
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (1 << 20, 1)])

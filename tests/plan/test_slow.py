@@ -1,4 +1,4 @@
-"""A plan is never silently slow: where a group should take more than twice its floor, the plan says why."""
+"""A plan is never silently slow: where a group's estimate is more than twice its floor, it prints why."""
 
 import dataclasses
 
@@ -27,16 +27,16 @@ def test_near_its_floor_there_is_nothing_to_say():
 @pytest.mark.parametrize(
     ("cost", "told"),
     [
-        (Cost(10, 4), "a launch is 100% of it"),
-        (Cost(10, 4, launches=3), "launches are 100% of it"),
-        (Cost(10, 4, min_us=30.0), "blocks wait for what they read and write, tile by tile"),
-        (Cost(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
+        (Cost(10, 4), "the launch takes 100% of it"),
+        (Cost(10, 4, launches=3), "launches take 100% of it"),
+        (Cost(10, 4, min_us=30.0), "memory latency: each block loads and stores tile after tile"),
+        (Cost(10**9, 4, rate=0.2), "CUDA cores at 0.2 of their sustained rate; tensor multiplies no odd rows"),
         (
             Cost(10**9, 4, rate=0.2, precision="tf32"),
-            "tensor cores at 0.2 of their steady rate; tensor multiplies no odd rows",
+            "tensor cores at 0.2 of their sustained rate; tensor multiplies no odd rows",
         ),
-        (Cost(0, 10**6, transposed_bytes=10**8), "values are put in another order"),
-        (Cost(0, 10**4), "what it reads and writes comes from memory; the floor has it in the cache"),
+        (Cost(0, 10**6, transposed_bytes=10**8), "a pass that transposes values"),
+        (Cost(0, 10**4), "data comes from memory; the floor assumes the cache"),
     ],
 )
 def test_what_most_of_the_time_is(cost, told):

@@ -1,4 +1,4 @@
-"""The steps of a plan, as a profiler is told them: on every device, for any number of rows."""
+"""The steps of a plan, as a profiler receives them: on every device, for any number of rows."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,15 @@ from gpu_networks import two_groups
 from onchip.kernels.cuda import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
+from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.engine import compile
+from onchip.runtime.placement import plan
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def bound(request, monkeypatch):
     if request.param == "cpu":
-        return compile(two_groups(), "cpu")._bound
+        return CpuBackend(None).bind(plan(two_groups(), "cpu"))
     fake_gpu(monkeypatch, FakeDriver())
     return CudaBackend(0).bind(make_plan(two_groups(), H200, KERNELS))
 
@@ -26,7 +27,7 @@ def test_steps_are_the_plans_groups_with_their_work(bound, B):
     assert [step.label for step in steps] == [group.claim.label for group in bound.plan.groups]
     assert [name for step in steps for name in step.layers] == ["a", "b"]
     prices = [group.claim.cost for group in bound.plan.groups]
-    parts = 3 if prices[0].precision == "tf32" else 1  # products of tf32 for one of float32
+    parts = 3 if prices[0].precision == "tf32" else 1  # tf32 multiplications per float32 one
     assert [step.flop for step in steps] == [parts * 2 * 6 * 9 * B, parts * 2 * 9 * 4 * B]
     assert steps[0].nbytes == 4 * (6 + 9) * B + prices[0].fixed_bytes
     assert np.isclose(sum(step.floor_us for step in steps), bound.plan.floor_at(B))

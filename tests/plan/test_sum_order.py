@@ -1,4 +1,4 @@
-"""The order of a sum: said by every claim, the same for every number of rows, and part of a plan."""
+"""The reduction order: stated by every claim, the same for every number of rows, and part of a plan."""
 
 import dataclasses
 import json
@@ -8,15 +8,15 @@ import pytest
 from checks import random_mlp
 from onchip.errors import PlanError
 from onchip.kernels import cpu
-from onchip.kernels.cuda.mlp.fused import MlpLowering
-from onchip.kernels.cuda.mlp.tensor_core import TensorLowering
+from onchip.kernels.cuda.mlp.fused import MlpFusedLowering
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCoreLowering
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum, ReLU, Softmax
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Claim, Job
-from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
+from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from onchip.workloads import faces, sentiment
@@ -73,20 +73,20 @@ def test_no_batch_changes_the_order_of_a_sum_on_a_gpu(widths, io, precision, dev
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 @pytest.mark.parametrize("widths", [(72, 64, 64, 4), (16, 32, 1), (784, 320, 160, 10)], ids=str)
 def test_a_batch_decides_only_which_rows_go_together(widths, precision):
-    """What a lowering says for one number of rows and for another differs in tiles of rows and warps alone."""
+    """Lowerings for two numbers of rows differ only in row tiles and warps."""
     net = with_io(mlp(*widths), "float16")
     made = [claims(net, H200, Job(precision, B)) for B in BATCHES]
     for key in made[0]:
         facts = [found[key].facts for found in made if key in found]
         for one in facts:
-            if isinstance(one, TensorLowering | MlpLowering):
+            if isinstance(one, MlpTensorCoreLowering | MlpFusedLowering):
                 assert dataclasses.replace(one, tiling=facts[0].tiling) == facts[0]
-            if isinstance(one, TensorLowering):
+            if isinstance(one, MlpTensorCoreLowering):
                 assert one.tiling.by == facts[0].tiling.by
 
 
 def programs(claim, B):
-    """But for how those that only move numbers count them."""
+    """Except for counts in kernels that only move data."""
     names = [launch.program.name_expression for launch in claim.facts.at(B).launches]
     return [name.replace(", long long>", ", u32>") for name in names]
 
@@ -94,7 +94,7 @@ def programs(claim, B):
 @pytest.mark.parametrize("row", [(5,), (1000,), (100_000,), (3, 7), (100_000, 3), (2, 4096)], ids=str)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_a_lowering_has_the_same_programs_for_every_batch(row, axis):
-    """What decides an order is a template argument or follows from the row."""
+    """A reduction order depends only on template arguments and the row."""
     scan = sequential(TensorType(("B", *row)), [("s", CumSum(axis=axis))], {})
     assert_same_programs(scan, Job())
     assert_one_order(scan, H200)
@@ -107,7 +107,7 @@ def test_and_so_has_an_mlp(precision):
 
 def assert_same_programs(net, job):
     for (kernel, _, _), claim in claims(net, H200, job).items():
-        for B in BATCHES if kernel.startswith("mlp") else ():  # tiles of products go by the rows, with the same bits
+        for B in BATCHES if kernel.startswith("mlp") else ():  # gemm tiles depend on the rows, with the same bits
             assert programs(claim, B) == programs(claim, BATCHES[0])
 
 
@@ -131,7 +131,7 @@ def test_a_plan_with_another_order_is_refused(device, precision):
     plan = make_plan(random_mlp(20, 16, 2), device, kernels_for(device), Job(precision))
     told = json.loads(plan_to_json(plan))
     told["groups"][0]["order"] = "k from the last to the first"
-    with pytest.raises(PlanError, match="no kernel takes 'fc1' as the plan says") as error:
-        plan_from_json(json.dumps(told), given_weights(plan.network), kernels_for(device))
+    with pytest.raises(PlanError, match="no kernel runs 'fc1' as planned") as error:
+        plan_from_json(json.dumps(told), array_weights(plan.network), kernels_for(device))
     assert "k from the last to the first" in error.value.got
     assert "the bits of the results may change" in error.value.hint

@@ -1,4 +1,4 @@
-"""What tests of engines on a GPU share: the libraries whose arrays lie there, and an engine."""
+"""Shared by the tests of engines on a GPU: the array libraries, and an engine."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from onchip.runtime.engine import compile
 
 
 def library(name):
-    """A library that takes GPU arrays, if it is here and sees the GPU. What it warns about is not our affair."""
+    """A GPU array library, if it is installed and sees the GPU. Its warnings are ignored."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

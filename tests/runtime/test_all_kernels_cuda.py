@@ -1,4 +1,4 @@
-"""A network of all kernels: right, in threads and on streams, in chunks, and with ids that are in no table.
+"""A network that uses all kernels: correct in threads, on streams and in chunks, and with invalid ids.
 
 On a GPU, and at small sizes on an emulated one.
 """
@@ -19,7 +19,8 @@ from onchip.kernels.cuda import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import chunks, staging
+from onchip.runtime.cuda import bound_plan, chunks, staging
+from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import compile
 from random_networks import faults
 
@@ -53,9 +54,8 @@ def same(got, want):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
-    """But for those of which there is a choice: products and convolutions on either cores, scans and steps by the
-    shape; and for those that train, products of two values, attention, several look-ups, places of extremes and TopK,
-    which have their own tests."""
+    """Except where kernels compete: gemms and convolutions on CUDA or tensor cores, scans and recurrences by shape; and
+    except training, gemms of two values, attention, several lookups, ArgMax and TopK, which have their own tests."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     sources = [program.source for program in programs_of([plan], (7, plan.job.batch))]
     files = {f"{source.parent.name}/{source.stem}" for source in sources}
@@ -63,7 +63,7 @@ def test_all_kernels_are_in_it(precision):
         "conv/direct",
         "conv/depthwise",
         "embedding/gather",
-        "layout/permute",
+        "common/permute",
         "elementwise/pointwise",
         "pool/pool",
         "reduction/reduce",
@@ -82,6 +82,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_gather",
         "conv_sm90",
         "gemv",
+        "recipes",
         "conv_first_layer",
         "conv_last_layer",
         "conv_last_layer_sm90",
@@ -124,9 +125,9 @@ def test_it_is_right_wherever_its_rows_lie(arrays, net, sizes):
 
 
 def test_threads_and_streams(arrays, net, sizes):
-    """Each thread has batches of its own on several streams at a time, and between them rows of the host."""
+    """Each thread runs its batches on several streams at a time, with host rows in between."""
     engine, failures = compile(net, "cuda"), []
-    count, sizes = (2, sizes[:2]) if isinstance(arrays, EmulatedArrays) else (THREADS, sizes)  # a second a call there
+    count, sizes = (2, sizes[:2]) if isinstance(arrays, EmulatedArrays) else (THREADS, sizes)  # emulation: 1 s per call
     given = {(t, s): inputs(B, seed=10 * t + s) for t in range(count) for s, B in enumerate(sizes)}
     want = {key: engine(*rows) for key, rows in given.items()}
 
@@ -158,12 +159,12 @@ def test_threads_and_streams(arrays, net, sizes):
     assert not failures
 
 
-# -- more rows than there is room for --------------------------------------------------------------------------
+# -- batches larger than the memory ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def many(arrays, monkeypatch):
-    """Rows of a batch that goes through the slots of the host's rows several times."""
+    """Rows of a batch that uses every staging slot several times."""
     if not isinstance(arrays, EmulatedArrays):
         return 60_001
     for name in ("SLOT_BYTES", "MIN_CHUNK_BYTES"):
@@ -173,7 +174,7 @@ def many(arrays, monkeypatch):
     return 83
 
 
-def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
+def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes, monkeypatch):
     few = max(sizes)
     engine, given = compile(net, "cuda"), inputs(few)
     again = np.arange(many) % few
@@ -182,8 +183,11 @@ def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
     row_bytes = [array.nbytes // many for array in (*batch, *want)]
     assert many > 2 * chunks.chunk_rows(row_bytes, many)
     (stream,) = arrays.streams(1)
-    for part in (1, 3, 20):  # of the arena that the whole batch would take
-        engine._bound.max_arena_bytes = engine._bound.bind(many).arena_bytes // part
+    bound = CudaBackend().bind(engine.plan)
+    wholes = bound.gpu.device.memory_bytes // bound.bind(many).arena_bytes  # arenas of the whole batch in all memory
+    for part in (1, 3, 20):
+        monkeypatch.setattr(bound_plan, "ARENA_PART", wholes * part)
+        engine = compile(net, "cuda")
         assert same(engine(*batch), want), f"rows of the host, 1/{part} of the memory"
         with arrays.on(stream):
             made = engine(*[arrays.put(x, stream) for x in batch])
@@ -192,7 +196,7 @@ def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
 
 # -- ids ---------------------------------------------------------------------------------------------------------
 
-# The input, the id, and what is told: words are looked up as they are, and their running totals once more.
+# The input, the id, and the message: tokens are looked up, and so are their prefix sums.
 BAD = [
     (0, -1, f"row 17, position 2: id -1, expected 0 to {WORDS - 1}"),
     (0, WORDS, f"row 17, position 2: id {WORDS}, expected 0 to {WORDS - 1}"),
@@ -203,7 +207,7 @@ BAD = [
 
 
 def told_by(engine):
-    """All that its kernels found: a word that is in no table may make a total that is in none."""
+    """All errors that its kernels may find: an invalid token may also make a prefix sum invalid."""
     found = []
     while True:
         try:
@@ -216,11 +220,11 @@ def told_by(engine):
 
 @pytest.mark.parametrize(("which", "value", "told"), BAD)
 @pytest.mark.parametrize("in_chunks", [False, True])
-def test_ids_that_are_in_no_table(arrays, net, which, value, told, in_chunks):
+def test_ids_that_are_in_no_table(arrays, net, which, value, told, in_chunks, monkeypatch):
+    if in_chunks:
+        monkeypatch.setattr(bound_plan, "ARENA_PART", 1 << 62)  # chunks of 16 rows, the fewest
     engine, B = compile(net, "cuda"), 20
     good = inputs(B)
-    if in_chunks:
-        engine._bound.max_arena_bytes = 1  # of 16 rows, the fewest
     want = engine(*good)
     bad = [x.copy() for x in good]
     bad[which][17, 2] = value
@@ -244,7 +248,7 @@ def test_ids_that_are_in_no_table(arrays, net, which, value, told, in_chunks):
 
 
 def test_totals_that_are_in_no_table(arrays, net):
-    """Ids that the GPU computes: nobody knows them before the launch, wherever the rows lie."""
+    """Ids that the GPU computes: unknown before the launch, for host rows and GPU arrays."""
     engine, good = compile(net, "cuda"), inputs(20)
     want = engine(*good)
     words = good[0].copy()

@@ -1,4 +1,4 @@
-"""device="auto": the device that should do a call sooner, and why. A GPU that is only said to be here will do."""
+"""device="auto": the device with the lower estimate, and the reason. A fake GPU is enough."""
 
 import dataclasses
 import json
@@ -42,14 +42,14 @@ def images():
 
 @pytest.fixture
 def gpu_is_here(monkeypatch):
-    """An H200 beside two cores, as far as anybody can tell who only plans."""
+    """An H200 and two cores, as data: enough for planning."""
     monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
     monkeypatch.setattr(placement, "this_cpu", lambda: HOST)
 
 
 @pytest.fixture
 def backends(monkeypatch, gpu_is_here):
-    """The names of the backends that were made."""
+    """The names of the backends that were created."""
     made = []
     monkeypatch.setattr(placement, "_backend", lambda name, threads=None: made.append(name))
     return made
@@ -71,7 +71,7 @@ def test_few_rows_of_small_networks_stay_on_the_cpu(backends, net, B, device):
     plan, _, chosen = place(net, "auto", Job(batch=B), None)
     name, _, reason = chosen.partition(" ")
     assert name == device
-    assert backends == [device]  # and nothing is begun on the other one
+    assert backends == [device]  # and no backend for the other one
     assert plan.device is (H200 if device == "cuda:0" else HOST)
     assert f"{B:,} row" in reason
     assert ("on cuda:0)" if device == "cpu" else "on the CPU)") in reason
@@ -92,8 +92,8 @@ def test_without_a_gpu_the_reason_is_that(monkeypatch):
 
 
 def test_threads_mean_the_cpu(backends):
-    assert place(SMALL, "auto", Job(batch=10**6), 2)[2] == "cpu (auto: threads=2 asks for it)"
-    with pytest.raises(InputError, match="threads are the CPU's"):
+    assert place(SMALL, "auto", Job(batch=10**6), 2)[2] == "cpu (auto: threads=2 selects it)"
+    with pytest.raises(InputError, match="only a CPU has threads"):
         place(SMALL, "cuda", Job(), 2)
 
 
@@ -104,7 +104,7 @@ def test_a_layer_that_the_gpu_does_not_take_is_the_reason(monkeypatch, gpu_is_he
     with pytest.raises(PlanError) as refused:
         plan_and_reason(net, "cuda", Job())
     assert said(net, batch=10**6) == f"cpu (auto: {refused.value.what})"
-    with pytest.raises(PlanError):  # the CPU would compute in something else
+    with pytest.raises(PlanError):  # the CPU has another precision
         said(net, precision="fp16")
 
 
@@ -116,7 +116,7 @@ def test_a_layer_that_only_the_gpu_takes_is_the_reason(monkeypatch, gpu_is_here)
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_a_precision_that_the_cpu_has_not_is_the_reason(monkeypatch, gpu_is_here, precision):
-    monkeypatch.setattr(placement, "this_cpu", None)  # nobody asks
+    monkeypatch.setattr(placement, "this_cpu", None)  # never called
     assert said(SMALL, precision=precision, batch=1) == f"cuda:0 (auto: the CPU does not compute in {precision})"
 
 
@@ -140,7 +140,7 @@ def test_a_gpu_that_no_cpu_beats_is_chosen_without_loading_the_cpus_kernels():
 
 
 def test_training_is_where_a_kernel_trains(gpu_is_here):
-    """A step of few rows is done by one core before a GPU has begun; of digits, a GPU is sooner."""
+    """One core finishes a step of few rows before a GPU has started; for digits, a GPU is faster."""
     assert said(SMALL, loss="mse", batch=16).startswith("cpu (auto: 16 rows take about ")
     assert said(random_mlp(784, 320, 160, 10), loss="cross_entropy", batch=64).startswith("cuda:0 (auto: 64 rows ")
     assert "the CPU does not compute in tf32" in said(SMALL, loss="mse", precision="tf32")
@@ -161,7 +161,7 @@ def test_the_second_gpu_is_never_chosen_but_can_be_asked_for(monkeypatch, backen
         place(decode.network(), "cuda:2", Job(), None)
 
 
-# -- what is said ----------------------------------------------------------------------------------------------
+# -- reasons ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("B", [1, 1_000_000])
@@ -190,7 +190,7 @@ def test_run_says_the_device_and_why(cli, gpu_is_here):
 def test_devices_says_what_auto_goes_by(cli, monkeypatch, gpu_is_here):
     monkeypatch.setattr("onchip.runtime.cuda.devices.driver_version", lambda: "13.0")
     ran = cli("devices")
-    assert "auto: for every network the one that should do a call sooner" in ran.err
+    assert "auto: the device estimated faster" in ran.err
     gpu = json.loads(cli("devices", "--json").out)["here"][1]
     assert (gpu["call_us"], gpu["bus_bytes_per_s"]) == (H200.call_us, H200.bus_bandwidth)
 
@@ -202,11 +202,11 @@ def test_an_engine_says_it(gpu_is_here):
     assert engine(rows(7, 8)).shape == (7, 3)
 
 
-# -- arrays of a GPU, where auto chose the CPU -----------------------------------------------------------------
+# -- GPU arrays, where auto chose the CPU ----------------------------------------------------------------------
 
 
 class Shown:
-    """An array as CUDA's own interface shows it."""
+    """An array with `__cuda_array_interface__`."""
 
     @property
     def __cuda_array_interface__(self):
@@ -214,7 +214,7 @@ class Shown:
 
 
 class Handed:
-    """An array as DLPack hands it over; torch shows the other interface too, but not of a tensor with a gradient."""
+    """An array with `__dlpack__`; torch has both interfaces, but only this one for tensors with a gradient."""
 
     def __init__(self, device):
         self.device = device
@@ -230,7 +230,7 @@ class Handed:
 @pytest.mark.parametrize("x", [Shown(), Handed(2), Handed(13)])
 def test_arrays_of_a_gpu_are_refused_with_a_way_out(gpu_is_here, x):
     engine = compile(SMALL, batch_hint=64)
-    with pytest.raises(InputError, match="the rows lie on a GPU") as caught:
+    with pytest.raises(InputError, match="the rows are on a GPU") as caught:
         engine(x)
     assert type(x).__name__ in caught.value.got
     assert engine.chosen in caught.value.expected
@@ -249,20 +249,20 @@ CASES = [
     (random_mlp(784, 320, 160, 10), 12_800, "cuda:0"), (decode.network(), 1_000_000, "cuda:0"),
     (images(), 4096, "cuda:0"), (faces.network(), 64, "cuda:0"),
 ]  # fmt: skip
-# Where the two are near each other, which depends on the CPU, either will do.
+# Where their times are close, which depends on the CPU, either is accepted.
 NEAR = [(SMALL, 1024, ""), (decode.network(), 1024, ""), (decode.network(), 25_600, ""), (images(), 7, "")]
-LONG_S = 0.2  # of a call: then a few do
+LONG_S = 0.2  # of a call: a few samples are enough then
 
 
 def median_s(engines: list[Engine], x: np.ndarray) -> list[float]:
-    """Of a call of each, in turns."""
+    """Interleaved times of a call on each."""
     for engine in engines:
         for _ in range(3):
             engine(x)
     times: list[list[float]] = [[] for _ in engines]
     while len(times[0]) < 31 and sum(map(sum, times)) < LONG_S * 31:
         for engine, taken in zip(engines, times, strict=True):
-            engine(x)  # untimed: the threads of the one before may still spin
+            engine(x)  # untimed: the other engine's threads may still spin
             started = time.perf_counter()
             engine(x)
             taken.append(time.perf_counter() - started)
@@ -286,9 +286,9 @@ def test_the_chosen_device_is_not_much_slower_than_the_other_one(net, B, expecte
 @pytest.mark.gpu
 def test_torch_tensors_of_a_gpu_and_an_engine_that_auto_put_on_the_cpu(torch):
     x = torch.ones(4, 8, device="cuda", requires_grad=True)
-    with pytest.raises(InputError, match="the rows lie on a GPU"):
+    with pytest.raises(InputError, match="the rows are on a GPU"):
         compile(SMALL, batch_hint=1)(x)
-    with pytest.raises(InputError, match="the rows lie on a GPU"):
+    with pytest.raises(InputError, match="the rows are on a GPU"):
         compile(SMALL, "cpu")(x.detach())
     assert compile(SMALL, "cuda")(x.detach()).shape == (4, 3)
 

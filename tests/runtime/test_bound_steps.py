@@ -1,7 +1,7 @@
-"""All that a launch can say: clusters, cooperation, branches, state, tensor maps, scratch that is cleared.
+"""Launch features: clusters, cooperative launches, branches, state, tensor maps, cleared scratch.
 
-With a driver in Python it is seen what the driver is told; on a GPU the kernels of launch_features.cu show that it
-means what it should. They are compiled everywhere.
+A fake driver in Python records the driver calls; on a GPU the kernels of launch_features.cu check the effect. They are
+compiled everywhere.
 """
 
 import ctypes
@@ -74,7 +74,7 @@ def test_the_kernels_compile(kernel):
     assert compile_program(Program(SOURCE, kernel), "sm_90a").spill_bytes == 0
 
 
-# -- what the driver is told ---------------------------------------------------------------------------------
+# -- driver calls --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_scratch_is_cleared_before_the_first_launch(gpu, driver):
     driver.run = lambda launched: seen.append(ctypes.c_uint32.from_address(launched.words[0]).value)
     BoundSteps(gpu, meeting(3)).enqueue([], [16], scratch.pointer, gpu.stream)
     assert seen == [0]
-    assert (ctypes.c_uint8 * 5).from_address(scratch.pointer)[4] == 0xAB  # no more than was asked for
+    assert (ctypes.c_uint8 * 5).from_address(scratch.pointer)[4] == 0xAB  # no more than requested
 
 
 def test_state_and_weights_are_where_they_were_put(gpu, driver):
@@ -141,8 +141,8 @@ def test_branches_run_on_side_streams_tied_by_events(gpu, driver):
     wanted = ("cuLaunchKernelEx", "cuEventRecord", "cuStreamWaitEvent")
     assert [name[2:] for name in driver.calls if name in wanted] == [
         "EventRecord", "LaunchKernelEx",  # the beginning, and the first
-        "StreamWaitEvent", "LaunchKernelEx", "EventRecord",  # the second waits for the beginning alone
-        "StreamWaitEvent", "LaunchKernelEx", "StreamWaitEvent",  # the third for both, and what comes behind, too
+        "StreamWaitEvent", "LaunchKernelEx", "EventRecord",  # the second waits only for the beginning
+        "StreamWaitEvent", "LaunchKernelEx", "StreamWaitEvent",  # the third for both, and later work, too
     ]  # fmt: skip
     del bound
     assert driver.calls.count("cuStreamDestroy") == 1
@@ -160,7 +160,7 @@ def test_captured_branches_are_branches_of_the_graph(gpu, driver):
 
 
 def test_a_launch_after_the_one_before_and_a_chain_beside_it(gpu, driver):
-    """0 -> 1 -> 4 and 2 -> 3 beside them; who waits for nobody else has no event."""
+    """0 -> 1 -> 4 in parallel with 2 -> 3; a launch without dependencies has no event."""
     afters = [None, None, (), (2,), (1,)]
     steps = Steps(tuple(launch("add_two", Output(0), after=after) for after in afters))
     bound = BoundSteps(gpu, steps)
@@ -192,7 +192,7 @@ def test_a_graph_of_branches_clears_first_and_joins_last(gpu, driver):
 
 
 def test_what_comes_behind_waits_for_every_branch(gpu, driver):
-    """Two chains side by side, neither of which waits for the other."""
+    """Two parallel chains that do not wait for each other."""
     steps = Steps((launch("add_two", Output(0)), launch("add_two", Output(0), after=())))
     builder = GraphBuilder(gpu)
     nodes, ends = BoundSteps(gpu, steps).add_to(builder, [], [16], 0)
@@ -207,7 +207,7 @@ def test_a_kernel_that_waits_by_itself_may_begin_before_the_one_before_it_ends(g
     second = replace(first, config=replace(first.config, overlaps=True))
     builder = GraphBuilder(gpu)
     nodes, _ = BoundSteps(gpu, Steps((second, first, second))).add_to(builder, [], [16], 0)
-    assert driver.begins_before == {(nodes[1], nodes[2])}  # the very first waits for nobody
+    assert driver.begins_before == {(nodes[1], nodes[2])}  # the first has no dependency
     (waits,) = driver.built.values()
     assert waits[nodes[2]] == {nodes[1]}
 
@@ -215,10 +215,10 @@ def test_a_kernel_that_waits_by_itself_may_begin_before_the_one_before_it_ends(g
 def test_a_graph_keeps_what_a_launch_says(gpu, driver):
     builder = GraphBuilder(gpu)
     (node,), _ = BoundSteps(gpu, clusters(16)).add_to(builder, [], [16], 0)
-    (made,) = driver._graphs.values()
+    (made,) = driver.graphs.values()
     assert made[node].cluster == 16
     (node,), _ = BoundSteps(gpu, meeting(132)).add_to(GraphBuilder(gpu), [], [16], gpu.allocate(256).pointer)
-    assert next(nodes[node] for nodes in driver._graphs.values() if node in nodes).cooperative
+    assert next(nodes[node] for nodes in driver.graphs.values() if node in nodes).cooperative
 
 
 def test_a_graphs_kernel_takes_the_arguments_that_its_launch_has(gpu, driver):
@@ -234,10 +234,10 @@ def test_a_graphs_kernel_takes_the_arguments_that_its_launch_has(gpu, driver):
     update()
     graph.launch(5)
     driver.cuStreamSynchronize(5)
-    assert ran == [(1024, 16, 1, 2), (2048, 32, 1, 2)]  # what was under way kept its own
+    assert ran == [(1024, 16, 1, 2), (2048, 32, 1, 2)]  # launches in flight keep their pointers
 
 
-# -- what a GPU does with it ---------------------------------------------------------------------------------
+# -- on a GPU ------------------------------------------------------------------------------------------------
 
 
 class OnGpu:
@@ -256,7 +256,7 @@ class OnGpu:
         self.bound.enqueue([], [self.y.pointer], self.scratch.pointer, stream)
 
     def results(self):
-        """Of two runs as launches, of one as a graph that was captured, and of one that was built."""
+        """The results of two launched runs, one captured graph and one built graph."""
         made = []
         captured, builder = self.gpu.capture(self.enqueue), GraphBuilder(self.gpu)
         self.bound.add_to(builder, [], [self.y.pointer], self.scratch.pointer)

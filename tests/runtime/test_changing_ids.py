@@ -1,6 +1,5 @@
 """Ids that another thread changes while they are looked up: an error or the right answer, never a read outside."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import raced_ids
+from onchip.kernels import cpu
 from onchip.plan.kernel import Job
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine, compile
@@ -17,36 +17,34 @@ from onchip.runtime.placement import place
 from raced_ids import WAYS, good_ids, text_network
 
 
-class MeddlingBackend(CpuBackend):
-    """Overwrites the caller's arrays before each launch, as another thread may at any time."""
+class Meddling:
+    """A kernel that overwrites the caller's arrays before each launch, as another thread may at any time."""
 
-    def __init__(self):
-        super().__init__(threads=1)
-        self.arrays = []
+    def __init__(self, kernel, arrays):
+        self.kernel, self.name, self.arrays = kernel, kernel.name, arrays
 
-    def bind(self, plan, debug=False):
-        def meddled(launch):
-            def run(*arguments):
-                for array in self.arrays:
-                    array[...] = 0  # an id that is there: a wrong answer, where ids are read again, and no fault
-                launch(*arguments)
+    def bind(self, claim, weights):
+        launch = self.kernel.bind(claim, weights)
 
-            return run
+        def run(*arguments):
+            for array in self.arrays:
+                array[...] = 0  # a valid id: a wrong result if ids are read again, but no fault
+            launch(*arguments)
 
-        bound = super().bind(plan)
-        bound._steps = [dataclasses.replace(step, launch=meddled(step.launch)) for step in bound._steps]
-        return bound
+        return run
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ids_are_looked_up_as_they_were_checked(way):
+def test_ids_are_looked_up_as_they_were_checked(way, monkeypatch):
     net, without, ids = text_network(way), WAYS[way][2], good_ids(way, 40)
     truth = compile(net, "cpu", batch_hint=10**9, without=without)(ids)
     plan, _, chosen = place(net, "cpu", Job(batch=10**9, without=without), None)
-    engine = Engine(plan, backend := MeddlingBackend(), chosen)
+    arrays = []
+    monkeypatch.setattr(cpu, "INFERENCE", [Meddling(kernel, arrays) for kernel in cpu.INFERENCE])
+    engine = Engine(plan, CpuBackend(1), chosen)
     out = tuple(np.empty_like(y) for y in truth)
-    # What computes ids reads the caller's array; it is what it makes of them that is checked and looked up.
-    backend.arrays = [out[1]] if way == "computed" else [ids, out[1]]
+    # Layers that compute ids read the caller's array; the computed ids are checked and looked up.
+    arrays += [out[1]] if way == "computed" else [ids, out[1]]
     for got, expected in zip(engine(ids, out=out), truth, strict=True):
         assert np.array_equal(got, expected)
 

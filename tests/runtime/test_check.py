@@ -1,4 +1,4 @@
-"""The check itself: it passes what is right, fails what is wrong, and shows what is not there."""
+"""The check itself: it passes correct engines, fails wrong ones, and reports unavailable ones."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_the_verdict_is_twice_the_naive_error_and_four_ulp():
     assert row(allowed * 1.001, 1e-7).verdict == "FAIL"
     assert row(0.0, 1e-7, unequal=7).verdict == "FAIL"
     assert row(math.inf, 1e-7).verdict == "FAIL"
-    assert row(math.inf, math.inf, "fp16").verdict == "ok"  # a precision that overflows overflows for everyone
+    assert row(math.inf, math.inf, "fp16").verdict == "ok"  # the naive run overflows, too
     assert row(3e-7, 1e-7).ratio == pytest.approx(3)
     assert row(3e-7, 0.0).ratio is None
 

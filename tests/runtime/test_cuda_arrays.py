@@ -1,4 +1,4 @@
-"""Arrays of CuPy, JAX and of any library that shows its memory, through an engine on their GPU. All of it needs one."""
+"""Arrays of CuPy, JAX and any library that exposes its memory, through an engine on their GPU. Needs a GPU."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_jax(engine, jax, B):
     x = rows(B, 72)
     want, given = engine(x), jax.numpy.asarray(x)
     for _ in range(3):
-        made = engine(given * 1)  # on its way when it is handed over, and nobody else keeps it
+        made = engine(given * 1)  # still being computed when passed, without another reference
         assert isinstance(made, jax.Array)
         assert (made.shape, made.dtype) == ((B, 4), np.float32)
         assert np.array_equal(np.asarray(made + 0), want)
@@ -76,7 +76,7 @@ def test_python_ends_while_jax_has_our_arrays(jax):
 
 
 class Interface:
-    """A library that shows `__cuda_array_interface__` alone, and works on a stream of its own."""
+    """A library with only `__cuda_array_interface__`, which works on its own stream."""
 
     def __init__(self, tensor, stream):
         self._tensor, self._stream = tensor, stream
@@ -105,7 +105,7 @@ def test_the_cuda_array_interface(engine, torch):
 
 
 class Exchanged:
-    """A library that knows DLPack alone."""
+    """A library with only DLPack."""
 
     def __init__(self, tensor):
         self._tensor = tensor
@@ -123,10 +123,10 @@ def test_dlpack(engine, torch):
     source, out = torch.from_numpy(x).cuda(), torch.zeros(12_800, 4, device="cuda")
     for _ in range(3):
         torch.cuda._sleep(5_000_000)
-        given = source * 1  # not there yet when the engine is called
+        given = source * 1  # not computed yet when the engine is called
         made = engine(Exchanged(given))
         del given
-        torch.empty(12_800, 72, device="cuda").fill_(7)  # torch may take that memory again
+        torch.empty(12_800, 72, device="cuda").fill_(7)  # torch may reuse that memory
         assert np.array_equal(torch.from_dlpack(made).cpu().numpy(), want)
     engine(Exchanged(source), out=Exchanged(out))
     assert np.array_equal(out.cpu().numpy(), want)

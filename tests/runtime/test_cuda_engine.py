@@ -1,4 +1,4 @@
-"""Engines on a GPU: arrays of the host, faults, the first result. All of it needs a GPU."""
+"""Engines on a GPU: host arrays, faults, the first result. Needs a GPU."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ for _ in range(2):
 
 
 def run_python(text, *arguments, **environment):
-    """A script in a process of its own: after a fault this one could use the GPU no more."""
+    """Run a script in another process: a fault makes the GPU unusable for its process."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **environment}
     given = [sys.executable, "-c", text, *map(str, arguments)]
     ran = subprocess.run(given, env=env, capture_output=True, text=True)
@@ -151,7 +151,7 @@ def test_a_kernel_that_fails(tmp_path, debug):
     first, second, _ = run_python(FAULT, tmp_path / "bad.cu", "debug" if debug else "").split("--\n")
     assert f"kernel {'planted<72,4>' if debug else 'unknown'} failed on the GPU: illegal address" in first
     assert ("compute-sanitizer" if debug else "debug=True") in first
-    assert second.startswith("the GPU's context is lost: a kernel failed before")
+    assert second.startswith("the CUDA context is lost: an earlier kernel failed")
 
 
 FIRST = """\

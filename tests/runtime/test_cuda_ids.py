@@ -1,4 +1,4 @@
-"""Ids that lie on a GPU, through an engine there: those that are in no table are told later. All of it needs a GPU."""
+"""Ids in GPU arrays: invalid ones are reported asynchronously. Needs a GPU."""
 
 import threading
 
@@ -10,6 +10,7 @@ from onchip.errors import InputError
 from onchip.network.build import sequential
 from onchip.network.layers import CumSum, Embedding, TokenConv
 from onchip.network.types import TensorType
+from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import compile
 from onchip.workloads import sentiment
 
@@ -42,7 +43,7 @@ def test_the_first_bad_id_of_torch_tensors(torch, kind, dtype, value):
     for ask in (engine.wait, lambda: engine(y), lambda: engine(y, out=out)):
         for _ in range(3):  # launched, captured, replayed
             engine(x, out=out)
-            torch.cuda.synchronize()  # a call tells what is known by then
+            torch.cuda.synchronize()  # a call reports earlier errors
             with pytest.raises(InputError, match=told):
                 ask()
         for _ in range(2):
@@ -67,13 +68,13 @@ def test_bad_ids_of_the_host_are_told_by_the_same_call(kind, B):
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_a_megabyte_of_the_hosts_ids_has_the_bits_of_ids_there(torch, is_locked):
-    """One chunk, which goes to the GPU in pieces; page-locked arrays go from where they lie."""
+    """One chunk, copied to the GPU in slices; pinned arrays are copied directly."""
     net = sentiment.network(vocabulary=900, embedding=64, channels=40, hidden=(32,))
     engine = compile(net, "cuda", "fp16", batch_hint=1 << 30)
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 900, (16_384, 16)).astype(np.int32))
     there = engine(ids.cuda()).cpu().numpy()
     given, out = (ids.pin_memory(), torch.empty(16_384, 2).pin_memory()) if is_locked else (ids, torch.empty(16_384, 2))
-    for _ in range(3):  # plain launches, then a graph
+    for _ in range(3):  # launches, then a graph
         out.fill_(float("nan"))
         assert engine(given.numpy(), out=out.numpy()).tobytes() == there.tobytes()
 
@@ -85,11 +86,12 @@ def test_a_ticket_waits_and_tells(torch):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     pointers = {"x": ids.data_ptr(), "e": y.data_ptr()}
-    engine._bound.enqueue(pointers, 100, stream.cuda_stream).wait()
+    bound = CudaBackend().bind(engine.plan)
+    bound.enqueue(pointers, 100, stream.cuda_stream).wait()
     assert np.array_equal(y.cpu().numpy(), engine(ids.cpu().numpy()))
     ids[7, 3] = 77
     torch.cuda.synchronize()
-    ticket = engine._bound.enqueue(pointers, 100, stream.cuda_stream)
+    ticket = bound.enqueue(pointers, 100, stream.cuda_stream)
     with pytest.raises(InputError, match="row 7, position 3: id 77"):
         ticket.wait()
     ticket.wait()

@@ -1,4 +1,4 @@
-"""What a training run puts on a GPU, and when."""
+"""What a training run launches on a GPU, and when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emulated_engine import emulate_device
 from onchip.kernels.cuda.train.large_batch.launches import GRAPH_STEPS, TrainLowering
 from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.launches import Graph
-from onchip.runtime.cuda.trainer import CudaJointTrainer, JointLaunches
+from onchip.runtime.cuda.trainer import JointLaunches
 from onchip.train import training_run
 from onchip.train.loop import fit
 from training_cases import assert_same_bits, case, train_only_by
@@ -34,7 +34,7 @@ def test_orders_go_beside_the_steps_before_and_their_own_wait_for_them(monkeypat
     order_bytes = 8 * len(x)
     logged(Gpu, "write", lambda _, a, stream, *__: [("order", stream)] if a.nbytes == order_bytes else [])
     logged(Event, "record", lambda stream: [("recorded", stream)])
-    logged(Event, "hold", lambda stream: [("held", stream)])
+    logged(Event, "block_stream", lambda stream: [("held", stream)])
     logged(Graph, "launch", lambda stream: [("steps", stream)])
     fit(net, x, y, device="cuda", epochs=3, **training)
     sent = [i for i, (what, _) in enumerate(log) if what == "order"]
@@ -59,7 +59,7 @@ def test_epochs_of_whole_batches_are_trained_on_as_one_with_the_same_bits(batch,
     monkeypatch.setattr(TrainLowering, "steps", lambda self, count: sizes.append(count) or launch_all(self, count))
     one = fit(net, x, y, **training)
     assert max(sizes) > 60 // batch
-    monkeypatch.setattr(CudaJointTrainer, "_together", lambda self, turns: [1] * len(turns[0][1]))
+    monkeypatch.setattr("onchip.runtime.cuda.trainer.joined_epochs", lambda rows, batch: 1)
     assert_same_bits(one, fit(net, x, y, **training))
 
 

@@ -1,4 +1,4 @@
-"""DLPack capsules: read as other libraries make them, and made so that others can give them back."""
+"""DLPack capsules: read from other libraries, and exported so that others can release them."""
 
 import ctypes
 import gc
@@ -43,7 +43,7 @@ def test_a_capsule_that_is_none_is_refused():
     )
     assert np_again.shape == (3,)
     with pytest.raises(InputError, match="not a DLPack capsule"):
-        dlpack.describe(capsule)  # numpy has taken it
+        dlpack.describe(capsule)  # numpy has consumed it
 
 
 class Owner:
@@ -53,7 +53,7 @@ class Owner:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8"])
 @pytest.mark.parametrize("shape", [(7, 3), (0, 3), (5,), (2, 3, 4)])
 def test_what_is_lent_reads_the_same(dtype, shape):
-    found = dlpack.describe(dlpack.lend(4096, shape, dtype, 2, Owner()))
+    found = dlpack.describe(dlpack.export(4096, shape, dtype, 2, Owner()))
     assert (found.pointer, found.shape, found.dtype) == (4096, shape, dtype)
     size = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     x = np.empty(shape, size)
@@ -64,26 +64,25 @@ def test_what_is_lent_reads_the_same(dtype, shape):
 def test_a_capsule_that_nobody_takes_lets_its_owner_go():
     owner = Owner()
     gone = weakref.ref(owner)
-    capsule = dlpack.lend(4096, (3,), "float32", 0, owner)
+    capsule = dlpack.export(4096, (3,), "float32", 0, owner)
     del owner
     gc.collect()
     assert gone() is not None
     del capsule
     assert gone() is None
-    assert not dlpack._lent
 
 
 def test_who_takes_the_memory_gives_it_back():
     owner = Owner()
     gone = weakref.ref(owner)
-    capsule = dlpack.lend(4096, (3,), "float32", 0, owner)
+    capsule = dlpack.export(4096, (3,), "float32", 0, owner)
     del owner
     address = _python.PyCapsule_GetPointer(capsule, b"dltensor")
     used = b"used_dltensor"
-    _python.PyCapsule_SetName(capsule, used)  # as DLPack says one takes it
+    _python.PyCapsule_SetName(capsule, used)  # consumed as DLPack specifies
     del capsule
     assert gone() is not None
-    deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(dlpack._Managed.from_address(address).deleter)
+    deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(dlpack.Managed.from_address(address).deleter)
     deleter(address)
     assert gone() is None
 
@@ -100,10 +99,12 @@ def end():  # of a library that was here first: it gives back when nobody can be
 
 from onchip.runtime.arrays import dlpack
 
-capsule = dlpack.lend(4096, (7, 3), "float32", 0, object())
+capsule = dlpack.export(4096, (7, 3), "float32", 0, object())
+ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b"dltensor")
 ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), b"used_dltensor")
 del capsule
-(address,), Managed = dlpack._lent, dlpack._Managed
+Managed = dlpack.Managed
 """
 
 

@@ -1,4 +1,4 @@
-"""Engines with several inputs and outputs, and what they refuse before any work."""
+"""Engines with several inputs and outputs, and their errors before any work."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_out_is_a_tuple_for_several_outputs():
     got = engine(*given, out=out)
     assert got[0] is out[0]
     assert all(np.array_equal(a, b) for a, b in zip(out, engine(*given), strict=True))
-    with pytest.raises(ShapeError, match="out does not fit"):
+    with pytest.raises(ShapeError, match="wrong number of outputs"):
         engine(*given, out=out[0])
 
 
@@ -58,7 +58,7 @@ def test_what_is_refused_before_any_work():
         engine(ids, x[:4])
     with pytest.raises(InputError, match="row 3, position 0: id 9"):
         engine(np.where(np.arange(5)[:, None] == 3, 9, ids), x)
-    with pytest.raises(ShapeError, match="another dtype"):
+    with pytest.raises(ShapeError, match="wrong dtype"):
         engine(ids.astype(np.float32), x)
 
 
@@ -111,9 +111,9 @@ def test_arrays_that_overlap_are_refused():
 @pytest.mark.parametrize(
     ("shape", "hint"),
     [
-        ((9, 2, 3, 1), "x.reshape(len(x), 6)"),  # the same numbers in every row
+        ((9, 2, 3, 1), "x.reshape(len(x), 6)"),  # the same elements in every row
         ((6,), "x[None]: a single row is a batch of one"),
-        ((12, 3), ""),  # as many numbers, but rows would be scrambled
+        ((12, 3), ""),  # as many elements, but rows would be scrambled
         ((), ""),
     ],
 )

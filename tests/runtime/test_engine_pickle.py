@@ -41,7 +41,7 @@ def image_network():
     return Network({"x": TensorType(("B", 3, 8, 8))}, nodes, ("relu",), {"w": rows(5, 27).reshape(5, 3, 3, 3)})
 
 
-# A network, how it is compiled, and rows for it.
+# A network, its options, and rows for it.
 CASES = {
     "mlp": (lambda: mlp(9, 33, 4), {}, lambda: (rows(50, 9),)),
     "one thread": (lambda: mlp(9, 33, 4), {"threads": 1, "batch_hint": 7, "debug": True}, lambda: (rows(50, 9),)),
@@ -125,7 +125,7 @@ def test_processes_take_an_engine_as_an_argument_and_as_a_function():
     assert bits(np.concatenate(found)) == bits(engine(x))
 
 
-# -- what would give other bits ----------------------------------------------------------------------------------
+# -- plans that would compute other bits -------------------------------------------------------------------------
 
 
 def test_rates_that_were_measured_since_change_no_plan(monkeypatch):
@@ -156,7 +156,7 @@ def test_a_plan_that_no_kernel_takes_any_more_is_refused(monkeypatch):
     pickled = pickle.dumps(compiled("mlp")[0])
     fewer = [kernel for kernel in engine_module.kernels_for(this_cpu()) if kernel.name == "plain"]
     monkeypatch.setattr(engine_module, "kernels_for", lambda device: fewer)
-    with pytest.raises(PlanError, match="as the plan says") as caught:
+    with pytest.raises(PlanError, match="as planned") as caught:
         pickle.loads(pickled)
     assert "mlp_fused" in caught.value.got
 

@@ -1,4 +1,4 @@
-"""Every network of the CPU's tests on a GPU: within the promise in every precision, each row's bits its own."""
+"""Every network of the CPU tests on a GPU: within tolerance in every precision, bits independent of the batch."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision):
 
 @pytest.fixture(scope="module")
 def _kernels():
-    """Compiled, by all cores."""
+    """Compiled on all cores."""
     plans = [plan for each in NETWORKS.values() for plan in each.plans.values()]
     compile_ahead(programs_for(plans), H200.arch)
 

@@ -1,4 +1,4 @@
-"""Networks that make images, of other sizes than the faces': channels, kernels, strides, bases and what comes out."""
+"""Image generators of other sizes than faces: channels, kernels, strides, bases and output types."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ GENERATORS = {
 def generator(name, ends="rows"):
     """z -> Linear -> the base -> transposed convolutions with ReLU, the first with batch norm -> Tanh.
 
-    ends  "rows"; "last": channels behind pixels; "bytes": and as pixels
+    ends  "rows"; "last": NHWC; "bytes": NHWC as pixels
     """
     (C, *sides), steps = GENERATORS[name]
     size = C * int(np.prod(sides))
@@ -99,7 +99,7 @@ def test_on_a_gpu(name, precision, batch_hint):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GENERATORS)
 def test_bytes_on_a_gpu(name):
-    """Whole numbers of what comes out as floats, but for those that lie at an edge between two."""
+    """Float outputs rounded to integers, except those near a rounding boundary."""
     z = rows(300, LATENT, seed=5)
     made = compile(generator(name, "bytes"), "cuda", "fp16")(z).astype(int)
     wide = compile(generator(name, "last"), "cuda", "fp16")(z)

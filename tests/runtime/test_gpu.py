@@ -1,4 +1,4 @@
-"""The GPU itself: memory, launches, events, graphs, and what a fault says. All of it needs one."""
+"""The GPU itself: memory, launches, events, graphs, and messages of faults. Needs a GPU."""
 
 import ctypes
 import os
@@ -105,7 +105,7 @@ def test_what_the_driver_says_about_a_function(gpu, source):
     assert function.name == "add<3>"
     assert 0 < function.registers <= 64
     assert function.spill_bytes == function.static_shared_bytes == 0
-    gpu.load(Program(source, "add<3>"), 100 << 10)  # or the driver counts none: so much it may not have
+    gpu.load(Program(source, "add<3>"), 100 << 10)  # so large that it may be refused
     few, many = function.blocks_per_sm(1024, 100 << 10), function.blocks_per_sm(128, 512)
     assert 1 <= few < many
 
@@ -125,7 +125,7 @@ def test_events_measure(gpu, source):
     seen = gpu.upload(np.zeros(1, np.int64))
     function = gpu.load(Program(source, "spin"))
     times = []
-    for cycles in (200_000_000, 1_000_000, 10_000_000):  # the first one until the clock has risen
+    for cycles in (200_000_000, 1_000_000, 10_000_000):  # the first one warms up the clock
         before, after = gpu.event(), gpu.event()
         before.record()
         gpu.launch(function, LaunchConfig((1, 1, 1), (1, 1, 1), 0), [seen.pointer, ctypes.c_int64(cycles)])
@@ -145,7 +145,7 @@ def test_a_graph_is_launched_again_and_again(gpu, source):
             gpu.launch(function, config(1000), [buffer.pointer, ctypes.c_int64(1000), ctypes.c_float(0)], stream)
 
     graph = gpu.capture(enqueue)
-    assert np.array_equal(gpu.download(buffer, np.empty_like(x)), x)  # nothing ran yet
+    assert np.array_equal(gpu.download(buffer, np.empty_like(x)), x)  # captured, not run
     for _ in range(4):
         graph.launch()
     want = x.copy()
@@ -191,9 +191,9 @@ def test_out_of_memory_says_how_much_there_is(gpu, how):
     with pytest.raises(DeviceError) as error:
         getattr(gpu, how)(1 << 45, row_bytes=304)
     assert error.value.what == f"out of memory on {gpu.device.name}"
-    assert f"{1 << 45:,} B asked for" in error.value.got
-    assert "rows at a time: a row takes 304 B" in error.value.hint
-    gpu.synchronise()  # and the GPU is as it was
+    assert f"{1 << 45:,} B requested" in error.value.got
+    assert "rows at a time: each needs 304 B" in error.value.hint
+    gpu.synchronise()  # and the GPU still works
 
 
 FAULT = """\
@@ -218,15 +218,15 @@ for _ in range(2):
 def test_a_fault_is_told_once_and_then_the_context_is_lost(source, tmp_path):
     ran = run_python(FAULT, source)
     assert ran.returncode == 0, ran.stderr
-    first, later = ran.stdout.split("the GPU's context is lost: a kernel failed before")
+    first, later = ran.stdout.split("the CUDA context is lost: an earlier kernel failed")
     assert "kernel unknown failed on the GPU: illegal address" in first
     assert "--debug" in first
     assert "illegal address" in later
-    assert "start the program again" in later
+    assert "restart the program" in later
 
 
 def run_python(text, *arguments):
-    """A script in a process of its own: after a fault this one could use the GPU no more."""
+    """Run a script in another process: a fault makes the GPU unusable for its process."""
     src = Path(__file__).parents[2] / "src"
     env = {**os.environ, "PYTHONPATH": str(src)}
     given = [sys.executable, "-c", text, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""A GPU on a driver that is not there: launches, memory, what an error says."""
+"""A GPU on a fake driver: launches, memory, error messages."""
 
 import ctypes
 import threading
@@ -30,7 +30,7 @@ from onchip.runtime.cuda.launches import Call
 
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.setattr(driver_module, "_lost", [])
+    monkeypatch.setattr(driver_module, "first_fault", [])
     return FakeDriver()
 
 
@@ -100,7 +100,7 @@ def test_a_graph_is_launched_where_it_is_told_in_any_thread(gpu, driver, program
 
 
 def test_handles_of_streams_are_bounded(gpu, driver, program, monkeypatch):
-    monkeypatch.setattr("onchip.runtime.cuda.launches._MAX_STREAMS", 5)
+    monkeypatch.setattr("onchip.runtime.cuda.launches.MAX_STREAMS", 5)
     graph = gpu.capture(lambda recording: None)
     for stream in range(20):
         graph.launch(stream)
@@ -127,7 +127,7 @@ def test_threads_that_ask_for_shared_memory_leave_the_most_that_was_asked_for(gp
     function, limits, others = gpu.load(program), [], []
 
     def slow(handle, attribute, value):
-        if not others:  # while the first one is here, another asks for more, and would be overtaken
+        if not others:  # meanwhile another thread requests more
             others.append(threading.Thread(target=function.allow_shared, args=(90_000,)))
             others[0].start()
             others[0].join(0.1)
@@ -183,23 +183,23 @@ def test_out_of_memory_says_how_much_and_what_fits(gpu, driver):
     with pytest.raises(DeviceError) as error:
         gpu.allocate(5000, row_bytes=300)
     assert error.value.what == "out of memory on NVIDIA H200"
-    assert error.value.got == f"5,000 B asked for, {FREE_BYTES:,} of {2 * FREE_BYTES:,} B are free"
-    assert error.value.hint == f"at most {FREE_BYTES // 300} rows at a time: a row takes 300 B"
+    assert error.value.got == f"5,000 B requested, {FREE_BYTES:,} of {2 * FREE_BYTES:,} B free"
+    assert error.value.hint == f"at most {FREE_BYTES // 300} rows at a time: each needs 300 B"
 
 
-# -- what an error says --------------------------------------------------------------------------------------
+# -- error messages ------------------------------------------------------------------------------------------
 
 
 def test_a_fault_is_told_once_and_then_the_context_is_lost(gpu, driver):
     driver.answers["cuStreamSynchronize"] = 700
     with pytest.raises(KernelError) as first:
         gpu.synchronise()
-    assert first.value.what == "kernel unknown failed on the GPU: illegal address"
+    assert "illegal address" in first.value.what
     assert "--debug" in first.value.hint
     with pytest.raises(KernelError) as later:
         gpu.synchronise()
-    assert later.value.what == "the GPU's context is lost: a kernel failed before"
-    assert "kernel unknown failed on the GPU: illegal address" in later.value.got
+    assert "context is lost" in later.value.what
+    assert first.value.what in later.value.got
 
 
 def test_other_errors_name_the_call(gpu, driver, program):

@@ -1,4 +1,4 @@
-"""What a scan asks of the driver, with a driver in Python in its place: nothing here needs a GPU."""
+"""Driver calls of scans, recorded by a fake driver in Python: no GPU needed."""
 
 import gc
 import sys
@@ -30,7 +30,7 @@ def gpu(monkeypatch, driver):
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
     yield fake_gpu(monkeypatch, driver)
     gpu_scan.bound_scan.cache_clear()
-    DlpackArrays._in_use.clear()
+    DlpackArrays.release_all()
 
 
 # -- launches ------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_long_rows_clear_and_scan(gpu, driver, rows, N, tiles, states):
     assert scan.kernel == "scan_tiles<Max, float, true, 8>"
     assert scan.grid == (rows * tiles, 1, 1)
     assert clear.block == scan.block == (256, 1, 1)
-    assert (clear.overlaps, scan.overlaps) == (False, True)  # tiles come in while states are cleared
+    assert (clear.overlaps, scan.overlaps) == (False, True)  # tiles are loaded while states are cleared
 
 
 @pytest.mark.parametrize(("outer", "N", "inner"), [(1, 5000, 5), (2, 2049, 40)])
@@ -111,7 +111,7 @@ def test_without_out_the_result_is_of_the_same_dtype_and_stream(gpu, driver):
     assert (y.shape, y.dtype, y.stream) == ((3, 9000), "int64", STREAM)
     assert driver.launches[-1].words[1] == y.__cuda_array_interface__["data"][0]
     onchip.scan(zeros(9, stream=None))
-    assert driver.launches[-1].stream == 1  # who tells no stream works on CUDA's default one
+    assert driver.launches[-1].stream == 1  # without a stream: CUDA's default one
 
 
 def test_x_may_be_out_and_neighbours_may_touch(gpu, driver):
@@ -145,7 +145,7 @@ class FarExchanged:
         return dlpack.CUDA, 1
 
     def __dlpack__(self, *, stream):
-        return dlpack.lend(4096, (9000,), "float32", 1, self)
+        return dlpack.export(4096, (9000,), "float32", 1, self)
 
 
 def elsewhere(driver, array):
@@ -160,9 +160,9 @@ REFUSED = {
     "of the GPU, for the CPU": (lambda d: (zeros(9000), {"device": "cpu"}), InputError, "x is on a GPU"),
     "every second number": (lambda d: (zeros(9000, strides=(8,)), {}), ShapeError, "x is not row-major"),
     "columns first": (lambda d: (zeros(90, 100, strides=(4, 360)), {}), ShapeError, "x is not row-major"),
-    "float16": (lambda d: (zeros(9000, dtype=np.float16), {}), InputError, "no scan of this dtype"),
+    "float16": (lambda d: (zeros(9000, dtype=np.float16), {}), InputError, "unsupported dtype"),
     "no such axis": (lambda d: (zeros(9000), {"axis": 1}), ShapeError, "no such axis"),
-    "a single number": (lambda d: (zeros(), {}), ShapeError, "a single number"),
+    "a single number": (lambda d: (zeros(), {}), ShapeError, "a scalar has no axis"),
     "out of another shape": (lambda d: (zeros(9000), {"out": zeros(8999)}), ShapeError, "out does not fit"),
     "out of another rank": (lambda d: (zeros(9000), {"out": zeros(1, 9000)}), ShapeError, "out does not fit"),
     "out of another dtype": (
@@ -263,7 +263,7 @@ class Memory:
 
 
 class Exchanged:
-    """An array that only DLPack describes. Its memory is an object of its own: who holds that has not to hold this."""
+    """An array with only DLPack. Its memory is a separate object: holding that does not hold this one."""
 
     def __init__(self, N):
         self.memory, self.requested = Memory(N), []
@@ -274,7 +274,7 @@ class Exchanged:
     def __dlpack__(self, *, stream):
         self.requested.append(stream)
         values = self.memory.values
-        return dlpack.lend(values.ctypes.data, values.shape, values.dtype.name, 0, self.memory)
+        return dlpack.export(values.ctypes.data, values.shape, values.dtype.name, 0, self.memory)
 
 
 def test_memory_of_dlpack_is_kept_until_the_work_is_done(gpu, driver):
@@ -288,14 +288,13 @@ def test_memory_of_dlpack_is_kept_until_the_work_is_done(gpu, driver):
     del x
     gc.collect()
     assert gone() is not None
-    onchip.scan(Exchanged(7))  # another call of another kind object: the first is still at work
+    onchip.scan(Exchanged(7))  # with another adapter: the first call is still running
     gc.collect()
     assert gone() is not None
     del driver.answers["cuEventQuery"]
     onchip.scan(Exchanged(7))
     gc.collect()
     assert gone() is None
-    assert len(DlpackArrays._in_use) == 1  # the last one, until the next comes
 
 
 def test_an_out_of_dlpack_is_waited_for_since_its_owner_cannot_know(gpu, driver):

@@ -1,4 +1,4 @@
-"""Rows of the host through a scan on a GPU, a part at a time, with a driver in Python: nothing here needs a GPU."""
+"""Host rows through a scan on a GPU, part by part, with a fake driver in Python: no GPU needed."""
 
 import ctypes
 import itertools
@@ -29,7 +29,7 @@ def gpu(monkeypatch, driver):
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
     yield fake_gpu(monkeypatch, driver)
     gpu_scan.bound_scan.cache_clear()
-    DlpackArrays._in_use.clear()
+    DlpackArrays.release_all()
 
 
 def at(pointer, count):
@@ -47,7 +47,7 @@ def sum_tiles(given):
 
 @pytest.fixture
 def small(monkeypatch, driver):
-    """Parts and slots of few numbers; returns those of a part of int64."""
+    """Parts and slots of few elements; returns those of an int64 part."""
     monkeypatch.setattr(kernels, "GROUP", 2)
     part = 2 * 4096
     monkeypatch.setattr(gpu_scan, "SLOT_BYTES", 4 * 8 * part)
@@ -73,12 +73,12 @@ def test_a_long_row_hands_its_total_from_chunk_to_chunk(gpu, driver, small):
     assert len(sizes) > 3
     assert all(size % small == 0 for size in sizes[:-1])
     assert sizes[-1] == 5
-    # Two places, in turns: a chunk goes on from where the one before put its total.
+    # Two alternating slots: a chunk continues from the total of the previous one.
     slots = [(each["before"], each["after"]) for each in scans]
     assert slots[0][1] - slots[0][0] == 8
     assert all(after == before for (_, after), (before, _) in itertools.pairwise(slots))
     assert {before for before, _ in slots} == set(slots[0])
-    # And waits for it: on a stream of its own, between a wait and a record of the one event.
+    # And waits for it: on its own stream, between a wait for the event and a record of it.
     streams = [each.stream for each in driver.launches if each.kernel.startswith("scan_tiles")]
     (event,) = {what.split()[1] for what, _ in driver.log if what.startswith("hold")}
     order = ["allocate", f"hold {event}", "clear_states", "scan_tiles", f"record {event}", "free"]

@@ -1,4 +1,4 @@
-"""A plan's weights on a GPU: made once, there or here, and nothing left behind. The kernels run on the host."""
+"""A plan's weights on a GPU: computed once, on GPU or host, and intermediates freed. The kernels are emulated."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.gemm.simt import MAKES
+from onchip.kernels.cuda.recipes.recipes import RATES
 from onchip.network.build import sequential
 from onchip.network.layers import Linear, ReLU
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, transposed
@@ -39,7 +39,7 @@ def arrays(gpu, made):
 
 
 def chain():
-    """W3 (W2 W1), with what others want of the same weights."""
+    """W3 (W2 W1), with other recipes of the same weights."""
     weights = {"W1": rows(6, 5, seed=1), "W2": rows(7, 6, seed=2), "W3": rows(4, 7, seed=3), "b": rows(1, 7, seed=4)[0]}
     weights["W21"] = Recipe.of(merged_weight, ("W2", "W1"), (7, 5), "float32", 420)
     weights["W321"] = Recipe.of(merged_weight, ("W3", "W21"), (4, 5), "float32", 280)
@@ -55,7 +55,7 @@ def chain():
     return weights, wanted
 
 
-@pytest.mark.parametrize("makes", [{}, MAKES], ids=["NumPy", "the GPU"])
+@pytest.mark.parametrize("makes", [{}, RATES], ids=["NumPy", "the GPU"])
 def test_a_web_of_recipes(gpu, on_device, makes):
     weights, wanted = chain()
     made = make_weights(gpu, [*wanted, wanted[0]], weights, makes)
@@ -73,7 +73,7 @@ def test_each_is_made_once_and_only_what_is_wanted_stays(gpu, on_device, monkeyp
     upload = gpu.upload
     monkeypatch.setattr(gpu, "upload", lambda array: uploads.append(array.shape) or upload(array))
     monkeypatch.setattr(weights_module, "evaluate", lambda r, given: evaluated.append(r.op) or evaluate(r, given))
-    made = make_weights(gpu, wanted, weights, MAKES)
+    made = make_weights(gpu, wanted, weights, RATES)
     assert sum("gemm_simt" in launched.kernel for launched in gpu.driver.launches) == 2
     assert [op.partition(":")[2] for op in evaluated] == ["merged_bias"]
     assert sorted(uploads) == sorted([(7, 6), (6, 5), (4, 7), (7,), (7,)])
@@ -84,7 +84,7 @@ def test_each_is_made_once_and_only_what_is_wanted_stays(gpu, on_device, monkeyp
 
 def test_small_weights_are_numpys(gpu):
     weights, wanted = chain()
-    make_weights(gpu, wanted, weights, MAKES)
+    make_weights(gpu, wanted, weights, RATES)
     assert gpu.driver.launches == []
 
 

@@ -124,7 +124,7 @@ def test_a_corrupt_entry_is_compiled_anew(program, cache, damage):
     made = compile_program(program, "sm_80")
     (entry,) = cache.iterdir()
     content = bytearray(entry.read_bytes())
-    if damage == "rename":  # a sound entry of another kernel under this one's name
+    if damage == "rename":  # a valid entry of another kernel under this one's name
         compile_program(Program(program.source, "add<4>"), "sm_80")
         (other,) = (file for file in cache.iterdir() if file != entry)
         os.replace(other, entry)
@@ -139,7 +139,7 @@ def test_a_corrupt_entry_is_compiled_anew(program, cache, damage):
 
 @pytest.mark.parametrize("trick", ["link", "open to others", "folder"])
 def test_an_entry_that_others_may_have_made_is_not_trusted(program, cache, tmp_path, trick):
-    """The digest proves that an entry is whole, not who made it."""
+    """The digest proves that an entry is complete, not who wrote it."""
     made = compile_program(program, "sm_80")
     (entry,) = cache.iterdir()
     if trick == "link":
@@ -200,7 +200,7 @@ def test_works_where_the_cache_is_a_file(program, tmp_path, monkeypatch):
 
 def test_an_error_shows_the_log_and_the_kept_source(program, cache, tmp_path):
     (tmp_path / "bad.cu").write_text("__global__ void bad(float* x) {\n    *x = nowhere;\n}\n")
-    with pytest.raises(KernelError, match=r'bad\.cu\(2\): error: identifier "nowhere" is undefined') as caught:
+    with pytest.raises(KernelError, match=r'bad\.cu\(2\): error: .*"nowhere"') as caught:
         compile_program(Program(tmp_path / "bad.cu", "bad", ("-DWHY=1",)), "sm_90a")
     assert "bad.cu does not compile for sm_90a" in str(caught.value)
     (kept,) = (cache.parent / "failed").iterdir()

@@ -1,8 +1,8 @@
 """ONNX's own test suite, run by onchip: every case of every operator that the reader knows.
 
 A case is claimed if each of its operators is in READERS. It passes, or EXCLUDED says why it cannot; an exclusion that
-excludes nothing, or something that would pass, fails. On a GPU the same cases run by ONNX's own tolerances, which are
-for fp32, and their networks by the promise in every precision.
+excludes nothing, or something that would pass, fails. On a GPU the same cases run with ONNX's tolerances, which are for
+fp32, and their networks with onchip's tolerances in every precision.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXCLUDED = {
     r"^test_layer_normalization_.*(?<!expanded)(?<!ver18)_cpu": "a layer has one output",
     r"^test_resize_.*tf_crop_and_resize": "a resize takes all of a picture",
     r"^test_resize_downsample_scales_(linear|cubic)_align_corners_": "corners are those of whole numbers of pixels",
-    r"^test_split_zero_size_splits": "there is nothing to choose from",
+    r"^test_split_zero_size_splits": "nothing to select",
     r"^test_constant_cpu|^test_shape_": "the output is a constant",
     r"^test_pow_types_int": "powers are of floats",
     r"^test_identity_(sequence|opt)": "values are tensors",
@@ -64,7 +64,7 @@ EXCLUDED = {
     r"^test_reduce_.*_(bool_inputs|empty_set(_bool|_expanded)?)_cpu": "reductions take floats, at least one",
 }
 LEAST = 968  # cases that pass, whatever the version of onnx brings
-MAX_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
+MAX_NUMBERS = 1 << 16  # elements of a checked row: a case whose whole input is one row may have millions
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def claimed() -> set[str]:
     """The names of the cases whose operators are all known."""
     names = set()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the suite, which divides by zero to make its data
+        warnings.simplefilter("ignore")  # of the suite, which divides by zero to generate its data
         for kind in ("node", "simple", "pytorch-converted", "pytorch-operator"):
             for case in load_model_tests(kind=kind):
                 proto = case.model or onnx.load(Path(case.model_dir) / "model.onnx", load_external_data=False)
@@ -82,7 +82,7 @@ def claimed() -> set[str]:
 
 
 class CaseResult(unittest.TestResult):
-    """What became of the cases, and which one is running."""
+    """The results of the cases, and the running one."""
 
     case = ""
 
@@ -117,7 +117,7 @@ def assert_passed(result: unittest.TestResult) -> None:
 
 @pytest.fixture(scope="module")
 def ran(claimed) -> tuple[CaseResult, dict[str, Network]]:
-    """The cases on the CPU, and the networks that they are read as, by name."""
+    """The cases on the CPU, and their networks, by name."""
     found, result = {}, CaseResult()
 
     def remember(net: Network, device: str) -> Engine:
@@ -158,12 +158,12 @@ def networks(ran) -> dict[str, Network]:
 
 def test_a_gpu_takes_all_of_them(networks):
     for net in networks.values():
-        assert different_plans(net, ["fp32"])  # PlanError for one that it does not take
+        assert different_plans(net, ["fp32"])  # PlanError for an unsupported one
 
 
 @pytest.fixture(scope="module")
 def on_gpu(networks) -> dict[str, dict[str, Plan]]:
-    """Case -> precision -> plan; the kernels are compiled, by all cores."""
+    """Case -> precision -> plan; the kernels are compiled on all cores."""
     taken = {name: different_plans(net) for name, net in networks.items()}
     plans = [plan for by_precision in taken.values() for plan in by_precision.values()]
     compile_ahead(programs_of(plans, (1, 2, 7, ROWS, MANY_ROWS)), H200.arch)
@@ -181,7 +181,7 @@ def test_onnx_own_suite_on_a_gpu(on_gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_networks_of_the_suite_keep_the_promise_on_a_gpu(networks, on_gpu, precision):
-    """Of random rows: the suite's own are too few for a yardstick."""
+    """On random rows: the suite's are too few for a baseline error."""
     wrong, verified = [], 0
     for name in (name for name, plans in on_gpu.items() if precision in plans):
         net = networks[name]

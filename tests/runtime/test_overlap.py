@@ -1,4 +1,4 @@
-"""Memory that lies across other memory."""
+"""Overlap of memory ranges."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Devices by name, on a machine with two GPUs that are only said to be there."""
+"""Devices by name, on a machine with two fake GPUs."""
 
 import pytest
 

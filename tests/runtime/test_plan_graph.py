@@ -1,5 +1,6 @@
-"""Engines of several launches: when they are a graph, and what its kernels are told. Nothing here needs a GPU."""
+"""Engines of several launches: when they become a graph, and its kernel arguments. No GPU needed."""
 
+import gc
 import threading
 
 import numpy as np
@@ -23,14 +24,14 @@ from onchip.runtime.engine import Engine
 
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.setattr(driver_module, "_lost", [])
+    monkeypatch.setattr(driver_module, "first_fault", [])
     return FakeDriver()
 
 
 @pytest.fixture
 def gpu(monkeypatch, driver):
     yield fake_gpu(monkeypatch, driver)
-    DlpackArrays._in_use.clear()  # what the last call's work still needs
+    DlpackArrays.release_all()  # arrays of the last call's work
 
 
 def chain_of_two(outputs=("b",)):
@@ -41,13 +42,13 @@ def chain_of_two(outputs=("b",)):
 
 @pytest.fixture
 def two_groups(gpu, driver, monkeypatch):
-    """An engine of two launches with a value between them that is no output."""
+    """An engine of two launches with a value between them that is not an output."""
     from dataclasses import replace
 
     net = chain_of_two(("a", "b"))
     plan = make_plan(net, H200, [MlpFused()])
     assert len(plan.groups) == 2
-    plan = replace(plan, network=net.replace(outputs=("b",)))  # the same groups, and nobody asks for a
+    plan = replace(plan, network=net.replace(outputs=("b",)))  # the same groups, without output a
 
     def run(launched):
         x, _, y, B = launched.words
@@ -68,14 +69,14 @@ def test_the_same_rows_at_the_same_place_become_a_graph(two_groups, driver, gpu)
         assert two_groups(x, out=y) is y
         assert np.allclose(y.now, want, rtol=1e-5)
         told.append((driver.calls.count("cuLaunchKernelEx"), driver.calls.count("cuGraphLaunch")))
-    assert told == [(2, 0), (0, 1), (0, 1), (0, 1)]  # launched; made a graph and replayed; replayed
+    assert told == [(2, 0), (0, 1), (0, 1), (0, 1)]  # launched; built as a graph and launched; launched as a graph
     (waits,) = driver.built.values()
     first, second = waits
-    assert waits == {first: frozenset(), second: frozenset([first])}  # a group behind the one that it reads
+    assert waits == {first: frozenset(), second: frozenset([first])}  # a group after the one that it reads
 
 
 def test_other_arrays_are_told_to_the_graph_that_is_there(two_groups, driver, gpu):
-    """Only the kernels that touch the caller's arrays, and only those that moved; nothing is made or waited for."""
+    """Only the kernels that touch the caller's arrays, and only those that moved; no allocation, no wait."""
     xs = [Array(gpu, rows(7, 6, seed=i)) for i in range(3)]
     ys = [Array(gpu, rows(7, 4)) for _ in range(3)]
     u, v = (chain_of_two().weights[name] for name in "uv")
@@ -110,20 +111,22 @@ def test_an_update_that_fails_is_told_and_tried_again(two_groups, driver, gpu):
 def test_a_stream_has_one_arena_and_graphs_of_its_own(two_groups, driver, gpu):
     arrays = {B: (Array(gpu, rows(B, 6)), Array(gpu, rows(B, 4))) for B in (300, 200, 7)}
     before = len(driver.memory)
+    engine = Engine(two_groups.plan, CudaBackend(0), "cuda:0")
+    weights = len(driver.memory) - before
     for stream in (1234, 77):
         for x, y in arrays.values():
             x.facts["stream"] = stream
             for _ in range(2):
-                two_groups(x, out=y)
-    assert len(driver.memory) == before + 2  # of the largest batch, for each stream
+                engine(x, out=y)
+    assert len(driver.memory) == before + weights + 2  # of the largest batch, for each stream
     assert len({graph for graph, _ in driver.replays}) == 6
-    del two_groups._bound._graphs
-    del two_groups._bound._arenas
+    del engine
+    gc.collect()
     assert len(driver.memory) == before
 
 
 def test_a_threads_own_default_stream_shares_nothing_with_other_threads(two_groups, driver, gpu):
-    """Its handle is the same in all of them."""
+    """The per-thread default stream has the same handle in every thread."""
     failures = []
 
     def work(seed):
@@ -147,7 +150,7 @@ def test_graphs_are_bounded(two_groups, driver, gpu):
         x, y = Array(gpu, rows(B, 6)), Array(gpu, rows(B, 4))
         for _ in range(2):
             two_groups(x, out=y)
-    assert len(driver._graphs) == len(two_groups._bound._graphs) == MAX_GRAPHS
+    assert len(driver.graphs) == MAX_GRAPHS
 
 
 def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):
@@ -168,7 +171,5 @@ def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):
 def test_no_memory_between_groups_says_what_batch_fits(two_groups, driver, gpu):
     x, y = Array(gpu, rows(100, 6)), Array(gpu, rows(100, 4))
     driver.max_bytes = 1000
-    with pytest.raises(
-        DeviceError, match=f"at most {FREE_BYTES // ((6 + 9 + 4) * 4)} rows at a time: a row takes 76 B"
-    ):
+    with pytest.raises(DeviceError, match=f"at most {FREE_BYTES // ((6 + 9 + 4) * 4)} rows at a time: each needs 76 B"):
         two_groups(x, out=y)

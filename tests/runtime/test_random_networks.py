@@ -1,4 +1,4 @@
-"""Random networks: every engine holds the promise on networks that nobody thought of, and a GPU takes more and more."""
+"""Random networks: every engine stays within tolerance, and the GPU supports a minimum share of them."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ CPU_SEEDS = range(120)
 GPU_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 network = functools.cache(random_network)
 
-# Of what the networks of SEEDS look like: a generator that was changed has another.
+# Digest of the networks of SEEDS: it changes with the generator.
 DIGEST = "2af5c8637591f141"
 
 
@@ -83,7 +83,7 @@ def test_networks_are_of_many_kinds(share, holds):
     assert sum(bool(holds(network(seed))) for seed in SEEDS) >= share * len(SEEDS)
 
 
-# -- the judge -------------------------------------------------------------------------------------------------
+# -- the check -------------------------------------------------------------------------------------------------
 
 
 def wrong_engine(monkeypatch, change):
@@ -141,7 +141,7 @@ def test_the_cpu_is_right(seed):
 @pytest.mark.parametrize("seed", SEEDS[:200])
 def test_the_gpu_takes_every_network(seed):
     for precision in GPU_PRECISIONS:
-        make_plan(network(seed), H200, kernels_for(H200), Job(precision))  # PlanError for a layer that no kernel takes
+        make_plan(network(seed), H200, kernels_for(H200), Job(precision))  # PlanError for an unsupported layer
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""onchip.scan on the CPU: arrays as they come; what is wrong is said before anything runs."""
+"""onchip.scan on the CPU: arrays of any layout; errors are raised before anything runs."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_out_in_every_form():
         assert onchip.scan(x, out=out) is out
         np.testing.assert_array_equal(out, truth)
     across = np.concatenate([x.ravel(), np.zeros(40, np.float32)])
-    onchip.scan(across[:-40].reshape(50, 40), out=across[40:].reshape(50, 40))  # lies across x
+    onchip.scan(across[:-40].reshape(50, 40), out=across[40:].reshape(50, 40))  # overlaps x
     np.testing.assert_array_equal(across[40:].reshape(50, 40), truth)
     onchip.scan(x, out=x)
     np.testing.assert_array_equal(x, truth)
@@ -75,10 +75,10 @@ def test_torch_tensors_without_memory_here(x, out, says):
         ([1, 2], {"op": "mean"}, InputError, "sum, max, min, product"),
         (np.zeros(3, np.float16), {}, InputError, "float16"),
         (np.zeros(3, ">f4"), {}, InputError, ">f4"),
-        (["a"], {}, InputError, "no scan of this dtype"),
+        (["a"], {}, InputError, "unsupported dtype"),
         ([[1, 2], [3]], {}, InputError, "not an array"),
         (np.ma.array([1.0, 2.0], mask=[0, 1]), {}, InputError, "masked"),
-        (3.0, {}, ShapeError, "a single number"),
+        (3.0, {}, ShapeError, "a scalar has no axis"),
         ([1, 2], {"axis": 1}, ShapeError, "no such axis"),
         ([1, 2], {"axis": 0.5}, ShapeError, "no such axis"),
         ([1.0, 2.0], {"out": np.zeros(3)}, ShapeError, "out does not fit"),

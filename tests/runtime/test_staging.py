@@ -1,5 +1,5 @@
-"""How a batch is cut into chunks, and how it goes through the slots: on a driver that does everything as late as it
-may, so that what is used too early, or again too early, gives wrong rows."""
+"""How a batch is cut into chunks that pass through the slots. The fake driver runs all work as late as possible, so
+using memory too early gives wrong rows."""
 
 import ctypes
 import threading
@@ -18,12 +18,12 @@ from onchip.runtime.cuda import chunks, shared_work, staging
 from onchip.runtime.cuda.chunks import (
     ALIGN_BYTES,
     CHUNK_BYTES,
-    MAX_PIECES,
+    MAX_SLICES,
     MIN_CHUNK_BYTES,
     SLOT_BYTES,
     SLOTS,
     chunk_rows,
-    cut_in_pieces,
+    cut_in_slices,
     place_in_slot,
 )
 from onchip.runtime.cuda.shared_work import Work, offer
@@ -32,7 +32,7 @@ from onchip.runtime.cuda.staging import Staging
 SIZES = st.lists(st.integers(0, 1 << 16), min_size=1, max_size=4)
 
 
-# -- chunks and pieces ---------------------------------------------------------------------------------------
+# -- chunks and slices ---------------------------------------------------------------------------------------
 
 
 @given(row_bytes=SIZES, B=st.integers(1, 1 << 24))
@@ -46,8 +46,8 @@ def test_a_chunk_fits_its_slot_and_is_worth_a_copy(row_bytes, B):
         assert end - offset >= row * step
     whole = sum(row_bytes) * B
     if whole >= 2 * SLOTS * MIN_CHUNK_BYTES:
-        assert -(-B // step) >= 2 * SLOTS - 1  # enough of them that every slot is busy
-        # of the same size, so at worst one and a bit more are made two halves
+        assert -(-B // step) >= 2 * SLOTS - 1  # enough chunks to keep every slot busy
+        # equal sizes: at worst slightly more than one chunk becomes two halves
         assert 2 * (step + 1) * sum(row_bytes) >= MIN_CHUNK_BYTES - ALIGN_BYTES * (len(row_bytes) + 1)
 
 
@@ -57,13 +57,13 @@ def test_a_row_larger_than_a_slot_is_a_chunk_of_its_own():
 
 @given(nbytes=st.integers(0, 4 * SLOT_BYTES))
 def test_pieces_are_the_whole_and_large(nbytes):
-    pieces = cut_in_pieces(nbytes, CHUNK_BYTES)
+    pieces = cut_in_slices(nbytes, CHUNK_BYTES)
     assert pieces[0][0] == 0
     assert pieces[-1][1] == nbytes
     assert all(end == begin for (_, end), (begin, _) in pairwise(pieces))
-    assert 1 <= len(pieces) <= MAX_PIECES
+    assert 1 <= len(pieces) <= MAX_SLICES
     assert len(pieces) == 1 or all(end - begin >= CHUNK_BYTES for begin, end in pieces)
-    assert len(pieces) == MAX_PIECES or nbytes < 2 * CHUNK_BYTES * len(pieces)
+    assert len(pieces) == MAX_SLICES or nbytes < 2 * CHUNK_BYTES * len(pieces)
 
 
 # -- batches -------------------------------------------------------------------------------------------------
@@ -162,10 +162,8 @@ def test_small_chunks_are_read_in_place_and_larger_ones_copied(gpu, driver):
 def test_a_locked_array_is_read_and_written_where_it_is(gpu, driver, monkeypatch, B):
     stage, network = Staging(gpu), Network(driver, [24, 3], [16, 5])
     inputs, outputs = network.batch(B, 0)
-    copied = []
-    monkeypatch.setattr(
-        staging, "_copy", lambda target, source: (copied.append(source.nbytes), np.copyto(target, source))
-    )
+    copied, copy = [], np.copyto
+    monkeypatch.setattr(np, "copyto", lambda target, source: (copied.append(source.nbytes), copy(target, source)))
     for array in (inputs[0], outputs[1]):
         driver.locked |= {array.ctypes.data, array.ctypes.data + array.nbytes - 1}
     stage.run(inputs, outputs, B, network.enqueue)
@@ -178,7 +176,7 @@ def test_the_only_chunk_goes_to_the_gpu_in_pieces_as_they_are_copied(gpu, driver
     monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 9000)
     monkeypatch.setattr(staging, "OFTEN_BYTES", 0)
     stage, network = Staging(gpu), Network(driver, [24, 2], [16])
-    for B, copies in ((2, 2), (9, 3), (60, 5), (100, 6)):  # of 24 B a row: pieces of 100 B or more, four at most
+    for B, copies in ((2, 2), (9, 3), (60, 5), (100, 6)):  # rows of 24 B: slices of 100 B or more, four at most
         inputs, outputs = network.batch(B, B)
         network.chunks.clear()
         driver.calls.clear()
@@ -195,7 +193,7 @@ def test_the_driver_is_asked_once_about_an_array(gpu, driver, monkeypatch):
     inputs, outputs = network.batch(1000, 0)
     for array in (inputs[0], outputs[0]):
         driver.locked |= {array.ctypes.data, array.ctypes.data + array.nbytes - 1}
-    for xs, times in ((inputs, 4), (inputs, 4), ([inputs[0][:]], 6)):  # the last is another array in the same place
+    for xs, times in ((inputs, 4), (inputs, 4), ([inputs[0][:]], 6)):  # the last is another array at the same address
         stage.run(xs, outputs, 1000, network.enqueue)
         assert len(requested) == times
         assert np.array_equal(outputs[0], network.forward(inputs)[0])
@@ -241,9 +239,9 @@ def test_small_batches_survive_a_want_of_memory(gpu, driver):
     assert_runs(stage, network, 1)
     driver.answers["cuMemHostAlloc"] = 2
     inputs, outputs = network.batch(50, 0)
-    with pytest.raises(DeviceError, match="cannot be page-locked"):
+    with pytest.raises(DeviceError, match="cannot allocate pinned host memory"):
         stage.run(inputs, outputs, 50, network.enqueue)
-    with pytest.raises(DeviceError, match="cannot be page-locked"):  # its memory was given back
+    with pytest.raises(DeviceError, match="cannot allocate pinned host memory"):  # its memory was freed
         stage.run([inputs[0][:1]], [outputs[0][:1]], 1, network.enqueue)
     driver.answers.clear()
     assert_runs(stage, network, 1)
@@ -252,17 +250,17 @@ def test_small_batches_survive_a_want_of_memory(gpu, driver):
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2, 5, 13])
 def test_a_failure_in_the_middle_leaves_nothing_behind(gpu, driver, monkeypatch, fails_at):
-    """When the call has failed nobody writes to the caller's arrays or the slots, and the next batch is right."""
+    """After a failed call nothing writes to the caller's arrays or the slots, and the next batch is correct."""
     stage, network = Staging(gpu), Network(driver, [24], [16])
-    busy = []
+    busy, copy = [], np.copyto
 
     def slow_copy(target, source):
         busy.append(1)
         time.sleep(0.001)
-        np.copyto(target, source)
+        copy(target, source)
         busy.pop()
 
-    monkeypatch.setattr(staging, "_copy", slow_copy)
+    monkeypatch.setattr(np, "copyto", slow_copy)
     network.fails_at = fails_at
     inputs, outputs = network.batch(3000, 0)
     with pytest.raises(KernelError, match="told to fail"):
@@ -336,20 +334,20 @@ def test_work_is_done_once():
 
 def test_another_thread_does_what_is_offered(monkeypatch):
     monkeypatch.setattr(shared_work, "core_count", lambda: 3)
-    shared_work._pool.cache_clear()
+    shared_work.pool.cache_clear()
     try:
         who, done = [], threading.Event()
         offer(Work(lambda: (who.append(threading.current_thread()), done.set())))
         assert done.wait()
         assert who[0].name.startswith("onchip-copy-")
-        assert who[0].daemon  # nobody has to end it
+        assert who[0].daemon  # ends with the process
     finally:
-        shared_work._pool.cache_clear()
+        shared_work.pool.cache_clear()
 
 
 def test_with_one_core_the_one_who_waits_does_it(monkeypatch):
     monkeypatch.setattr(shared_work, "core_count", lambda: 1)
-    shared_work._pool.cache_clear()
+    shared_work.pool.cache_clear()
     try:
         who = []
         work = Work(lambda: who.append(threading.current_thread()))
@@ -358,7 +356,7 @@ def test_with_one_core_the_one_who_waits_does_it(monkeypatch):
         work.wait()
         assert who == [threading.current_thread()]
     finally:
-        shared_work._pool.cache_clear()
+        shared_work.pool.cache_clear()
 
 
 def test_dropped_work_is_never_done_or_was_waited_for():

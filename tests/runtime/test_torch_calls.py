@@ -1,7 +1,8 @@
-"""torch tensors through the lean path, with a driver in Python: what is launched, replayed and refused. No GPU."""
+"""torch tensors on the fast path, with a fake driver in Python: launches, graph launches and errors. No GPU."""
 
 import ctypes
 import dataclasses
+import gc
 import threading
 
 import numpy as np
@@ -18,6 +19,7 @@ from onchip.network.layers import CumSum, Embedding, Linear
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import bound_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
@@ -30,7 +32,7 @@ LAUNCH, REPLAY = ["cuLaunchKernelEx"], ["cuGraphLaunch"]
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the host that says it is on the GPU, as the fake driver's memory is."""
+    """A host tensor that claims to be on the GPU, like the fake driver's memory."""
 
     __module__ = "torch"
     is_cuda, device = True, torch.device("cuda", 0)
@@ -40,7 +42,7 @@ class OnGpu(torch.Tensor):
 
 
 def tensor(values):
-    """A copy of the values, aligned as torch's memory on a GPU is."""
+    """A copy of the values, aligned like torch's GPU memory."""
     values = np.asarray(values)
     room = np.zeros(values.nbytes + 16, np.uint8)
     room = room[-room.ctypes.data % 16 :][: values.nbytes]
@@ -49,7 +51,7 @@ def tensor(values):
 
 
 def expected(x):
-    """What stands for the network."""
+    """Replaces the network."""
     return x.numpy()[:, :4] * np.float32(2) + x.numpy()[:, 2:]
 
 
@@ -59,7 +61,7 @@ def compute(launched):
 
 
 class Torch:
-    """What torch would answer about the GPU."""
+    """torch's functions about the GPU."""
 
     stream, is_capturing, device_count, current = STREAM, False, 1, 0
 
@@ -76,7 +78,7 @@ def said(monkeypatch):
 
 @pytest.fixture
 def driver(monkeypatch, said):
-    monkeypatch.setattr(driver_module, "_lost", [])
+    monkeypatch.setattr(driver_module, "first_fault", [])
     driver = FakeDriver()
     fake_gpu(monkeypatch, driver)
     driver.run = compute
@@ -90,7 +92,7 @@ def engine(driver):
 
 @pytest.fixture
 def requested(engine, driver):
-    """asked(x, y) -> the driver's calls of engine(x, out=y), whose result is right."""
+    """requested(x, y) -> the driver calls of engine(x, out=y), after checking the result."""
 
     def ask(x, y):
         y.zero_()
@@ -108,7 +110,7 @@ def is_capture(calls):
 
 def test_the_same_two_tensors_become_a_graph_and_stay_one(requested, driver):
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
-    assert requested(x, y) == LAUNCH  # the long way, which writes the launch down
+    assert requested(x, y) == LAUNCH  # the slow path, which prepares the launch
     assert requested(x, y) == LAUNCH
     assert is_capture(requested(x, y))
     for seed in range(3):
@@ -130,7 +132,7 @@ def test_other_tensors_are_launched_and_both_are_replayed_once_known(requested):
 
 
 def test_each_number_of_rows_has_its_own(requested):
-    """The same places, and another shape."""
+    """The same addresses, another shape."""
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(4):
         requested(x, y)
@@ -161,7 +163,7 @@ def test_a_stream_that_records_gets_plain_launches(requested, said):
 
 
 def test_a_current_device_that_is_not_ours_gets_plain_launches(said, driver, requested):
-    """The handle of torch's default stream is 0 on every GPU: a graph would go to the other one's."""
+    """The handle of torch's default stream is 0 on every GPU: a graph would run on the other one's."""
     said.device_count, said.stream = 2, 0
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(3):
@@ -180,25 +182,30 @@ def test_graphs_are_bounded_and_the_oldest_goes(engine, requested, driver):
     for y in outs:
         assert requested(x, y) == LAUNCH
         assert is_capture([call for call in requested(x, y) if call != "cuGraphExecDestroy"])
-    assert len(driver._graphs) == MAX_GRAPHS
+    assert len(driver.graphs) == MAX_GRAPHS
     assert [requested(x, y) for y in outs[:3]] == [LAUNCH] * 3
     assert [requested(x, y) for y in outs[3:]] == [REPLAY] * MAX_GRAPHS
-    engine._runs.clear()
-    assert not driver._graphs
+    other = Engine(engine.plan, CudaBackend(0), "cuda:0")
+    for _ in range(3):
+        other(x, out=outs[0])
+    assert len(driver.graphs) == MAX_GRAPHS + 1
+    del other
+    gc.collect()
+    assert len(driver.graphs) == MAX_GRAPHS
 
 
 def test_what_was_replayed_is_checked_again(engine, requested, driver):
-    """The places are the same, and what lies there is not."""
+    """The addresses are the same, the contents differ."""
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(4):
         requested(x, y)
     driver.calls.clear()
     for given, out, error, words in [
-        (x.view(torch.int32), y, ShapeError, "input has another dtype"),
-        (x, y.view(torch.int32), ShapeError, "out has another dtype"),
-        (x, y.view(4, 9), ShapeError, "out has another shape"),
-        (x.view(6, 9), y, ShapeError, "input has another shape"),
-        (x, y[:8], ShapeError, "out does not fit"),
+        (x.view(torch.int32), y, ShapeError, "input has the wrong dtype"),
+        (x, y.view(torch.int32), ShapeError, "out has the wrong dtype"),
+        (x, y.view(4, 9), ShapeError, "out has the wrong shape"),
+        (x.view(6, 9), y, ShapeError, "input has the wrong shape"),
+        (x, y[:8], ShapeError, "out has the wrong shape"),
         (x.as_strided((9, 6), (1, 9)), y, ShapeError, "input is not row-major"),
         (x, y.as_strided((9, 4), (1, 9)), ShapeError, "out is not row-major"),
         (x.as_subclass(torch.Tensor), y, InputError, "out is not on the host"),
@@ -273,7 +280,7 @@ def two_launches(driver):
         floats(y, B, widths[1])[...] = floats(x, B, widths[0]) @ weights[weight].T
 
     driver.run = run
-    plan = dataclasses.replace(plan, network=net.replace(outputs=("b",)))  # the same groups, and nobody asks for a
+    plan = dataclasses.replace(plan, network=net.replace(outputs=("b",)))  # the same groups, without output a
     return Engine(plan, CudaBackend(0), "cuda:0"), weights
 
 
@@ -288,8 +295,8 @@ def test_several_launches_are_one_graph_when_the_same_tensors_come_again(two_lau
         requested = driver.calls[before:]
         told.append((requested.count("cuLaunchKernelEx"), requested.count("cuGraphLaunch"), len(requested)))
         np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
-    assert [launches for launches, _, _ in told[:2]] == [2, 0]  # the long way, and as a graph
-    assert told[3] == told[4] == (0, 1, 1)  # one call of the driver, and no memory
+    assert [launches for launches, _, _ in told[:2]] == [2, 0]  # the slow path, then as a graph
+    assert told[3] == told[4] == (0, 1, 1)  # one driver call, and no allocation
 
 
 def test_several_launches_with_ever_other_tensors_stay_one_graph(two_launches, driver):
@@ -357,9 +364,10 @@ def test_threads_with_several_launches_each(two_launches, driver):
     assert not failures
 
 
-def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
-    engine, weights = two_launches
-    engine._bound.max_arena_bytes = 1  # so a chunk is 16 rows, the fewest
+def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver, monkeypatch):
+    whole, weights = two_launches
+    monkeypatch.setattr(bound_plan, "ARENA_PART", 1 << 62)  # so a chunk is 16 rows, the fewest
+    engine = Engine(whole.plan, CudaBackend(0), "cuda:0")
     x, y = tensor(rows(40, 6)), tensor(np.zeros((40, 4), np.float32))
     for _ in range(4):
         y.zero_()
@@ -375,8 +383,8 @@ def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_ids_are_looked_at_by_the_kernel_and_told_later(monkeypatch, said, groups):
-    """Launched, captured and replayed: the word of a stream is where its kernels write."""
-    monkeypatch.setattr(driver_module, "_lost", [])
+    """Launched, captured and replayed: the kernels write to the status word of their stream."""
+    monkeypatch.setattr(driver_module, "first_fault", [])
     driver = FakeDriver(lambda kernel: 8 if "gather" in kernel else 4)
     fake_gpu(monkeypatch, driver)
 
@@ -411,6 +419,6 @@ def test_ids_are_looked_at_by_the_kernel_and_told_later(monkeypatch, said, group
     said.stream = 6
     engine(bad, out=out)
     said.stream = 5
-    with pytest.raises(InputError, match="row 3"):  # told whoever calls next
+    with pytest.raises(InputError, match="row 3"):  # raised by the next call
         engine(good, out=y)
     engine.wait()

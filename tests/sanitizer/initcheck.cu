@@ -1,4 +1,4 @@
-// Planted for initcheck: x comes from the pool as it is, nobody has written to it, and it is read.
+// For initcheck: reads x, which is allocated and never written.
 __global__ void planted(float* x) {
     x[threadIdx.x] = 2.0f * x[threadIdx.x] + 1.0f;
 }

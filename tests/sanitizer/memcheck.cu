@@ -1,4 +1,4 @@
-// Planted for memcheck: 64 threads, an array of 64 floats, and each writes one place too far.
+// For memcheck: 64 threads write one element past the end of 64 floats.
 __global__ void planted(float* x) {
     x[threadIdx.x + 1] = 1.0f;
 }

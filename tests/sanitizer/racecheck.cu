@@ -1,6 +1,6 @@
-// Planted for racecheck: no barrier between what one warp writes to shared memory and what the other reads of it.
+// For racecheck: no barrier between one warp's writes to shared memory and the other's reads.
 __global__ void planted(float* x) {
-    __shared__ float kept[64];
-    kept[threadIdx.x] = x[threadIdx.x];
-    x[threadIdx.x] = kept[63 - threadIdx.x];
+    __shared__ float smem[64];
+    smem[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = smem[63 - threadIdx.x];
 }

@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.recipes.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
-from onchip.plan.build_cost import dtype_of, made_on_device, makes_of, shape_of
+from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, shape_of
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -34,7 +34,7 @@ def makes(plan) -> set[Program]:
     """What makes a plan's weights on the GPU."""
     weights, wanted = plan.network.weights, [r for group in plan.groups for r in group.claim.recipes.values()]
     found = set()
-    for recipe in made_on_device(wanted, weights, makes_of(KERNELS, H200)):
+    for recipe in device_recipes(wanted, weights, recipe_rates_of(KERNELS, H200)):
         sources = tuple(Source(shape_of(name, weights), dtype_of(name, weights)) for name in recipe.sources)
         found |= {launch.program for launch in RecipeLowering(recipe, sources, H200).at(recipe.shape[0]).launches}
     return found

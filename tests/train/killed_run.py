@@ -1,4 +1,4 @@
-"""Run by test_checkpoint.py in a process of its own: a training run that is killed 20 times at random moments.
+"""Run by test_checkpoint.py in a separate process: a training run that is killed 20 times at random moments.
 
 Arguments: a folder. Prints how often it killed and the steps that the checkpoints stood at; leaves resumed.npz and
 whole.npz. The parent trains a little, which loads all kernels, so every child starts at once by a fork.

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that stops, by will or by force, goes on and ends with the same bits; damage is refused."""
+"""Checkpoints: a stopped or killed run resumes and ends with the same bits; damaged ones are refused."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ class StoppedError(Exception):
 
 
 def run_until(folder, step, **options):
-    """Train with checkpoints, and stop after `step` steps by an exception, as Ctrl-C does."""
+    """Train with checkpoints, and stop after `step` steps by an exception, like Ctrl-C."""
     seen = 0
 
     def stop(progress):
@@ -33,7 +33,7 @@ def run_until(folder, step, **options):
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        train(folder, on_progress=stop, debug=True, **options)  # debug: a step at a time
+        train(folder, on_progress=stop, debug=True, **options)  # debug: one step at a time
     return seen
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_done_is_not_run_again(tmp_path):
 def test_the_time_of_an_epoch_counts_what_came_before_the_stop(tmp_path):
     run_until(tmp_path, 10)  # an epoch has 13 steps
     standing = sorted(tmp_path.iterdir())[-1].read_bytes()
-    assert b'\\"epoch_rows\\": 144' in standing  # of the 9 steps behind the newest checkpoint
+    assert b'\\"epoch_rows\\": 144' in standing  # of the 9 steps after the newest checkpoint
     resumed = train(tmp_path, resume=True)
     assert resumed.seconds == pytest.approx(sum(epoch.seconds for epoch in resumed.history), rel=0.2)
 
@@ -106,7 +106,7 @@ def test_two_checkpoints_are_kept(tmp_path):
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     run_until(tmp_path, 5)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match="a run in this folder already"):
+    with pytest.raises(InputError, match="checkpoints of another run"):
         train(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, d
         train(tmp_path, resume=True)
     assert str(newest) in caught.value.what
     assert str(good) in caught.value.hint
-    newest.unlink()  # what the message says
+    newest.unlink()  # as the message suggests
     assert np.array_equal(train(tmp_path, resume=True).losses, train().losses)
 
 
@@ -171,13 +171,13 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
         train(tmp_path)
 
 
-def test_a_file_in_the_folders_place_is_refused(tmp_path):
+def test_a_file_instead_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         train(tmp_path / "file")
 
 
-def test_what_a_killed_writer_left_is_swept_away(tmp_path):
+def test_temporary_files_of_a_killed_writer_are_removed(tmp_path):
     left = tmp_path / ".checkpoint-000000000003.safetensors.abcd.tmp"
     left.write_bytes(b"half")
     train(tmp_path)
@@ -201,7 +201,7 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):
         assert np.array_equal(whole[name], resumed[name]), name
 
 
-def test_numbers_of_numpy_can_be_checkpointed(tmp_path):
+def test_numpy_scalars_can_be_checkpointed(tmp_path):
     given = {"lr": np.float32(0.05), "epochs": np.int64(2)}
     whole = train(tmp_path, **given)
     assert np.array_equal(train(tmp_path, resume=True, **given).losses, whole.losses)

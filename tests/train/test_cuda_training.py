@@ -1,4 +1,4 @@
-"""Training on a GPU: emulated on the host, and on a real one where there is one."""
+"""Training on a GPU: emulated on the host, and on a real one if available."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onchip.train.options import TrainOptions
 from training_cases import (
     CASES,
     SIGMOIDS,
-    assert_bits_of_each_alone,
+    assert_bits_of_single_runs,
     assert_follows_reference,
     case,
     extras,
@@ -43,7 +43,7 @@ from training_cases import (
 
 WIDE = {
     "more outputs than the head has lanes": lambda: case(12, 9, 70, n=50, batch_size=16, lr=0.05),
-    "wide outputs of numbers": lambda: case(
+    "wide regression outputs": lambda: case(
         12, 40, n=50, options={"output": "Tanh"}, loss="mse", batch_size=16, lr=0.5, momentum=0.5
     ),
     "more layers than a launch updates": lambda: case(
@@ -52,9 +52,9 @@ WIDE = {
     "slices of a batch": lambda: case(6, 5, 3, n=2100, batch_size=2090, lr=0.5, optimiser="adam"),
     "several tiles": lambda: case(75, 70, 67, 5, n=90, batch_size=80, lr=0.05),
 }
-SMALL = {**{name: made for name, made in CASES.items() if name != "digits"}, **WIDE}
+SMALL = {**{name: make for name, make in CASES.items() if name != "digits"}, **WIDE}
 REFUSED = {"softmax": {"output": "Softmax"}, "SiLU": {"activation": "SiLU"}}
-# What a product loses: half a unit in the last of 11 or 8 bits of its factors, in a few layers.
+# Rounding error of a gemm: half a unit in the last of 11 or 8 bits of its inputs, over a few layers.
 ROUNDING = {"tf32": 2**-9, "fp16": 2**-9, "bf16": 2**-6}
 
 
@@ -71,7 +71,7 @@ def same_results(one, other):
 
 
 def assert_losses_follow(result, net, x, y, seed, training, epochs):
-    """A loss curve as near to float64's as that of a naive run in float32, twice over."""
+    """The loss curve deviates from float64's at most twice as much as a naive float32 run's."""
     truth, naive = (reference_curve(net, x, y, seed, dtype, training, epochs)[0] for dtype in ("float64", "float32"))
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
     assert np.abs(result.losses - truth).max() <= allowed
@@ -88,7 +88,7 @@ def test_emulated_training_follows_the_reference(name, monkeypatch):
 
 
 @needs_gxx
-def test_a_killed_run_goes_on_with_the_same_bits(monkeypatch, tmp_path):
+def test_a_killed_run_resumes_with_the_same_bits(monkeypatch, tmp_path):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["weights, smoothing, clipped"]()
     training |= {"epochs": 3, "device": "cuda", "seed": 3, "optimiser": "adamw", "weight_decay": 0.1, "lr": 0.01}
@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(monkeypatch, tmp_path):
 
 
 @needs_gxx
-def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
+def test_concurrent_runs_have_the_bits_of_a_single_run(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["decay and momentum"]()
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
@@ -116,14 +116,14 @@ def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):
         same_results(fit(net, x, y, device="cuda", epochs=2, seed=seed, **training), result)
-    assert sent.count(len(x)) == 1 + len(runs)  # once for both, and for each that is alone
-    more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
+    assert sent.count(len(x)) == 1 + len(runs)  # once for both together, and once per separate run
+    more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than the rows
     (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
     same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)
 
 
 @needs_gxx
-def test_one_launch_for_runs_that_are_alike(monkeypatch):
+def test_one_launch_for_similar_runs(monkeypatch):
     gpu = emulate_device(monkeypatch)
     net, x, y, training = SMALL["one layer"]()
     counts = []
@@ -135,7 +135,7 @@ def test_one_launch_for_runs_that_are_alike(monkeypatch):
 
 
 def runs_alike(net, n, training):
-    """That differ in weights, lr, epochs and rows, of which each has a full batch."""
+    """Runs with different weights, lr, epochs and rows, each with a full batch."""
     parts = None, np.arange(n - 1, 0, -1)
     return [
         Run(
@@ -148,10 +148,10 @@ def runs_alike(net, n, training):
 
 @needs_gxx
 @pytest.mark.parametrize("kind", ["plain", "staged", "bytes", "narrow"])
-def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(kind, monkeypatch):
+def test_emulated_networks_in_one_launch_have_the_bits_of_single_runs(kind, monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = STAGED["a batch of 7"]()
-    training |= {"class_weight": "balanced", "clip_norm": 0.3} if kind == "plain" else {}  # weights of each run's own
+    training |= {"class_weight": "balanced", "clip_norm": 0.3} if kind == "plain" else {}  # row weights per run
     if kind == "staged":
         stage_everything(monkeypatch, *STAGED_CUTS[0], 3)
     elif kind == "bytes":
@@ -160,7 +160,7 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(kind, monke
     elif kind == "narrow":
         take_rows(monkeypatch)
         net, x, y, training = case_of_bytes("four layers, mean of squares", cases=NARROW)
-    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
+    assert_bits_of_single_runs(runs_alike(net, len(x), training), x, y)
 
 
 @needs_gxx
@@ -173,7 +173,7 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
 
 
 @needs_gxx
-def test_state_goes_on_and_another_run_s_is_refused(monkeypatch):
+def test_state_is_continued_and_another_runs_is_refused(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["adam"]()
     training |= {"device": "cuda", "shuffle": False, "schedule": "constant"}
@@ -192,11 +192,11 @@ STAGED = {
 }
 
 
-def stage_everything(monkeypatch, down, across, slices):
-    """Every product by way of shared memory, whatever its price."""
+def stage_everything(monkeypatch, warps_m, warps_n, slices):
+    """Every gemm through shared memory, whatever its cost."""
 
     def choose(sizes, terms, precision, units, can_slice=False):
-        return Tiling(4, down, across, WARPS // (down * across), slices if can_slice else 1, is_staged=True)
+        return Tiling(4, warps_m, warps_n, WARPS // (warps_m * warps_n), slices if can_slice else 1, is_staged=True)
 
     monkeypatch.setattr(mlp_train, "choose_tiling", choose)
 
@@ -204,11 +204,11 @@ def stage_everything(monkeypatch, down, across, slices):
 @needs_gxx
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("slices", [1, 3])
-@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize(("warps_m", "warps_n"), STAGED_CUTS)
 @pytest.mark.parametrize("name", STAGED)
-def test_emulated_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
+def test_emulated_staged_gemms(name, warps_m, warps_n, slices, monkeypatch):
     emulate_device(monkeypatch)
-    stage_everything(monkeypatch, down, across, slices)
+    stage_everything(monkeypatch, warps_m, warps_n, slices)
     assert_follows_reference(*STAGED[name](), device="cuda")
 
 
@@ -229,26 +229,26 @@ def case_of_bytes(name, levels=255, cases=BYTES):
 
 @needs_gxx
 @pytest.mark.parametrize("name", BYTES)
-def test_emulated_rows_that_are_bytes(name, monkeypatch):
+def test_emulated_uint8_rows(name, monkeypatch):
     emulate_device(monkeypatch)
     take_bytes(monkeypatch)
     assert_follows_reference(*case_of_bytes(name), device="cuda")
 
 
 @needs_gxx
-def test_bytes_take_a_quarter_of_the_memory(monkeypatch):
+def test_uint8_rows_take_a_quarter_of_the_memory(monkeypatch):
     emulate_device(monkeypatch)
     net = random_mlp(600, 9, 3)
     pixels = np.random.default_rng(1).integers(0, 256, (600, 600)).astype(np.float32)
     training = {"batch_size": 600, "epochs": 1, "device": "cuda", "lr": 1e-9}
     as_bytes = fit(net, pixels, np.zeros(len(pixels), np.int64), **training)
-    assert "rows are bytes" in as_bytes.plan.groups[0].claim.why
+    assert "uint8 rows" in as_bytes.plan.groups[0].claim.why
     as_floats = fit(net, pixels + np.float32(0.5), np.zeros(len(pixels), np.int64), **training)
     assert as_bytes.gpu_bytes < as_floats.gpu_bytes - pixels.size
 
 
 @needs_gxx
-def test_emulated_rows_of_whole_numbers(monkeypatch):
+def test_emulated_rows_of_integers(monkeypatch):
     emulate_device(monkeypatch)
     take_bytes(monkeypatch)
     net, x, y, training = case_of_bytes("classes", levels=1)
@@ -279,7 +279,7 @@ def test_emulated_narrow_layers_in_one_launch(name, monkeypatch):
 
 
 @needs_gxx
-def test_emulated_narrow_layers_whose_blocks_take_rows_again_and_again(monkeypatch):
+def test_emulated_narrow_layers_with_many_tiles_per_block(monkeypatch):
     emulate_device(monkeypatch)
     take_rows(monkeypatch)
     monkeypatch.setattr(RowsPass, "blocks", lambda *_: 2)
@@ -287,8 +287,8 @@ def test_emulated_narrow_layers_whose_blocks_take_rows_again_and_again(monkeypat
     assert_follows_reference(*case_of_bytes("many", cases=many), device="cuda")
 
 
-def assert_rounds_as_told(precision):
-    """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
+def assert_rounding(precision):
+    """Losses follow float64's within the rounding of the inputs, and differ from those of fp32."""
     net, x, y, training = SMALL["several tiles"]()
     exact, rounded = (fit(net, x, y, device="cuda", epochs=2, precision=each, **training)
                       for each in ("fp32", precision))  # fmt: skip
@@ -300,15 +300,15 @@ def assert_rounds_as_told(precision):
 
 @needs_gxx
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_emulated_products_in_other_precisions(precision, monkeypatch):
+def test_emulated_gemms_in_other_precisions(precision, monkeypatch):
     emulate_device(monkeypatch)
-    assert_rounds_as_told(precision)
+    assert_rounding(precision)
 
 
 # -- as data -----------------------------------------------------------------------------------------------------
 
 
-def test_digits_take_five_launches_a_step():
+def test_digits_take_five_launches_per_step():
     steps = lowering_of(mlp(784, 320, 160, 10), 64).steps(3)
     names = [launch.program.name_expression.partition("<")[0].partition("_")[2] for launch in steps.launches]
     assert names == [*3 * ["forward", "forward", "head", "backward", "gradients"], "advance"]
@@ -317,18 +317,20 @@ def test_digits_take_five_launches_a_step():
 
 @pytest.mark.parametrize("terms", [1, 16, 785, 4096, 60_000])
 @pytest.mark.parametrize("sizes", [[(1, 1)], [(64, 320)], [(320, 785), (160, 321), (10, 161)], [(4096, 4096)]])
-def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
+def test_tiles_cover_gemms_of_any_size(sizes, terms):
     for precision, can_slice in itertools.product(("fp32", "bf16"), (False, True)):
         tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
-        assert tiling.down * tiling.across * tiling.deep == WARPS
+        assert tiling.warps_m * tiling.warps_n * tiling.split_k == WARPS
         assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
         assert not tiling.is_staged or tiling.slice_chunks(terms) % STAGE_CHUNKS == 0
         assert can_slice or tiling.slices == 1
         for rows_, columns in sizes:
-            assert tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.down * tiling.across >= rows_ * columns
+            assert (
+                tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.warps_m * tiling.warps_n >= rows_ * columns
+            )
 
 
-def test_a_large_batch_is_summed_up_in_slices():
+def test_a_large_batch_uses_split_k_slices():
     lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
     assert lowering.tiling.slices > 1
     assert "train_apply<0, 8>" in [launch.program.name_expression for launch in lowering.steps(1).launches]
@@ -338,7 +340,7 @@ def test_a_large_batch_is_summed_up_in_slices():
     ("batch", "job", "has_shares"),
     [(60_000, {}, True), (60_000, {"byte_scale": 1.0}, True), (60_000, {"clip_norm": 1.0}, False), (64, {}, False)],
 )
-def test_the_order_of_sums_tells_of_shares(batch, job, has_shares):
+def test_the_reduction_order_names_the_shares(batch, job, has_shares):
     lowering = lowering_of(mlp(784, 56, 28, 10), batch, loss="half_sse", **job)
     applied = [each.program.name_expression for each in lowering.steps(1).launches if "apply" in str(each.program)]
     assert any(name.endswith(", 8>") for name in applied) == has_shares == ("in 8 shares" in lowering.order)
@@ -346,7 +348,7 @@ def test_the_order_of_sums_tells_of_shares(batch, job, has_shares):
 
 @pytest.mark.parametrize("batch", [1, 512, 1024, 4097, 60_000])
 @pytest.mark.parametrize("device", [H200, A100, dataclasses.replace(H200, arch="sm_86", fast_bytes=99 << 10)])
-def test_every_launch_of_bytes_fits_the_chip(batch, device):
+def test_every_launch_on_uint8_rows_fits_in_shared_memory(batch, device):
     for widths, precision in itertools.product(((784, 56, 28, 10), (784, 320, 160, 10)), ("fp32", "tf32", "bf16")):
         chain = find_chain(mlp(*widths), 0, TRAINED)
         lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
@@ -359,7 +361,7 @@ def test_every_launch_of_bytes_fits_the_chip(batch, device):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_kernel_trains_is_refused_before_any_work(name):
+def test_networks_that_no_kernel_trains_are_refused_first(name):
     net = mlp(8, 7, 3, **REFUSED[name])
     with pytest.raises(PlanError):
         make_plan(net, H200, kernels_for(H200), Job(batch=8, loss="cross_entropy"))
@@ -372,14 +374,13 @@ def test_more_rows_than_a_kernel_counts_are_refused():
 
 
 @pytest.mark.parametrize("extra", [{"label_smoothing": 0.1}, {"clip_norm": 1.0}, {"is_weighted": True}])
-def test_mlp_train_takes_what_resident_kernels_do_not(extra):
+def test_mlp_train_claims_what_resident_kernels_refuse(extra):
     job = Job(batch=64, loss="cross_entropy", optimiser="adamw", byte_scale=1 / 255)
-    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), dataclasses.replace(job, **given))
-                      for given in ({}, extra))  # fmt: skip
+    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), dataclasses.replace(job, **options))
+                      for options in ({}, extra))  # fmt: skip
     assert resident.groups[0].claim.kernel in ("mlp_train_resident", "mlp_train_layer_parallel")
     assert plan.groups[0].claim.kernel == "mlp_train"
-    refused = {refusal.kernel for refusal in plan.refusals if "takes no" in refusal.why}
-    assert refused >= {"mlp_train_resident", "mlp_train_layer_parallel"}
+    assert {refusal.kernel for refusal in plan.refusals} >= {"mlp_train_resident", "mlp_train_layer_parallel"}
 
 
 def test_other_precisions_are_a_gpu_s():
@@ -401,10 +402,10 @@ def test_training_follows_the_reference(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("slices", [1, 3])
-@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize(("warps_m", "warps_n"), STAGED_CUTS)
 @pytest.mark.parametrize("name", STAGED)
-def test_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
-    stage_everything(monkeypatch, down, across, slices)
+def test_staged_gemms(name, warps_m, warps_n, slices, monkeypatch):
+    stage_everything(monkeypatch, warps_m, warps_n, slices)
     assert_follows_reference(*STAGED[name](), device="cuda")
 
 
@@ -420,7 +421,7 @@ def test_large_batches_follow_the_reference_with_the_same_bits(batch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ROUNDING)
 def test_products_in_other_precisions(precision):
-    assert_rounds_as_told(precision)
+    assert_rounding(precision)
 
 
 @pytest.mark.gpu
@@ -443,7 +444,7 @@ def test_an_epoch_of_many_steps_follows_the_reference():
 
 
 @pytest.mark.gpu
-def test_a_killed_run_on_a_gpu_goes_on_with_the_same_bits(tmp_path):
+def test_a_killed_run_on_a_gpu_resumes_with_the_same_bits(tmp_path):
     net, x, y, training = CASES["digits"]()
     training |= {"epochs": 4, "device": "cuda", "momentum": 0.9}
     whole = fit(net, x, y, **training)
@@ -480,16 +481,16 @@ def test_runs_on_a_gpu_side_by_side():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [256, 1024])
-def test_networks_in_one_launch_have_the_bits_of_each_alone(batch):
+def test_networks_in_one_launch_have_the_bits_of_single_runs(batch):
     net, x, y, training = case(784, 320, 160, 10, n=3000, batch_size=batch, lr=0.03)
-    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
+    assert_bits_of_single_runs(runs_alike(net, len(x), training), x, y)
     x = np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(255)
-    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
+    assert_bits_of_single_runs(runs_alike(net, len(x), training), x, y)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", BYTES)
-def test_rows_that_are_bytes(name, monkeypatch):
+def test_uint8_rows(name, monkeypatch):
     take_bytes(monkeypatch)
     assert_follows_reference(*case_of_bytes(name), device="cuda")
 

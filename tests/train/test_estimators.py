@@ -1,4 +1,4 @@
-"""Classifier and Regressor: scikit-learn's own checks, its tools around them, and what onchip promises besides."""
+"""Classifier and Regressor: scikit-learn's own checks, its tools, and onchip's own guarantees."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ def test_scikit_learn_conventions(estimator, check):
 
 
 def classes(n: int = 300, D: int = 7, seed: int = 1):
-    """Rows and labels that can be told apart: which of the first three numbers is the largest."""
+    """Rows and separable labels: the index of the largest of the first three values."""
     x = rows(n, D, seed=seed)
     return x, np.array(["ash", "beech", "elm"])[x[:, :3].argmax(axis=1)]
 
@@ -113,7 +113,7 @@ def test_predictions_have_the_shape_of_y():
     assert both.score(x, np.stack([y, -y], axis=1)) > 0.9
 
 
-def test_what_a_fit_leaves():
+def test_fitted_attributes():
     x, y = classes()
     clf = classifier(validation=0.2, patience=3, epochs=50, optimiser="adam", lr=0.05).fit(x, y)
     assert clf.n_features_in_ == 7
@@ -154,13 +154,13 @@ def test_weights_of_rows_are_those_of_train_fit():
     for _ in range(3):
         passes.partial_fit(x, y, classes=clf.classes_, sample_weight=weights)
     assert_same_network(clf.network_, passes.network_)
-    with pytest.raises(InputError, match="no such class has a weight"):
+    with pytest.raises(InputError, match="unknown class"):
         classifier(class_weight={"oak": 1}).fit(x, y)
 
 
 def test_balanced_classes_find_the_rare_one():
     x = rows(400, 5)
-    y = (x[:, 0] > 1.6).astype(int)  # a row in twenty
+    y = (x[:, 0] > 1.6).astype(int)  # one row in twenty
     plain, balanced = (classifier(epochs=6, class_weight=weight).fit(x, y) for weight in (None, "balanced"))
     assert balanced.predict(x)[y == 1].mean() > plain.predict(x)[y == 1].mean()
 
@@ -174,7 +174,7 @@ def test_early_stopping_holds_rows_back():
     assert_same_network(clf.network_, same.network_)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_scalars_are_numbers():
     x, y = classes(50)
     given = classifier(
         lr=np.float32(0.25), epochs=np.int64(2), seed=np.int32(3), shuffle=np.bool_(True), hidden=np.array([8, 8])
@@ -194,7 +194,7 @@ def raw(x):
 
 def test_columns_that_are_far_apart_are_warned_of():
     x, y = classes(60)
-    with pytest.warns(UserWarning, match=r"largest values of columns range from .*Classifier\(scale=True\)") as caught:
+    with pytest.warns(UserWarning, match=r"Classifier\(scale=True\)") as caught:
         classifier(epochs=1).fit(raw(x), y)
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="range from") as caught:
@@ -204,7 +204,7 @@ def test_columns_that_are_far_apart_are_warned_of():
     with pytest.warns(UserWarning, match="columns and targets range from"):
         regressor(epochs=1).fit(x, y * 1e5)
     regressor(epochs=1).fit(np.column_stack([x * 100, np.zeros(60)]), y)  # a column of zeros has no scale
-    classifier(epochs=1, scale=True).fit(raw(x), np.arange(60) % 2)  # and nobody is warned of what is mended
+    classifier(epochs=1, scale=True).fit(raw(x), np.arange(60) % 2)  # no warning with scale=True
 
 
 def test_scaled_networks_read_raw_rows():
@@ -259,7 +259,7 @@ def test_passes_over_the_same_rows_are_the_epochs_of_fit(options):
     parts = classifier(**options)
     for _ in range(4):
         parts.partial_fit(x, y, classes=["elm", "ash", "beech"])
-        parts = pickle.loads(pickle.dumps(parts))  # the optimiser's state travels along
+        parts = pickle.loads(pickle.dumps(parts))  # the optimiser's state is pickled too
     assert_same_network(parts.network_, whole.network_)
     assert parts.loss_curve_ == whole.loss_curve_
     assert parts.n_iter_ == 4
@@ -276,7 +276,7 @@ def test_partial_fit_learns_from_rows_that_come_bit_by_bit():
     assert reg.score(*numbers(seed=99)) > 0.9
 
 
-def test_partial_fit_goes_on_from_a_fit_and_fit_starts_anew():
+def test_partial_fit_continues_a_fit_and_fit_starts_over():
     x, y = numbers()
     reg = regressor(epochs=2).fit(x, y)
     first = reg.network_
@@ -295,13 +295,13 @@ def test_bad_partial_fits_are_refused():
     clf = classifier().partial_fit(x, y, classes=["ash", "beech", "elm"])
     with pytest.raises(InputError, match="classes have changed"):
         clf.partial_fit(x, y, classes=["ash", "beech"])
-    with pytest.raises(InputError, match="zelkova"):  # sorts behind the last class
+    with pytest.raises(InputError, match="zelkova"):  # sorts after the last class
         clf.partial_fit(x[:1], ["zelkova"])
     with pytest.raises(ValueError, match="expecting 7 features"):
         clf.partial_fit(x[:, :5], y)
 
 
-# -- around them -------------------------------------------------------------------------------------------
+# -- tools -------------------------------------------------------------------------------------------------
 
 
 def test_in_a_pipeline_a_grid_search_and_a_cross_validation():
@@ -361,7 +361,7 @@ def test_copies_predict_the_same_and_carry_no_engine(copied):
         clone(other).predict(x)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -374,10 +374,10 @@ def test_copies_predict_the_same_and_carry_no_engine(copied):
         (classifier, {"optimiser": "lbfgs"}, "unknown optimiser"),
         (classifier, {"lr": 0}, "learning rate"),
         (classifier, {"epochs": 2.5}, "epochs"),
-        (classifier, {"patience": 2}, "patience needs rows"),
-        (classifier, {"validation": 0.999}, "nothing is left to train on"),
+        (classifier, {"patience": 2}, "patience needs validation rows"),
+        (classifier, {"validation": 0.999}, "no rows left to train on"),
         (regressor, {"loss": "cross_entropy"}, "loss of a regressor"),
-        (regressor, {"momentum": 0.9}, "momentum is sgd's"),
+        (regressor, {"momentum": 0.9}, "momentum is for sgd"),
         (regressor, {"device": "cpu", "threads": 10_000}, "threads"),
     ],
 )

@@ -33,7 +33,7 @@ CASES = {
         numbers,
         [{"activation": ["Tanh"], "seed": np.arange(2)}, {"optimiser": ["sgd"], "batch_size": [16, 500], "lr": [1e-3]}],
     ),
-    "scales": (  # each fold by its own training rows
+    "scales": (  # each fold by its training rows
         onchip.Regressor(hidden=(12,), epochs=6, validation=0.1, threads=1),
         numbers,
         {"scale": [True, False], "lr": [0.01, 0.03]},
@@ -77,7 +77,7 @@ def test_folds_alone_are_cross_val_score(folds):
     reg = onchip.Regressor(hidden=(8,), epochs=5, threads=1)
     (setting,) = onchip.fit_many(reg, x, y, folds=folds).settings
     assert list(setting.scores) == list(cross_val_score(reg, x, y, cv=folds))
-    assert not hasattr(reg, "network_")  # the estimator handed in is not touched
+    assert not hasattr(reg, "network_")  # the given estimator is unchanged
 
 
 def test_a_grid_alone_fits_each_setting_on_all_rows():
@@ -148,7 +148,7 @@ def test_it_prints_a_table():
     [
         ({"grid": {"momentun": [0.5]}}, InputError, "unknown parameter(.|\n)*did you mean momentum"),
         ({"grid": [{"lr": [0.1]}, {"learning_rate": [0.1]}]}, InputError, "learning_rate"),
-        ({"grid": {"device": ["cpu"]}}, InputError, "device is one for all runs"),
+        ({"grid": {"device": ["cpu"]}}, InputError, "device is the same for all runs"),
         ({"grid": []}, InputError, "the grid is empty"),
         ({"grid": {"lr": [0.1, -1.0]}}, InputError, "learning rate"),
         ({"grid": {"lr": 0.1}}, TypeError, "needs to be a list"),
@@ -175,7 +175,7 @@ def test_a_setting_that_diverges_scores_nan_and_is_not_the_best():
         onchip.fit_many(onchip.Classifier(hidden=(8,), epochs=3), x, y, grid={"lr": [1e30]}, folds=3)
 
 
-def test_losses_of_numbers_may_be_a_setting():
+def test_regression_losses_may_be_a_setting():
     x, y = numbers()
     losses = {"loss": ["mse", "half_sse"], "lr": [1e-3]}
     many = onchip.fit_many(onchip.Regressor(hidden=(8,), epochs=3), x, y, grid=losses)

@@ -23,7 +23,7 @@ from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 from onchip.train.row_weights import weights_of_rows
-from onchip.train.together import begin_runs
+from onchip.train.together import start_runs
 from onchip.train.training_run import TrainingRun, plan_run
 from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
@@ -93,7 +93,7 @@ def test_smoothing_and_class_weights_are_those_of_torch(given):
 
 def test_an_epoch_s_loss_is_the_mean_over_its_rows_by_weight():
     net, x, y, training = CASES["weights, smoothing, clipped"]()
-    training |= {"lr": 1e-30, "validation": 0.0}  # nothing moves, so rows in any order have one mean
+    training |= {"lr": 1e-30, "validation": 0.0}  # weights stay, so every row order has the same mean
     one, other = (fit(net, x, y, device="cpu", epochs=1, **training | {"batch_size": b}) for b in (len(x), 16))
     assert other.epoch_losses == pytest.approx(one.epoch_losses, rel=1e-6)
 
@@ -126,12 +126,12 @@ def test_one_run_has_all_threads_and_several_have_one_each():
     for runs, expected in ((1, core_count()), (2, None)):
         shared = SharedData(runs)
         planned = plan_run(net, x, y, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
-        together = begin_runs([planned], x, y, shared)
-        assert together.team.trainers[0].threads == expected
+        together = start_runs([planned], x, y, shared)
+        assert together.trainer.trainers[0].threads == expected
 
 
 def fit_and_listen(name, device="cpu", epochs=40, **more):
-    """Epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
+    """Epochs of a case and their callbacks: queued if they are short, or one at a time."""
     net, x, y, training = CASES[name]()
     heard = []
     result = fit(
@@ -178,8 +178,8 @@ def test_epochs_that_a_gpu_has_queued_have_the_bits_of_single_ones(name, monkeyp
     assert_queued_epochs_are_the_same(name, "cuda", monkeypatch)
 
 
-def test_a_run_of_queued_epochs_is_taken_up_with_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "REPORT_SECONDS", -1.0)  # epochs are queued, and each time that the run stands it is kept
+def test_a_run_of_queued_epochs_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "REPORT_SECONDS", -1.0)  # epochs are queued, and every settled state is saved
     whole, _ = fit_and_listen("cosine")
     net, x, y, training = CASES["cosine"]()
 
@@ -206,7 +206,7 @@ def test_accuracy_is_that_of_the_rows_before_they_were_learnt():
     assert result.history[0].accuracy == correct / len(x)
 
 
-def test_validation_judges_the_rows_held_back():
+def test_validation_evaluates_the_held_out_rows():
     net, x, y, _ = CASES["one layer"]()
     told = fit(net, x, y, epochs=1, device="cpu", validation=0.3, lr=1e-9).history[0]
     _, held = hold_out(len(x), 0.3, 0)
@@ -227,7 +227,7 @@ def test_early_stopping_keeps_the_best_epoch():
         assert np.array_equal(stopped.network.weights[name], w)
 
 
-def test_state_goes_on_where_it_was():
+def test_state_is_continued():
     net, x, y, training = CASES["adam"]()
     whole = fit(net, x, y, epochs=2, seed=0, device="cpu", **training)
     first = fit(net, x, y, epochs=1, seed=0, device="cpu", **training)
@@ -249,24 +249,24 @@ def test_same_bits_run_to_run_and_whatever_the_threads(name):
         for name in net.weights:
             assert np.array_equal(other.network.weights[name], runs[0].network.weights[name])
     for name, w in before.items():
-        assert np.array_equal(net.weights[name], w)  # the network handed in is not touched
+        assert np.array_equal(net.weights[name], w)  # the given network is unchanged
 
 
 @pytest.mark.parametrize("batch", [200, 257, 1024, 1500, 2048, 4096, 9000])
-def test_same_bits_whoever_takes_which_block(batch, monkeypatch):
-    """Threads share a block or take blocks of their own, many or few at a time, or one thread does it all."""
+def test_same_bits_for_any_assignment_of_blocks(batch, monkeypatch):
+    """Threads share a block or take separate blocks, or one thread does all."""
     net, x, y, options = case(
         33, 40, 17, 5, n=9000, options=SIGMOIDS, loss="half_sse", batch_size=batch, lr=1e-4, momentum=0.5,
         validation=0.01, clip_norm=1.0 if batch in (257, 2048) else 0.0,
     )  # fmt: skip
-    monkeypatch.setattr(mlp_train, "_ALONE_FLOP", 0)  # threads work together however little there is to do
+    monkeypatch.setattr(mlp_train, "SINGLE_THREAD_FLOP", 0)  # several threads even for little work
     every = {"device": "cpu", "epochs": 2, **options}
     runs = [fit(net, x, y, threads=threads, **every) for threads in (1, core_count())]
     runs += fit_runs([Run(net, TrainOptions(epochs=2, **options))], x, y, device="cpu")
-    monkeypatch.setattr(mlp_train, "_CREW_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(mlp_train, "CACHED_WEIGHT_BYTES", 0)
     runs.append(fit(net, x, y, threads=core_count(), **every))
-    monkeypatch.setattr(mlp_train, "_CREW_WEIGHT_BYTES", 1 << 30)
-    monkeypatch.setattr(mlp_train, "_CREW_BYTES", 1)
+    monkeypatch.setattr(mlp_train, "CACHED_WEIGHT_BYTES", 1 << 30)
+    monkeypatch.setattr(mlp_train, "GRADIENT_BYTES", 1)
     runs += [fit(net, x, y, threads=threads, **every) for threads in (1, core_count())]
     for other in runs[1:]:
         assert np.array_equal(other.losses, runs[0].losses)
@@ -283,7 +283,7 @@ def test_it_learns():
     assert result.epoch_losses[-1] < 0.3 * result.epoch_losses[0]
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     seen = []
     fit(
         mlp(4, 3), rows(100, 4), np.zeros(100, np.int64), epochs=2, batch_size=30, device="cpu", on_progress=seen.append
@@ -307,7 +307,7 @@ def test_a_bias_that_two_layers_share_is_refused():
         Node("c", Linear(), ("r",), {"weight": "w2", "bias": "b"}),
     )
     net = Network({"x": TensorType(("B", 4))}, nodes, ("c",), weights)
-    with pytest.raises(PlanError, match="weights of its own"):
+    with pytest.raises(PlanError, match="its own weights, got 'b'"):
         fit(net, rows(8, 4), np.zeros(8, np.int64), epochs=1, device="cpu")
 
 
@@ -336,9 +336,9 @@ def test_the_order_is_the_documented_one():
         ({"epochs": 0}, InputError, "epochs"),
         ({"threads": 10_000}, InputError, "threads"),
         ({"net": mlp(5, 3, output="Softmax")}, PlanError, "train without it"),
-        ({"net": mlp(5, 3, output="ReLU")}, PlanError, "takes logits"),
-        ({"net": mlp(5, 4, 3, activation="GELU")}, PlanError, r"whole MLP chain.*\(GELU\) is no part of one"),
-        ({"validation": 0.9}, InputError, "nothing is left to train on"),
+        ({"net": mlp(5, 3, output="ReLU")}, PlanError, "expects logits"),
+        ({"net": mlp(5, 4, 3, activation="GELU")}, PlanError, r"whole MLP chain.*\(GELU\)"),
+        ({"validation": 0.9}, InputError, "no rows left to train on"),
         ({"momentun": 0.5}, InputError, "did you mean momentum"),
         ({"resume": True}, InputError, "nothing to resume from"),
     ],
@@ -387,7 +387,7 @@ def test_debug_names_the_row_that_is_not_finite():
     x[17, 2] = np.nan
     with pytest.raises(KernelError, match="not finite in epoch 1") as caught:
         fit(mlp(4, 3), x, np.zeros(40, np.int64), batch_size=8, debug=True, device="cpu")
-    assert caught.value.got == "the input has nan in row 17 of the training rows"
+    assert "nan in row 17" in caught.value.got
     step = int(np.flatnonzero(epoch_order(40, 0, 0) == 17)[0]) // 8 + 1
     assert f"step {step}" in caught.value.what
 
@@ -397,10 +397,10 @@ def test_debug_names_the_layer_and_the_weight():
     big = net.replace(weights={**net.weights, "fc2.weight": np.full((3, 5), 3e38, np.float32)})
     with pytest.raises(KernelError) as caught:
         fit(big, np.abs(rows(10, 4)) + 5, np.zeros(10, np.int64), debug=True, device="cpu")
-    assert caught.value.got.startswith("layer 'fc2' gives inf in row")
+    assert caught.value.got.startswith("layer 'fc2' returns inf in row")
     with pytest.raises(KernelError) as caught:
         fit(net, rows(10, 4), np.zeros(10, np.int64), lr=3e38, momentum=0.9, epochs=9, debug=True, device="cpu")
-    assert "the update made" in caught.value.got or "gives" in caught.value.got
+    assert "after the update" in caught.value.got or "returns" in caught.value.got
 
 
 def test_debug_changes_no_bits():
@@ -409,7 +409,7 @@ def test_debug_changes_no_bits():
     assert np.array_equal(plain.losses, slow.losses)
 
 
-def test_the_last_update_is_judged_too():
+def test_the_last_update_is_checked_too():
     x, y = rows(60, 5) * np.float32(1e18), np.arange(60) % 3
     with pytest.raises(KernelError, match="training diverged") as caught:
         fit(mlp(5, 3), x, y, lr=1e30, epochs=1, batch_size=60, device="cpu")
@@ -425,6 +425,6 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run():
     assert caught.value.got.startswith("validation loss")
 
 
-def test_a_state_of_nobody_is_refused():
-    with pytest.raises(FormatError, match="not the state of an optimiser"):
+def test_a_state_of_another_network_is_refused():
+    with pytest.raises(FormatError, match="optimiser state"):
         fit(mlp(4, 3), rows(9, 4), np.zeros(9, np.int64), state={}, epochs=1, device="cpu")

@@ -1,4 +1,4 @@
-"""Many runs at once: the bits of each alone, on rows that they share."""
+"""Many runs at once on shared rows: each has the bits of a single run."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from onchip.errors import InputError, KernelError, ShapeError
 from onchip.network.build import mlp
 from onchip.runtime.cpu.backend import core_count
 from onchip.train.loop import fit
-from onchip.train.many import Run, _teams, fit_runs
+from onchip.train.many import Run, _launch_groups, fit_runs
 from onchip.train.options import TrainOptions
 
 
@@ -51,7 +51,7 @@ def test_more_runs_than_threads_and_one_thread():
     assert not np.array_equal(many[0].losses, many[1].losses)
 
 
-def test_runs_that_are_alike_go_in_teams_and_what_is_left_is_asked_for_again():
+def test_similar_runs_are_grouped():
     class Planned:
         def __init__(self, kind):
             self.kind, self.bound = kind, self
@@ -63,8 +63,8 @@ def test_runs_that_are_alike_go_in_teams_and_what_is_left_is_asked_for_again():
             return {5: 3, 2: 1}.get(count, 1)
 
     planned = [Planned(kind) for kind in "abaaaa"]
-    assert _teams(planned, range(6)) == [[0, 2, 3], [4], [5], [1]]
-    assert _teams(planned, [1, 3, 5]) == [[1], [3], [5]]  # of those that another rank does not train
+    assert _launch_groups(planned, range(6)) == [[0, 2, 3], [4], [5], [1]]
+    assert _launch_groups(planned, [1, 3, 5]) == [[1], [3], [5]]  # only this rank's runs
 
 
 def test_no_runs_are_no_results():
@@ -91,10 +91,10 @@ def test_losses_with_the_same_targets_go_together():
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        (Run(mlp(12, 4, 3), TrainOptions()), ShapeError, "do not share"),
-        (Run(mlp(11, 4, 2), TrainOptions()), ShapeError, "do not share"),
-        (Run(mlp(12, 4, 2), TrainOptions(loss="mse")), ShapeError, "numbers"),
-        (Run(mlp(12, 4, 2), TrainOptions(validation=0.99), np.arange(1)), InputError, "nothing is left"),
+        (Run(mlp(12, 4, 3), TrainOptions()), ShapeError, "need different data"),
+        (Run(mlp(11, 4, 2), TrainOptions()), ShapeError, "need different data"),
+        (Run(mlp(12, 4, 2), TrainOptions(loss="mse")), ShapeError, "target values"),
+        (Run(mlp(12, 4, 2), TrainOptions(validation=0.99), np.arange(1)), InputError, "no rows left"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(other, error, message):
@@ -107,7 +107,7 @@ def test_runs_that_cannot_be_are_refused(other, error, message):
     "part", [np.array([0, 1, 10**9]), np.array([-301]), np.arange(20.0), np.ones(299, bool), np.ones((3, 2), int)]
 )
 def test_rows_that_are_not_there_are_refused(part):
-    with pytest.raises(InputError, match="no such rows"):
+    with pytest.raises(InputError, match="bad rows to train on"):
         fit_runs([Run(mlp(12, 4, 2), TrainOptions(epochs=1), part)], *data(), device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Training options: checked when they are made, schedules as torch has them."""
+"""Training options: checked on construction; schedules as in torch."""
 
 from fractions import Fraction
 
@@ -23,12 +23,12 @@ from onchip.train.options import TrainOptions
         ({"lr": "0.1"}, "learning rate"),
         ({"lr": True}, "learning rate"),
         ({"momentum": 1.0}, "momentum"),
-        ({"momentum": 0.9, "optimiser": "adam"}, "momentum is sgd's"),
+        ({"momentum": 0.9, "optimiser": "adam"}, "momentum is for sgd"),
         ({"weight_decay": -1}, "weight decay"),
         ({"clip_norm": -1}, "clip norm"),
         ({"label_smoothing": 1.0}, "label smoothing"),
-        ({"label_smoothing": 0.1, "loss": "mse"}, "label_smoothing is of classes"),
-        ({"class_weight": "balanced", "loss": "half_sse"}, "class_weight is of classes"),
+        ({"label_smoothing": 0.1, "loss": "mse"}, "label_smoothing is for classes"),
+        ({"class_weight": "balanced", "loss": "half_sse"}, "class_weight is for classes"),
         ({"class_weight": "even"}, "class weight"),
         ({"class_weight": [1, -1]}, "class weight"),
         ({"class_weight": [0, 0]}, "class weight"),
@@ -44,7 +44,7 @@ from onchip.train.options import TrainOptions
         ({"batch_size": 1.5}, "batch size"),
         ({"epochs": True}, "epochs"),
         ({"validation": 1.0}, "validation"),
-        ({"patience": 3}, "patience needs rows"),
+        ({"patience": 3}, "patience needs validation rows"),
         ({"patience": -1, "validation": 0.1}, "patience"),
         ({"shuffle": 1}, "shuffle"),
         ({"seed": -1}, "seed"),
@@ -97,7 +97,7 @@ def test_a_fraction_is_a_number():
     assert type(TrainOptions(lr=Fraction(1, 4)).lr) is float
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_scalars_are_numbers():
     options = TrainOptions.of({"lr": np.float64(0.5), "batch_size": np.int64(7), "epochs": np.int32(2)})
     assert (options.lr, options.batch_size, options.epochs) == (0.5, 7, 2)
     assert {type(value) for value in (options.lr, options.batch_size, options.epochs)} == {int, float}

@@ -1,4 +1,4 @@
-"""Random trainings: every device follows the float64 reference on networks and options that nobody thought of."""
+"""Random training runs: every device follows the float64 reference on random networks and options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from random_training import WAYS, go_by, judge_all, judge_training, random_train
 SEEDS = range(300)
 CPU_SEEDS, EMULATED_SEEDS = range(40), range(40, 104)
 
-# Of what the trainings of SEEDS look like: a generator that was changed has another.
+# Digest of the training runs of SEEDS: it changes with the generator.
 DIGEST = "eedfc8a180decf60"
 
 
@@ -58,7 +58,7 @@ def test_trainings_are_of_many_kinds(holds):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_is_taken(way, monkeypatch):
+def test_every_option_occurs(way, monkeypatch):
     taken = 0
     for training in filter(lambda t: t.way == way, map(random_training, SEEDS)):
         go_by(monkeypatch, training, way, is_emulated=True)
@@ -68,11 +68,11 @@ def test_every_way_is_taken(way, monkeypatch):
     assert taken >= 5
 
 
-# -- the judge -------------------------------------------------------------------------------------------------
+# -- the check -------------------------------------------------------------------------------------------------
 
 
 def verdict_on(monkeypatch, change):
-    """Of training 3 on the CPU, whose results are `change(result, options of the call)`."""
+    """Differences found in training 3 on the CPU, with results changed by `change(result, options)`."""
     monkeypatch.setattr(trainings, "fit", lambda *data, **how: change(fit(*data, **how), how))
     return judge_training(3)
 
@@ -82,7 +82,7 @@ def with_weights(result, change):
     return dataclasses.replace(result, network=result.network.replace(weights=weights))
 
 
-def test_what_is_right_is_right(monkeypatch):
+def test_correct_results_pass(monkeypatch):
     assert verdict_on(monkeypatch, lambda result, how: result) == ""
 
 
@@ -104,7 +104,7 @@ def test_what_is_right_is_right(monkeypatch):
         ),
     ],
 )
-def test_what_is_wrong_is_found_and_can_be_seen_again(monkeypatch, told, change):
+def test_wrong_results_are_found_and_reproducible(monkeypatch, told, change):
     verdict = verdict_on(monkeypatch, change)
     assert told in verdict
     assert "python tests/random_training.py 3 4 --device cpu --precision fp32" in verdict

@@ -1,4 +1,4 @@
-"""Training on a GPU has the same bits every time, whatever lies in memory that it takes."""
+"""Training on a GPU has the same bits every time, whatever its memory contained before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.runtime.cuda.gpu import Gpu
 from repeated_training import CASES, FILLS, OPTIMISERS, Case, fill_memory, judge_case
 from training_cases import WAYS
 
-# The whole product takes minutes: tests/repeated_training.py. Every kernel here, with every optimiser.
+# All combinations take minutes: tests/repeated_training.py. Here: every kernel, with every optimiser.
 SAMPLE = [
     Case(way, optimiser, list(PRECISIONS)[i % len(PRECISIONS)], (7, 40)[(i + j) % 2], (1, 3, 6)[(i + j) % 3])
     for i, way in enumerate(way for way in WAYS if way != "as planned")
@@ -20,7 +20,7 @@ SAMPLE = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [*SAMPLE, Case("resident", "adam", "fp16", 7, 3)], ids=str)
-def test_runs_have_the_same_bits_whatever_lies_in_memory(case):
+def test_runs_have_the_same_bits_whatever_memory_contains(case):
     verdict = judge_case(case, repetitions=3)
     if verdict == "refused":
         pytest.skip(f"{case.way} does not take it")
@@ -29,7 +29,7 @@ def test_runs_have_the_same_bits_whatever_lies_in_memory(case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("byte", FILLS)
-def test_memory_that_is_taken_is_filled(byte, monkeypatch):
+def test_allocated_memory_is_filled(byte, monkeypatch):
     gpu = Gpu.get(0)
     fill_memory(monkeypatch, gpu, byte)
     for take in (gpu.reserve, gpu.allocate):

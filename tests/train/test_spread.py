@@ -21,7 +21,7 @@ RUNS = [Run(net, OPTIONS) for net in NETS]
 
 
 def call_on(size, make, monkeypatch):
-    """What every rank gets of the same call; an error is what it raised."""
+    """The result of the same call on every rank, or the error it raised."""
     group, here = ThreadRanks(size), threading.local()
     for module in (many, loop):
         monkeypatch.setattr(module, "find_ranks", lambda: here.ranks)
@@ -60,21 +60,21 @@ def test_every_rank_has_the_bits_of_one(monkeypatch, size):
             assert str(got.plan) == str(expected.plan)
 
 
-def test_a_run_that_diverges_is_told_to_all(monkeypatch):
+def test_all_ranks_receive_a_divergence(monkeypatch):
     wild = Run(NETS[1], TrainOptions(epochs=3, batch_size=16, lr=1e30))
     for results in fit_on(2, [RUNS[0], wild], monkeypatch):
         assert isinstance(results[1], KernelError)
         assert not isinstance(results[0], KernelError)
 
 
-def test_what_one_rank_fails_with_all_raise(monkeypatch):
+def test_all_ranks_raise_the_error_of_one(monkeypatch):
     def begin(planned, *others):
         if planned[0].net is NETS[1]:  # the second rank's first
             raise KernelError("the chip is on fire", hint="water")
         return real(planned, *others)
 
-    real = many.begin_runs
-    monkeypatch.setattr(many, "begin_runs", begin)
+    real = many.start_runs
+    monkeypatch.setattr(many, "start_runs", begin)
     for error in fit_on(2, RUNS, monkeypatch):
         assert error.what == "the chip is on fire (rank 1 on host1)"
         assert error.hint == "water"
@@ -104,4 +104,4 @@ def test_ranks_that_share_batches_have_the_bits_of_one(monkeypatch, batch):
 
 def test_a_short_step_is_not_shared(monkeypatch):
     for error in call_on(2, lambda: train_wide(64, spread=True), monkeypatch):
-        assert error.what == "a step is too short to be shared by ranks"
+        assert error.what == "batches are too small to be shared by ranks"

@@ -1,4 +1,4 @@
-"""Standardised columns and targets: their statistics, and networks for raw rows that compute what was trained."""
+"""Standardised columns and targets: their statistics, and folded networks for raw rows."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def trained(*widths, seed=1):
 
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 18])
 def test_statistics_are_those_of_float64(monkeypatch, chunk):
-    monkeypatch.setattr(standardise, "_CHUNK", chunk)
+    monkeypatch.setattr(standardise, "CHUNK", chunk)
     x = rows(101, 4) * np.float32([1, 1e-20, 1e20, 3]) + np.float32([0, 0, 0, 1e6])
     found, wide = columns_of(x), x.astype(np.float64)
     np.testing.assert_allclose(found.mean, wide.mean(axis=0), rtol=1e-13)
@@ -47,7 +47,7 @@ def test_a_constant_column_is_zero_and_its_weights_are_too(value):
     assert not found.standardise(x)[:, 1].any()
     net = Standard(found).fold(trained(3, 5, 2))
     assert not net.weights["fc1.weight"][:, 1].any()
-    x[:, 1] = 7  # a value that was never seen changes nothing
+    x[:, 1] = 7  # the value of a constant column has no effect
     assert np.isfinite(onchip.compile(net, "cpu")(x)).all()
 
 
@@ -133,4 +133,4 @@ def test_which_networks_can_be_trained_further():
     assert (why_not_foldable(raw), why_not_foldable(onchip.mlp(4, 5, 2))) == ("", "")
     assert "no bias" in why_not_foldable(onchip.mlp(4, 5, 2, bias=False))
     assert "activation" in why_not_foldable(onchip.mlp(4, 5, 2, output="Sigmoid"))
-    assert "no MLP" in why_not_foldable(onchip.load("faces"))
+    assert "not an MLP" in why_not_foldable(onchip.load("faces"))

@@ -1,4 +1,4 @@
-"""A GPU trains on the next piece while the host tells what came of the one before."""
+"""A GPU trains the next chunk while the host processes the results of the last one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAINING = {"batch_size": 16, "lr": 0.1, "momentum": 0.5, "seed": 3}
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """The device; what is begun and ended on it is listed."""
+    """The device, with a list of the begin and end calls."""
     emulate_device(monkeypatch)
     log = []
 
@@ -37,7 +37,7 @@ def emulated(monkeypatch):
     return log
 
 
-def test_the_next_piece_is_begun_before_the_last_one_is_told(emulated):
+def test_the_next_chunk_begins_before_the_last_is_processed(emulated):
     net, x, y, _ = case(8, 3, n=40)
     fit(net, x, y, device="cuda", epochs=6, on_epoch=lambda e: emulated.append(e.epoch), **TRAINING)
     assert [each for each in emulated if isinstance(each, int)] == [1, 2, 3, 4, 5, 6]
@@ -52,7 +52,7 @@ def test_the_next_piece_is_begun_before_the_last_one_is_told(emulated):
 
 
 @pytest.mark.parametrize("more", [{"validation": 0.25}, {"stop": lambda epoch: False}, {"debug": True}])
-def test_who_looks_at_weights_behind_an_epoch_has_them(emulated, more):
+def test_weights_read_after_an_epoch_are_up_to_date(emulated, more):
     net, x, y, _ = case(8, 3, n=40)
     fit(net, x, y, device="cuda", epochs=3, on_epoch=lambda e: emulated.append(e.epoch), **TRAINING, **more)
     for at, each in enumerate(emulated):
@@ -60,7 +60,7 @@ def test_who_looks_at_weights_behind_an_epoch_has_them(emulated, more):
             assert emulated[:at].count("begin") == emulated[:at].count("end")
 
 
-def test_pieces_are_as_long_as_the_gpu_says_however_slow_a_listener_is(emulated, monkeypatch):
+def test_a_slow_callback_does_not_shorten_chunks(emulated, monkeypatch):
     sizes, keep = [], TrainingRun.keep
 
     def keep_and_count(run, trained, took):
@@ -74,7 +74,7 @@ def test_pieces_are_as_long_as_the_gpu_says_however_slow_a_listener_is(emulated,
     assert sizes == [3, 12, 12]
 
 
-def test_a_run_stands_still_for_a_checkpoint(emulated, monkeypatch, tmp_path):
+def test_a_run_is_idle_for_a_checkpoint(emulated, monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(Checkpoints, "save", lambda self, at: kept.append(at))
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
@@ -83,7 +83,7 @@ def test_a_run_stands_still_for_a_checkpoint(emulated, monkeypatch, tmp_path):
     told = {"on_progress": lambda p: time.sleep(0.01), "checkpoint": tmp_path, "checkpoint_every": 0.04}
     fit(net, x, y, device="cuda", epochs=8, **told, **TRAINING)
     assert len(kept) > 2
-    assert emulated[:3] == ["begin", "end", "begin"]  # and ahead in between
+    assert emulated[:3] == ["begin", "end", "begin"]  # ahead in between
     whole = [at for at in kept if at.step == 0]
     for at in whole:
         alone = fit(net, x, y, device="cuda", epochs=at.epoch, **TRAINING)
@@ -101,7 +101,7 @@ def test_an_error_of_a_listener_leaves_the_gpu_as_it_was(emulated):
 
     with pytest.raises(RuntimeError, match="no more"):
         fit(net, x, y, device="cuda", epochs=4, on_epoch=fail, **TRAINING)
-    assert emulated.count("begin") == emulated.count("end") + 1  # one was under way
+    assert emulated.count("begin") == emulated.count("end") + 1  # one in flight
     one, other = (fit(net, x, y, device="cuda", epochs=4, **TRAINING) for _ in range(2))
     assert_same_bits(one, other)
 

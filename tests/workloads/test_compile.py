@@ -1,4 +1,4 @@
-"""onchip.compile loads what it is given: all that onchip.load accepts."""
+"""onchip.compile accepts everything that onchip.load accepts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_options_by_position_and_by_name(net):
     assert list(inspect.signature(onchip.compile).parameters)[:4] == ["model", "example", "device", "precision"]
 
 
-def test_what_is_no_model_is_refused(net):
+def test_objects_that_are_not_models_are_refused(net):
     class Fitted:
         network_ = net
 

@@ -1,4 +1,4 @@
-"""The demo's peers: each on the device that is told, PyTorch on the GPU where onchip runs on one."""
+"""The demo's peers: each on the printed device; PyTorch on the GPU if onchip runs there."""
 
 import sys
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from onchip.workloads import demo
 
 
 class Tensor:
-    """A tensor that knows where it is: it works only with those beside it, and NumPy sees only the CPU's."""
+    """A tensor with a device: it works only with tensors of that device, and converts to NumPy only on the CPU."""
 
     def __init__(self, array, device="cpu"):
         self.array, self.device = array, device
@@ -32,7 +32,7 @@ class Tensor:
 
 @pytest.fixture
 def torch(monkeypatch):
-    """A stand-in for PyTorch; `torch.used` are the devices of its products, `torch.has_gpu` can be set."""
+    """A stand-in for PyTorch; `torch.used` are the devices of its matmuls, `torch.has_gpu` can be set."""
 
     class Mode:
         def __enter__(self):
@@ -70,7 +70,7 @@ def test_torch_runs_where_onchip_runs_if_it_can(torch, wanted, has_gpu, device):
 
 
 @pytest.mark.parametrize(("chosen", "device"), [("cuda:1 (auto: NVIDIA H200)", "cuda:1"), ("cpu", "cpu")])
-def test_a_timing_says_where_it_was_taken(torch, monkeypatch, chosen, device):
+def test_a_timing_names_its_device(torch, monkeypatch, chosen, device):
     monkeypatch.setattr(demo, "REPEATS", 1)
     engine = compile(mlp(8, 16, 3), device="cpu")
     engine.chosen = chosen

@@ -1,4 +1,4 @@
-"""The digits workload: its data is checked before anything is trained on it."""
+"""The digits workload: its data is checked before training."""
 
 import gzip
 
@@ -76,13 +76,13 @@ def test_without_mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
     assert digits.load_data("auto").name == "sklearn digits"
-    with pytest.raises(FormatError, match="not here"):
+    with pytest.raises(FormatError, match="MNIST files are missing"):
         digits.load_data("mnist")
     with pytest.raises(InputError, match="unknown data set"):
         digits.load_data("cats")
 
 
-def test_load_takes_names_files_and_networks(tmp_path):
+def test_load_accepts_names_files_and_networks(tmp_path):
     assert load("decode").input.row_size == 72
     net = load("digits")
     assert load(net) is net

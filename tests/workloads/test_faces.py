@@ -60,7 +60,7 @@ def by_stretched_input(x, w, b):
 
 
 def by_even_places(x, w, b):
-    """The same with h_in = h_out - 3 + r, of which only the even ones hold a number: x[h_in / 2]."""
+    """The same with h_in = h_out - 3 + r, of which only the even ones have a value: x[h_in / 2]."""
     H, W, C = x.shape
     out = np.zeros((2 * H, 2 * W, len(b)))
     for h_out in range(2 * H):
@@ -77,7 +77,7 @@ def by_even_places(x, w, b):
 
 
 def by_scattering(x, w, b):
-    """The same the other way round: y[2i - 1 + r] += x[i] * w[r], r the stored index."""
+    """The same as a scatter: y[2i - 1 + r] += x[i] * w[r], r the stored index."""
     H, W, C = x.shape
     out = np.zeros((2 * H, 2 * W, len(b)))
     for i in range(H):
@@ -92,7 +92,7 @@ def by_scattering(x, w, b):
 
 
 def by_hand(w, z, tconv):
-    """The network in float64, channels last as the report has them."""
+    """The network in float64, NHWC as in the report."""
     w = {name: tensor.astype(np.float64) for name, tensor in w.items()}
 
     def norm_relu(x, i):
@@ -117,7 +117,7 @@ def test_the_network_is_what_the_report_says(tmp_path, tconv):
     z = np.random.default_rng(4).standard_normal((3, LATENT)).astype(np.float32) / 4
     truth = by_hand(tensors, z, tconv)
     assert truth.shape == (3, 16, 16, 3)
-    assert np.abs(truth).mean() < 0.99  # tanh has not swallowed everything
+    assert np.abs(truth).mean() < 0.99  # tanh is not saturated everywhere
     assert np.allclose(reference.forward(net, z), truth, rtol=1e-10, atol=1e-12)
 
 
@@ -150,14 +150,14 @@ def test_the_full_size_draws_nothing():
 
 
 def test_seeded_weights_stand_in_the_order_of_the_file(tmp_path):
-    """The seeded numbers, written into a file as the layout says, make the same network."""
+    """The seeded weights, written to a file in this layout, give the same network."""
     drawn = faces.draw_flat(faces.layout(LATENT, CHANNELS, START), seed=7)
     data = b"".join(materialise(name, drawn).astype("<f4").tobytes() for name in drawn)
     (tmp_path / "network.bin").write_bytes(data)
     z = np.random.default_rng(8).standard_normal((20, LATENT)).astype(np.float32)
     y = reference.forward(faces.network(seed=7, **SIZES), z)
     assert np.array_equal(y, reference.forward(faces.network(tmp_path / "network.bin", **SIZES), z))
-    assert 0.1 < y.std() < 0.95  # tanh of numbers of order one
+    assert 0.1 < y.std() < 0.95  # tanh of values of order one
     assert not np.array_equal(y, reference.forward(faces.network(seed=8, **SIZES), z))
 
 

@@ -18,7 +18,7 @@ def test_the_network_is_one_row_of_running_sums():
     )
 
 
-def test_the_numbers_are_the_documented_ones():
+def test_the_weights_are_the_documented_ones():
     x = scan.inputs(1001, seed=5)
     np.testing.assert_array_equal(x, np.random.default_rng(5).standard_normal(1001, dtype=np.float32))
     assert x.dtype == np.float32

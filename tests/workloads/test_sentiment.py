@@ -67,11 +67,11 @@ def test_sentences_of_different_lengths(tmp_path):
     for engine in (onchip.compile(net, "cpu", batch_hint=10**9), onchip.compile(net, "cpu", without=("fold",))):
         assert np.allclose(engine(ids, lengths), want, rtol=1e-4, atol=1e-5)
         behind = np.where(np.arange(6) < lengths[:, None], ids, 0)
-        assert np.array_equal(engine(behind, lengths), engine(ids, lengths))  # whatever ids stand behind the end
+        assert np.array_equal(engine(behind, lengths), engine(ids, lengths))  # ids after the end have no effect
 
 
 def test_a_padding_id_whose_row_is_zero():
-    """As TextCNNs have it: windows of pads alone have the bias, as with zeros behind the sentence."""
+    """As in TextCNNs: windows of padding only have the bias, as with zeros after the sentence."""
     net = sentiment.network(**SIZES)
     weights = {name: materialise(name, net.weights).copy() for name in net.weights}
     weights["emb.weight"][0] = 0
@@ -100,7 +100,7 @@ def test_another_size_is_named(tmp_path):
     with pytest.raises(FormatError, match=r"ends inside 'fc3\.weight'"):
         sentiment.network(tmp_path / "params.bin", **SIZES)
     (tmp_path / "params.bin").write_bytes(whole + b"\0")
-    with pytest.raises(FormatError, match=r"goes on behind 'fc3\.bias'"):
+    with pytest.raises(FormatError, match=r"extra bytes after 'fc3\.bias'"):
         sentiment.network(tmp_path / "params.bin", **SIZES)
 
 
@@ -117,7 +117,7 @@ def test_the_full_size_draws_nothing():
     ]
 
 
-def test_seeded_weights_keep_numbers_of_order_one():
+def test_seeded_weights_keep_values_of_order_one():
     sizes = {**SIZES, "embedding": 64, "channels": 32, "hidden": (64, 32), "vocabulary": 100}
     ids = np.random.default_rng(7).integers(0, 100, (50, 6), dtype=np.int32)
     y = reference.forward(sentiment.network(seed=1, **sizes), ids)

@@ -1,4 +1,4 @@
-"""Data sets from files: every format, labels of every kind, rows to test on, and what does not belong together."""
+"""Data sets from files: every format, labels of every kind, test rows, and mismatches."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_numbers(folder):
     assert (data.y_train.shape, data.outputs) == ((2, 8), 8)
 
 
-def test_the_same_table_read_as_classes_and_as_numbers(folder):
+def test_the_same_table_as_classes_and_as_values(folder):
     (folder / "t.csv").write_text("x,y\n1,2\n3,4\n")
     assert table(classes=True).y_train.tolist() == [2, 4]
     assert table(classes=False).y_train.tolist() == [[2], [4]]
     assert table(labels="first").y_train.tolist() == [1, 3]
 
 
-# -- rows to test on ---------------------------------------------------------------------------------------
+# -- test rows ---------------------------------------------------------------------------------------------
 
 
 def test_a_share_of_the_rows_by_the_seed(folder):
@@ -127,7 +127,7 @@ def test_a_share_of_the_rows_by_the_seed(folder):
     assert table("x.npy", "y.npy", test_share=0.2, seed=1).x_test.tolist() != data.x_test.tolist()
 
 
-def test_a_table_of_its_own(folder):
+def test_a_separate_test_table(folder):
     (folder / "t.csv").write_text("x,y\n1,cat\n2,ant\n3,bee\n")
     (folder / "u.csv").write_text("x,y\n7,bee\n8,ant\n")
     data = table(test_data="u.csv")
@@ -162,12 +162,12 @@ def test_rows_and_labels_larger_than_memory(folder, monkeypatch):
     assert len(table("x.npy", "y.npy").x_train) == 8
 
 
-def test_what_a_file_calls_things_is_told_as_text(folder):
+def test_names_in_a_file_are_printed_as_text(folder):
     words = ["\x1b[31mred", "a\n\u202eb", "long" * 10_000]
     rows = "".join(f'{i},"{word}"\n' for i, word in enumerate(words * 3))
     (folder / "\x1b[2Jt.csv").write_text("x,y\n" + rows)
     data = table("\x1b[2Jt.csv")
-    assert set(data.words) == set(words)  # themselves as they are
+    assert set(data.words) == set(words)  # unchanged
     assert data.name == r"\x1b[2Jt.csv"
     told = data.notes[-1]
     assert told.isprintable()
@@ -175,7 +175,7 @@ def test_what_a_file_calls_things_is_told_as_text(folder):
     assert r"\x1b[31mred" in told
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("source", "words"), [
@@ -183,10 +183,10 @@ def test_what_a_file_calls_things_is_told_as_text(folder):
     ({"data": "x.npy", "labels": None}, ["x.npy needs labels", "--labels labels.npy"]),
     ({"labels": "nothing"}, ["no column has this name", "x, y"]),
     ({"labels": "u.csv"}, ["no column has this name"]),
-    ({"data": "x.npy", "labels": "u.csv"}, ["labels in a .csv of their own", "--labels last"]),
-    ({"data": "x.npy", "labels": "long.npy"}, ["do not belong together", "2 rows, 3 labels"]),
+    ({"data": "x.npy", "labels": "u.csv"}, ["labels in a separate .csv", "--labels last"]),
+    ({"data": "x.npy", "labels": "long.npy"}, ["rows and labels do not match", "2 rows, 3 labels"]),
     ({"data": "x.npy", "labels": "matrix.npy"}, ["does not hold classes", "--loss mse"]),
-    ({"data": "x.npy", "labels": "half.npy"}, ["numbers, not classes", "0.5", "--loss mse"]),
+    ({"data": "x.npy", "labels": "half.npy"}, ["not classes", "0.5", "--loss mse"]),
     ({"data": "x.npy", "labels": "huge.npy"}, ["too many classes", "65,536"]),
     ({"data": "x.npy", "labels": "none.npy"}, ["No such file"]),
     ({"data": "none.csv"}, ["No such file"]),
@@ -195,9 +195,9 @@ def test_what_a_file_calls_things_is_told_as_text(folder):
     ({"test_share": -0.1}, ["bad test share"]),
     ({"data": "one.csv", "test_share": 0.9}, ["nothing to train on"]),
     ({"test_labels": "last"}, ["labels without rows", "--test-data"]),
-    ({"test_data": "u.csv", "test_share": 0.1}, ["given twice"]),
+    ({"test_data": "u.csv", "test_share": 0.1}, ["--test-data and --test-share 0.1"]),
     ({"test_data": "x.npy"}, ["x.npy needs labels", "--test-labels"]),
-    ({"test_data": "u.csv"}, ["u.csv does not fit", "2 numbers a row", "1, as in t.csv"]),
+    ({"test_data": "u.csv"}, ["u.csv does not match", "2 columns", "1, as in t.csv"]),
 ])  # fmt: skip
 def test_bad_requests(folder, source, words):
     (folder / "t.csv").write_text("x,y\n1,a\n2,b\n")

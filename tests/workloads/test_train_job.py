@@ -1,4 +1,4 @@
-"""A training job: whose defaults hold, which data belongs to which model, and the network made for it."""
+"""A training job: its defaults, the data of each model, and the network built for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.errors import InputError
 from onchip.formats.load import save
 from onchip.network.build import mlp
 from onchip.train.options import TrainOptions
-from onchip.workloads import digits, kept, train_job
+from onchip.workloads import digits, table_cache, train_job
 from onchip.workloads.classify import score_outputs
 from onchip.workloads.table_data import TEST_SHARE, Source
 from onchip.workloads.train_job import HIDDEN
@@ -23,7 +23,7 @@ SKLEARN = Source("sklearn")
 @pytest.fixture(autouse=True)
 def folder(tmp_path, tmp_path_factory, monkeypatch):
     tables = tmp_path_factory.mktemp("tables")
-    monkeypatch.setattr(kept, "private_folder", lambda name: tables)
+    monkeypatch.setattr(table_cache, "private_folder", lambda name: tables)
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.random.default_rng(0).standard_normal((50, 6), dtype=np.float32))
     np.save("y.npy", np.arange(50) % 3)
@@ -31,7 +31,7 @@ def folder(tmp_path, tmp_path_factory, monkeypatch):
     return tmp_path
 
 
-def test_options_are_the_workloads_unless_given(monkeypatch):
+def test_options_default_to_the_workloads(monkeypatch):
     special = dataclasses.replace(digits.TRAIN, lr=0.5, epochs=7)
     monkeypatch.setattr(digits, "TRAIN", special)
     job = train_job.train_job("digits", SKLEARN, {"epochs": 9})
@@ -62,7 +62,7 @@ def test_a_file_is_trained_on_files_or_on_digits():
     assert train_job.train_job("net.onnx", SKLEARN, {}).data.name == "sklearn digits"
 
 
-def test_a_workload_with_layers_of_its_own(monkeypatch):
+def test_a_workload_with_fixed_layers(monkeypatch):
     class Fixed:
         TRAIN = TrainOptions(loss="half_sse")
 
@@ -80,8 +80,8 @@ def test_a_workload_with_layers_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize(("model", "source", "layers", "words"), [
     ("mlp", Source(), {}, ["no data to train on", "--data table.csv --labels last"]),
-    ("digits", Source("x.npy", "y.npy"), {}, ["digits has data of its own", "--data x.npy", "onchip train mlp"]),
-    ("digits", Source("sklearn", "last"), {}, ["digits has data of its own", "--labels last"]),
+    ("digits", Source("x.npy", "y.npy"), {}, ["digits has its own data", "--data x.npy", "onchip train mlp"]),
+    ("digits", Source("sklearn", "last"), {}, ["digits has its own data", "--labels last"]),
     ("digits", Source("sklearn", test_share=0.1), {}, ["--test-share 0.1"]),
     ("digits", Source("sklearn", test_data="x.npy"), {}, ["--test-data x.npy"]),
     ("digits", SKLEARN, {"activation": "selu"}, ["unknown activation", "ReLU, LeakyReLU, Sigmoid, Tanh"]),
@@ -95,7 +95,7 @@ def test_bad_requests(model, source, layers, words):
         assert word in str(caught.value)
 
 
-def test_judging_classes_numbers_and_both():
+def test_scores_of_classes_values_and_both():
     y = np.array([[0.9, 0.1], [0.2, 0.7], [0.4, 0.3]], np.float32)
     of_classes = score_outputs(None, y, np.array([0, 1, 1]), np.array([0, 1, 0]))
     assert (of_classes.accuracy, of_classes.test_mse) == (pytest.approx(2 / 3), None)

@@ -29,7 +29,7 @@ from onchip.runtime.placement import device_name, find_device
 QUICK_NAMES = ("decode", "mlp")
 QUICK_ROWS = (1, 1000, 65_536)  # the default with them
 QUICK_PACE = Pace(rounds=3, block_s=0.1, warm_up_s=0.05, pause_s=0.05)
-QUIET_S = 30.0  # seconds between two lines of progress if stderr is no terminal
+QUIET_S = 30.0  # seconds between progress lines if stderr is not a terminal
 CLEAR = "\r\x1b[K"  # carriage return, erase the line
 
 
@@ -57,21 +57,21 @@ def run_benchmarks(
     for path in paths.values():
         make_folder(path)
         check_writable(path)
-    measured, worst = {}, 0
+    measured, exit_code = {}, 0
     for name, builder in chosen.items():
-        described, target = describe(device, Outcome(()), commit, ceilings), paths.get(name)
+        empty, target = describe(device, Outcome(()), commit, ceilings), paths.get(name)
         partial = None if target is None else target.with_name(f"{name}.json.partial")  # kept if interrupted
-        unfinished = replace(described, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
-        keep = None if partial is None else functools.partial(_write, unfinished, partial)
-        again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
-        outcome = run_cases(builder(options), pace, reporter, keep, again)
-        known = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
-        measured[name] = _write(replace(described, machine=known), target, outcome)
+        unfinished = replace(empty, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
+        save = None if partial is None else functools.partial(_write, unfinished, partial)
+        measure_again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
+        outcome = run_cases(builder(options), pace, reporter, save, measure_again)
+        facts = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
+        measured[name] = _write(replace(empty, machine=facts), target, outcome)
         if partial is not None:
             partial.unlink(missing_ok=True)
-            reporter.say(f"wrote {target}")
-        worst = max(worst, outcome.exit_code)
-    return measured, worst
+            reporter.log(f"wrote {target}")
+        exit_code = max(exit_code, outcome.exit_code)
+    return measured, exit_code
 
 
 def is_whole(options: Options) -> bool:
@@ -100,7 +100,7 @@ def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
         found = find_device(name, threads)[0]
         return "cpu" if found.kind == "cpu" else device_name(name)
     _, _, chosen = find_device(name, threads)
-    reporter.say(f"device: {chosen}")
+    reporter.log(f"device: {chosen}")
     return chosen.partition(" ")[0]
 
 
@@ -122,25 +122,24 @@ def describe(device: Device, outcome: Outcome, commit: str, ceilings: Mapping[st
 @contextlib.contextmanager
 def stderr_reporter() -> Iterator[Reporter]:
     """Report on stderr: on a terminal progress is one overwritten line, elsewhere a line now and then."""
+    is_terminal, printed_at = sys.stderr.isatty(), time.monotonic()
 
-    on_terminal, said = sys.stderr.isatty(), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{CLEAR}{text}" if on_terminal else text, file=sys.stderr, flush=True)
+    def log(text: str) -> None:
+        print(f"{CLEAR}{text}" if is_terminal else text, file=sys.stderr, flush=True)
 
     def progress(text: str) -> None:
         # No spinner: its thread would disturb the measurement.
         width = shutil.get_terminal_size().columns - 1
         print(CLEAR + text[:width], end="", file=sys.stderr, flush=True)
 
-    def now_and_then(text: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= QUIET_S:
-            said = time.monotonic()
-            say(text)
+    def progress_line(text: str) -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= QUIET_S:
+            printed_at = time.monotonic()
+            log(text)
 
     try:
-        yield Reporter(say, progress if on_terminal else now_and_then)
+        yield Reporter(log, progress if is_terminal else progress_line)
     finally:
-        if on_terminal:
+        if is_terminal:
             print(CLEAR, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The framework of every benchmark: a wrong engine gets no time; competitors of one case are interleaved."""
+"""The framework of every benchmark: a wrong engine gets no time; runs of competing engines are interleaved."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Case:
 @dataclass(frozen=True)
 class Outcome:
     rows: tuple[Row, ...]
-    skipped: dict[str, str] = field(default_factory=dict)  # engine -> why
+    skipped: dict[str, str] = field(default_factory=dict)  # engine -> reason
     wrong: tuple[str, ...] = ()
 
     @property
@@ -64,9 +64,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Progress output of a long run: `say` prints a lasting line, `progress` one that the next may overwrite."""
+    """Progress output of a long run: `log` prints a lasting line, `progress` one that the next may overwrite."""
 
-    say: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -74,12 +74,12 @@ def run_cases(
     cases: Sequence[Case],
     pace: Pace | None = None,
     reporter: Reporter | None = None,
-    keep: Callable[[Outcome], object] | None = None,
+    save: Callable[[Outcome], object] | None = None,
     measure_again: Callable[[], object] | None = None,
 ) -> Outcome:
     """Check, then time, every case; one row per engine that could run. `pace` overrides the cases' own.
 
-    keep           called with the outcome so far, without floors, after every job, so that nothing is lost if a peer
+    save           called with the outcome so far, without floors, after every job, so that nothing is lost if a peer
                    crashes the process
     measure_again  remeasures the device's rates if a run beats its floor; None: the rates are not measured
     """
@@ -88,16 +88,16 @@ def run_cases(
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        made, told = _run_job(list(group), title, pace, skipped, reporter)
-        rows += made
-        wrong += told
-        if keep is not None:
-            keep(Outcome(tuple(row for _, row in rows), skipped, tuple(wrong)))
+        job_rows, job_wrong = _run_job(list(group), title, pace, skipped, reporter)
+        rows += job_rows
+        wrong += job_wrong
+        if save is not None:
+            save(Outcome(tuple(row for _, row in rows), skipped, tuple(wrong)))
     return Outcome(tuple(_with_floors(rows, measure_again)), skipped, tuple(wrong))
 
 
 def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], object] | None) -> list[Row]:
-    """At the end, for all rows at once, so that all floors of a file are computed from the same rates."""
+    """Called once at the end, so that all floors of a file are computed from the same rates."""
     keys = [(job_title(case), case.floor_ms) for case, _ in rows]
     fastest = dict[Any, float]()
     for key, (_, row) in zip(keys, rows, strict=True):
@@ -105,8 +105,8 @@ def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], o
             fastest[key] = min(row.median_ms, fastest.get(key, row.median_ms))
 
     def floors() -> dict[Any, float]:
-        given = {key: key[1] for key in keys if key[1] is not None}
-        return {key: floor() if callable(floor) else floor for key, floor in given.items()}
+        known = {key: key[1] for key in keys if key[1] is not None}
+        return {key: floor() if callable(floor) else floor for key, floor in known.items()}
 
     settled = settle_floors(floors, fastest, measure_again)
     return [
@@ -123,19 +123,19 @@ def _run_job(
     wrong = []
     for case, _, verdict in entrants:
         if not verdict.is_right:
-            told = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
-            wrong.append(f"{title}: {told}")
-            reporter.say(wrong[-1])
+            message = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+            wrong.append(f"{title}: {message}")
+            reporter.log(wrong[-1])
     timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
     finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
-    made = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
+    measured = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
     rows = [
-        (entrant.case, _remarked(entrant.case, row, made, reporter))
-        for entrant, row in zip(finished, made, strict=True)
+        (entrant.case, _with_remark(entrant.case, row, measured, reporter))
+        for entrant, row in zip(finished, measured, strict=True)
     ]
-    for row in made:
+    for row in measured:
         if row.engine.startswith(ONCHIP) and row.median_ms is not None:
-            reporter.say(f"{title}: {show_against_peer(made, row)}")
+            reporter.log(f"{title}: {show_against_peer(measured, row)}")
     return rows, wrong
 
 
@@ -153,14 +153,14 @@ def _skipping(case: Case, title: str, skipped: dict[str, str], reporter: Reporte
     except Exception as error:
         if not isinstance(error, UnavailableError) and case.engine.startswith(ONCHIP):
             raise
-        reason = error.what if isinstance(error, UnavailableError) else f"it failed at {title}: {why(error)}"
+        reason = error.what if isinstance(error, UnavailableError) else f"it failed at {title}: {first_line(error)}"
         known = skipped.get(case.engine, "")
         if reason not in known:
-            reporter.say(f"skipped {case.engine}: {reason}")
+            reporter.log(f"skipped {case.engine}: {reason}")
             skipped[case.engine] = "; ".join(filter(None, [known, reason]))
 
 
-def why(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of a framework's error message."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
@@ -192,19 +192,19 @@ def _time(
     chosen = pace or entrants[0].case.pace or Pace()
     running = entrants[0]
 
-    def on_block(turn: int, i: int) -> None:
+    def on_block(round_index: int, i: int) -> None:
         nonlocal running
         running = entrants[i]
-        reporter.progress(f"{title}: timing {running.case.engine}, round {turn + 1} of {chosen.rounds}")
+        reporter.progress(f"{title}: timing {running.case.engine}, round {round_index + 1} of {chosen.rounds}")
 
     try:
         samples = interleave([entrant.engine.run for entrant in entrants], chosen, on_block)
     except Exception as error:
         with _skipping(running.case, title, skipped, reporter):
             raise error
-        rest = [entrant for entrant in entrants if entrant is not running]
-        return _time(rest, pace, title, skipped, reporter)
-    return {case: summarise(taken, 1 / case.parts) for (case, _, _), taken in zip(entrants, samples, strict=True)}
+        others = [entrant for entrant in entrants if entrant is not running]
+        return _time(others, pace, title, skipped, reporter)
+    return {case: summarise(times, 1 / case.parts) for (case, _, _), times in zip(entrants, samples, strict=True)}
 
 
 def _row(entrant: _Entrant, timing: Timing | None) -> Row:
@@ -216,9 +216,9 @@ def _row(entrant: _Entrant, timing: Timing | None) -> Row:
     )  # fmt: skip
 
 
-def _remarked(case: Case, row: Row, rows: Sequence[Row], reporter: Reporter) -> Row:
+def _with_remark(case: Case, row: Row, rows: Sequence[Row], reporter: Reporter) -> Row:
     remark = case.remark(rows) if case.remark is not None else ""
     if not remark:
         return row
-    reporter.say(f"{case.workload}, {case.case}, {case.engine}: {remark}")
+    reporter.log(f"{case.workload}, {case.case}, {case.engine}: {remark}")
     return replace(row, setting=", ".join(filter(None, [row.setting, remark])))

@@ -94,7 +94,7 @@ def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iter
 
 
 def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls: int = CALLS) -> tuple[Run, str]:
-    """The fastest way to run the fastest variant, and its name. The memory of the others is freed."""
+    """The fastest way to run the fastest variant, and its name. The others are freed."""
     best: Run | None = None
     best_ms, best_name = math.inf, ""
     for name, forward in variants.items():
@@ -111,7 +111,7 @@ def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls:
 
 def check(stage: Stage, run: Run, verify: Callable[[Any], Verdict]) -> Verdict:
     """Run what will be timed, over memory filled with NaNs."""
-    stage.trim()  # memory that peers cached since: the first launch of a graph allocates some of its own
+    stage.trim()  # peers have cached memory since; the first launch of a graph allocates
     y = run()
     stage.poison(y)
     del y  # an engine that allocates its result then reuses this memory

@@ -28,7 +28,7 @@ class LadderOptions:
     """The options of a climb."""
 
     device: str = "auto"  # "cpu" or "cuda"
-    rows: int | None = None  # default: the ladder's own
+    rows: int | None = None  # default: the ladder's
     rungs: list[str] | None = None  # default: all
     threads: int | None = None  # default: all cores
     plot: Path | None = None  # file to write
@@ -40,18 +40,18 @@ class LadderOptions:
 def climb_ladder(
     name: str, options: LadderOptions, reporter: Reporter | None = None, pace: Pace | None = None
 ) -> tuple[Climb, Results]:
-    """Climb a ladder; write a plot and a result file if asked."""
+    """Climb a ladder; write a plot and a result file if the options name them."""
     reporter, commit = reporter or Reporter(), machine.commit(options.commit)
     device = find_ladder_device(name, options, reporter)
     ladder = find_ladder(name, device.kind)
     if options.profile and device.kind != "cuda":
         raise InputError(
-            "only a GPU's rungs are profiled", got=device.name, expected="--device cuda", hint="no --profile"
+            "--profile needs a GPU", got=device.name, expected="--device cuda", hint="run without --profile"
         )
     path = None
     if options.folder is not None:
-        what = f"ladder-{name}" + ("" if options.rows in (None, ladder.rows) else f"-{options.rows}")
-        path = result_path(options.folder, machine.device_slug(device), what)
+        stem = f"ladder-{name}" + ("" if options.rows in (None, ladder.rows) else f"-{options.rows}")
+        path = result_path(options.folder, machine.device_slug(device), stem)
     check_outputs({}, {"--plot": options.plot, "--out": path})
     if options.plot is not None:
         need_matplotlib()
@@ -59,21 +59,21 @@ def climb_ladder(
     if path is not None:
         make_folder(path)
         check_writable(path)
-    again = functools.partial(this_cpu, measure=True) if device.kind == "cpu" else None
+    measure_again = functools.partial(this_cpu, measure=True) if device.kind == "cpu" else None
     climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
-                    progress=reporter.progress, measure_again=again)  # fmt: skip
-    device = this_cpu() if device.kind == "cpu" else device  # with the rates that the floors are computed from
-    for rung, why in climbed.skipped.items():
-        reporter.say(f"skipped {rung}: {why}")
+                    progress=reporter.progress, measure_again=measure_again)  # fmt: skip
+    device = this_cpu() if device.kind == "cpu" else device  # climb may have measured its rates again
+    for rung, reason in climbed.skipped.items():
+        reporter.log(f"skipped {rung}: {reason}")
     if options.profile:
-        climbed = profiled(climbed, reporter)
+        climbed = with_bank_conflicts(climbed, reporter)
     results = ladder_results(climbed, device, commit)
     if options.plot is not None:
         save_plot(climbed, options.plot)
-        reporter.say(f"wrote {options.plot}")
+        reporter.log(f"wrote {options.plot}")
     if path is not None:
         write_results(results, path)
-        reporter.say(f"wrote {path}")
+        reporter.log(f"wrote {path}")
     return climbed, results
 
 
@@ -81,32 +81,32 @@ def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) ->
     """The device to climb on. "auto": the GPU, if there is one and the ladder has rungs for it."""
     requested = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
     if requested == "auto" and "cuda" not in ladder_devices(name):
-        reporter.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
+        reporter.log("device: cpu (auto: this ladder has no rungs for a GPU yet)")
         requested = "cpu"
     found, _, chosen = find_device(requested, options.threads)
     if requested == "auto":
-        reporter.say(f"device: {chosen}")
-    # Old rates, measured on a busier machine, would give a wrong floor.
+        reporter.log(f"device: {chosen}")
+    # Cached rates may be too low, if other programs ran meanwhile: rungs would beat their floors.
     return this_cpu(measure=True) if found.kind == "cpu" else found
 
 
-def profiled(climbed: Climb, reporter: Reporter) -> Climb:
+def with_bank_conflicts(climbed: Climb, reporter: Reporter) -> Climb:
     """The same climb with each rung's bank conflicts, if ncu can count them."""
     reporter.progress("counting bank conflicts")
     try:
         launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps}
-        found = bank_conflicts(climbed.ladder, climbed.B, launches)
+        counts = bank_conflicts(climbed.ladder, climbed.B, launches)
     except DeviceError as error:
-        reporter.say(f"no bank conflicts: {error.what}" + (f": {error.got}" if error.got else ""))
+        reporter.log(f"bank conflicts not counted: {error.what}" + (f": {error.got}" if error.got else ""))
         return climbed
     steps = (
-        dataclasses.replace(step, facts={**step.facts, "bank conflicts": found[step.rung]}) for step in climbed.steps
+        dataclasses.replace(step, facts={**step.facts, "bank conflicts": counts[step.rung]}) for step in climbed.steps
     )
     return dataclasses.replace(climbed, steps=tuple(steps))
 
 
 def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
-    """A climb as a result file: engines are "ladder:<rung>"."""
+    """A climb as results: one engine "ladder:<rung>" per rung."""
     rows = tuple(
         make_row(
             climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,
@@ -115,7 +115,7 @@ def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
         )
         for step in climbed.steps
     )  # fmt: skip
-    skipped = {f"ladder:{rung}": why for rung, why in climbed.skipped.items()}
+    skipped = {f"ladder:{rung}": reason for rung, reason in climbed.skipped.items()}
     return describe(device, Outcome(rows, skipped), commit)
 
 

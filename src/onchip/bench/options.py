@@ -22,9 +22,9 @@ class Options:
 def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """ "12800,262144" -> (12800, 262144). `what` names the counts in errors."""
     try:
-        counts = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
+        counts = tuple(int(count.replace("_", "")) for count in text.split(",") if count.strip())
     except ValueError:
         counts = ()
     if not counts or min(counts) < 1:
-        raise InputError(f"bad number of {what}", got=repr(text), expected="numbers of at least 1", hint="64,1024")
+        raise InputError(f"bad number of {what}", got=repr(text), expected="integers of at least 1", hint="64,1024")
     return tuple(dict.fromkeys(counts))

@@ -1,7 +1,7 @@
 """A GPU to measure on: device-resident rows, CUDA events, captured graphs.
 
 With torch, arrays are its tensors and all work goes to its current stream. Without it there are no peers, and arrays
-are onchip's own.
+are onchip's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
 
 Work = Callable[[], Any]  # enqueues work and returns the array that it writes
-COPY_BYTES = 4 << 30  # or a quarter of the memory
-PRODUCT = 8192  # rows and columns of the gemm
+COPY_BYTES = 4 << 30  # at most a quarter of the GPU's memory
+GEMM_SIZE = 8192  # M, N and K of the measured gemm
 
 
 class Recorded:
-    """A graph and the work it was captured from, whose weights it reads; keeping the work keeps them alive."""
+    """A CUDA graph and the work it was captured from; the graph reads the work's weights, so both must stay alive."""
 
     def __init__(self, replay: Callable[[], object], work: Work, y: Any) -> None:
         self._replay, self._work, self._y = replay, work, y
@@ -42,11 +42,11 @@ class Stage(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An uninitialised array on the GPU."""
 
-    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Array:
         """An array in pinned host memory that lives as long as the stage."""
 
     def poison(self, y: Any) -> None:
-        """Fill y with NaNs, ints with -1, if it is writable: elements that are not written keep that value."""
+        """Fill y with NaNs, ints with -1, if it is writable: marks the elements that no kernel writes."""
 
     def copy(self, x: Any, y: Any) -> Any:
         """Copy x to y with a device-to-device memcpy; return y."""
@@ -58,10 +58,10 @@ class Stage(Protocol):
         """Whether y has no NaN and no infinity."""
 
     def record(self, work: Work, times: int) -> Work:
-        """A graph of this work, `times` times over; calling it launches it. It keeps the work alive."""
+        """A CUDA graph of `times` repetitions of the work. Calling it launches it; it keeps the work alive."""
 
     def ms(self, work: Work) -> float:
-        """GPU time of the work, if the GPU is already busy."""
+        """GPU time of the work, queued after other work: excludes the launch latency."""
 
     def trim(self) -> None:
         """Free cached memory if the device is more than half full."""
@@ -71,7 +71,7 @@ class Stage(Protocol):
 
 
 def make_stage(index: int) -> Stage:
-    return TorchStage(index) if has_torch() else PlainStage(index)
+    return TorchStage(index) if has_torch() else OnchipStage(index)
 
 
 def has_torch() -> bool:
@@ -100,7 +100,7 @@ class TorchStage:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
 
-    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Array:
         array: Array = self.torch.empty(shape, dtype=getattr(self.torch, dtype), pin_memory=True).numpy()
         return array
 
@@ -123,16 +123,16 @@ class TorchStage:
 
     def record(self, work: Work, times: int) -> Work:
         torch = self.torch
-        aside = torch.cuda.Stream()  # torch requires a warm-up on a side stream before capture
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side = torch.cuda.Stream()  # torch requires a warm-up on a side stream before capture
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(2):
                 work()
         torch.cuda.synchronize()
-        self.trim()  # cuDNN's trials leave cached workspaces, which torch cannot free during a capture
+        self.trim()  # cuDNN's autotuning leaves cached workspaces, which torch cannot free during a capture
         graph, y = torch.cuda.CUDAGraph(), None
         # Not `with torch.cuda.graph`: it collects garbage first, which takes longer than everything else here.
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for _ in range(times):
@@ -155,8 +155,8 @@ class TorchStage:
             self.torch.cuda.empty_cache()
 
     def _is_half_full(self) -> bool:
-        free, all = self.torch.cuda.mem_get_info(self.device)
-        return bool(free < all / 2)
+        free, total = self.torch.cuda.mem_get_info(self.device)
+        return bool(free < total / 2)
 
     def memory_bytes(self) -> int:
         """Memory allocated by torch's tensors."""
@@ -167,9 +167,9 @@ class TorchStage:
 
 
 class Rows:
-    """A GPU array that is shared by __cuda_array_interface__."""
+    """A GPU array with __cuda_array_interface__."""
 
-    def __init__(self, stage: PlainStage, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, stage: OnchipStage, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.buffer, self.shape, self.dtype = buffer, shape, dtype
         self._stage = stage
 
@@ -179,26 +179,26 @@ class Rows:
                 "strides": None, "stream": self._stage.stream}  # fmt: skip
 
 
-class PlainStage:
+class OnchipStage:
     def __init__(self, index: int) -> None:
         self.gpu = Gpu.get(index)
         self.gpu.enter()
-        self.stream = self.gpu.stream  # the current one: during capture, the captured stream
+        self.stream = self.gpu.stream  # the current one; during capture, the stream being captured
         self._start, self._end = self.gpu.event(), self.gpu.event()
-        self._locked: list[PinnedBuffer] = []
+        self._pinned: list[PinnedBuffer] = []
 
     def put(self, x: Array, dtype: str) -> Rows:
         rounded = x.astype(numpy_dtype(dtype))
         return Rows(self, self.gpu.upload(rounded), x.shape, rounded.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Rows:
-        kind = numpy_dtype(dtype)
-        return Rows(self, self.gpu.allocate(int(np.prod(shape)) * kind.itemsize), shape, kind)
+        numpy_type = numpy_dtype(dtype)
+        return Rows(self, self.gpu.allocate(int(np.prod(shape)) * numpy_type.itemsize), shape, numpy_type)
 
-    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
-        kind = numpy_dtype(dtype)
-        self._locked.append(PinnedBuffer(self.gpu, int(np.prod(shape)) * kind.itemsize))
-        return self._locked[-1].bytes.view(kind).reshape(shape)
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Array:
+        numpy_type = numpy_dtype(dtype)
+        self._pinned.append(PinnedBuffer(self.gpu, int(np.prod(shape)) * numpy_type.itemsize))
+        return self._pinned[-1].bytes.view(numpy_type).reshape(shape)
 
     def poison(self, y: Rows) -> None:
         self.gpu.driver.cuMemsetD8Async(y.buffer.pointer, 0xFF, y.buffer.nbytes, self.gpu.stream)
@@ -253,7 +253,7 @@ def elapsed_ms(work: Work, start: Event, end: Event) -> float:
 
 
 def measure_ceilings(index: int) -> dict[str, float]:
-    """Rates measured now: bytes read and written by a copy and, with torch, flop/s of an fp16 gemm."""
+    """Measured rates: bytes/s that a copy reads and writes and, with torch, flop/s of an fp16 gemm."""
     gpu = Gpu.get(index)
     gpu.enter()
     nbytes = min(COPY_BYTES, gpu.device.memory_bytes // 16 * 4)
@@ -265,11 +265,11 @@ def measure_ceilings(index: int) -> dict[str, float]:
 
     events = gpu.event(), gpu.event()
     copy_ms = statistics.median(elapsed_ms(copy, *events) for _ in range(9))
-    found = {"copy_bytes_per_s": 2 * nbytes / copy_ms * 1e3}
+    ceilings = {"copy_bytes_per_s": 2 * nbytes / copy_ms * 1e3}
     if has_torch():
         stage = TorchStage(index)
-        a, b = (stage.torch.randn(PRODUCT, PRODUCT, dtype=stage.torch.half, device=stage.device) for _ in range(2))
+        a, b = (stage.torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=stage.torch.half, device=stage.device) for _ in range(2))
         out = stage.torch.empty_like(a)
-        product_ms = statistics.median(stage.ms(lambda: stage.torch.mm(a, b, out=out)) for _ in range(15))
-        found["fp16_product_flops"] = 2 * PRODUCT**3 / product_ms * 1e3
-    return found
+        gemm_ms = statistics.median(stage.ms(lambda: stage.torch.mm(a, b, out=out)) for _ in range(15))
+        ceilings["fp16_product_flops"] = 2 * GEMM_SIZE**3 / gemm_ms * 1e3
+    return ceilings

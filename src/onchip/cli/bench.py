@@ -10,7 +10,7 @@ import typer
 
 from onchip.bench import CASES
 from onchip.cli.options import Commit, Shape, completes, parse_shapes
-from onchip.cli.talk import print_json
+from onchip.cli.output import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
@@ -21,70 +21,71 @@ def bench(
         list[str] | None,
         Argument(
             metavar="[NAME]...",
-            help=f"{', '.join(CASES)}, all if not given; or a network of your own: a .onnx or .safetensors file.",
+            help=f"{', '.join(CASES)}, default all; or your own network: a .onnx or .safetensors file.",
             autocompletion=completes(CASES, ".onnx", ".safetensors"),
         ),
     ] = None,
     shapes: Shape = None,
     device: Annotated[
         str,
-        Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N."),
+        Option(help="auto (a GPU if available), cpu, cuda or cuda:N."),
     ] = "auto",
     peers: Annotated[
         bool,
-        Option(
-            "--peers", help="Also torch, onnxruntime, NumPy; on a GPU torch, Triton, CuPy, JAX. In turns with ours."
-        ),
+        Option("--peers", help="Also time torch, onnxruntime, NumPy; on a GPU torch, Triton, CuPy, JAX, interleaved."),
     ] = False,
-    threads: Annotated[int | None, Option(help="Of the CPU, for every engine; all cores if not given.")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads of every engine; all cores if not given.")] = None,
     accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 10 seeds x 30 epochs on MNIST.")] = False,
     rows: Annotated[
         str | None,
         Option(
-            metavar="N,N", help="Rows of inference, patterns of backprop, numbers of scan; else the benchmark's own."
+            metavar="N,N", help="Rows of inference, patterns of backprop, elements of scan; default: the benchmark's."
         ),
     ] = None,
-    batches: Annotated[str | None, Option(metavar="N,N", help="digits: rows a training step; else five sizes.")] = None,
+    batches: Annotated[
+        str | None, Option(metavar="N,N", help="digits: rows per training step; default: five sizes.")
+    ] = None,
     quick: Annotated[
         bool,
-        Option("--quick", help="A first look, in under two minutes: fewer samples, and without names fewer cases."),
+        Option("--quick", help="A first look in under two minutes: fewer samples and, without names, fewer cases."),
     ] = False,
     out: Annotated[
         Path | None,
         Option(
             metavar="DIR",
-            help=f"Results go to DIR/<device>/<name>.json; a whole run's, with --peers, to {RESULTS} if not given.",
+            help=f"Write DIR/<device>/<name>.json; default: {RESULTS} for complete runs with --peers.",
         ),
     ] = None,
     commit: Commit = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure onchip, and its peers beside it; write result files.
+    """Measure onchip and its peers; write result files.
 
     \b
     Example:
       onchip bench decode --rows 1000 --quick
 
-    On a GPU, with its peers: onchip bench digits sentiment --device cuda --peers
-
-    Of a network of your own: onchip bench net.onnx --peers
+    \b
+    On a GPU, with peers, and with your own network:
+      onchip bench digits sentiment --device cuda --peers
+      onchip bench net.onnx --peers
 
     \b
-    decode     72-64-64-4 over many rows and few
+    decode     72-64-64-4 on many rows and on few
     digits     training of 784-320-160-10: a step on a CPU, an epoch on a GPU
-    backprop   an epoch of 784-56-28-10 over all patterns at once
-    sentiment  sentences of 16 tokens: folded tables and convolutions
-    faces      images of 64x64 pixels: on the GPU, to the host, as bytes
+    backprop   full-batch epochs of 784-56-28-10
+    sentiment  sentences of 16 tokens: folded tables, convolutions
+    faces      64x64 images: in GPU memory, to the host, as bytes
     imported   small networks written in torch
     mlp        dense networks of other shapes
-    scan       running totals
-    pointwise  layers that make each number of its own, and a copy
+    scan       prefix sums
+    pointwise  chains of elementwise layers, and a copy
     product    single Linear layers
 
-    Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
-    Competitors take turns in one process; the file holds raw samples, machine, versions, commit and this command, and
-    is one whole run: what --rows, --batches, --threads or --quick restrict, or has no peers, is written to --out alone.
-    All benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
+    Every engine is checked against float64 before it is timed: a wrong one gets no time, and the exit code is 1.
+    Runs of onchip and its peers are interleaved in one process. A result file holds raw samples, machine, versions,
+    commit and command. A run without --peers, or with --rows, --batches, --threads or --quick, writes to --out only.
+    All benchmarks with peers take an hour or more on two cores, one takes minutes.
     """
     from onchip.bench.cases.model import is_model
     from onchip.bench.command import (
@@ -98,25 +99,25 @@ def bench(
     )
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.report.results import make_tables, show
-    from onchip.formats.load import no_open_sizes
+    from onchip.formats.load import shapes_error
     from onchip.runtime.cpu.backend import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
     is_own, sizes = any(map(is_model, names or [])), parse_shapes(shapes)
     if sizes is not None and not is_own:
-        raise no_open_sizes("benchmarks")
+        raise shapes_error("benchmarks")
     measured, worst = [], 0
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
-        # For a user's own network, auto measures every device: users want to know which one is faster.
+        # For a user's network, auto measures every device: users want to know which one is faster.
         for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
             options = Options(each, check_threads(threads), peers, accuracy, *counts, sizes)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
             folder = out or (RESULTS if is_whole(options) and not quick and not is_own else None)
             if folder is None and not is_own:
-                reporter.say(
-                    f"no file is written: only a whole run with --peers goes to {RESULTS}, others to --out DIR"
+                reporter.log(
+                    f"no file is written: only a complete run with --peers goes to {RESULTS}; use --out DIR for others"
                 )
             pace = QUICK_PACE if quick else None
             written, exit_code = run_benchmarks(

@@ -17,7 +17,7 @@ _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"
 
 
 def check_plot(path: Path) -> None:
-    """Raise before the training what drawing would raise after it."""
+    """Raise before training the errors that drawing would raise after it."""
     if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"--plot {path.with_suffix('.png')}"
@@ -58,7 +58,7 @@ def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best
         axis.set(xlabel="epoch", xlim=(min(0.5, epochs[0]), epochs[-1] + 0.5))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if best_epoch != epochs[-1]:
-            axis.axvline(best_epoch, color=_BEST, linestyle=":", label=f"kept: epoch {best_epoch}")
+            axis.axvline(best_epoch, color=_BEST, linestyle=":", label=f"best: epoch {best_epoch}")
         axis.grid(color="#e6e6e6")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)

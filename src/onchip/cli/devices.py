@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import columns_of, print_json, say
+from onchip.cli.output import print_json, print_message, terminal_width
 from onchip.network.text import fitted_columns
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def devices(
-    measure: Annotated[bool, Option("--measure", help="Measure the CPU anew, not the kept rates.")] = False,
+    measure: Annotated[bool, Option("--measure", help="Measure the CPU again instead of using cached rates.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the devices that are here and those that can be planned for.
+    """List the devices here, and those that can be planned for.
 
     \b
     Example:
@@ -45,12 +45,12 @@ def devices(
     ]  # fmt: skip
     rows = [_cells(name, device, "here") for name, device in here.items()]
     rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
-    print(fitted_columns(head, rows, columns_of(sys.stdout), right=(4, 5, 6, 7, 8, 9, 10)))
-    say(f"the NVIDIA driver is for CUDA {driver_version()}" if no_cuda is None else f"no GPU: {no_cuda}")
-    say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")
-    say("call: with one row of the host, beside the work; bus: of the host's rows to a GPU and back")
+    print(fitted_columns(head, rows, terminal_width(sys.stdout), right=(4, 5, 6, 7, 8, 9, 10)))
+    print_message(f"the NVIDIA driver supports CUDA {driver_version()}" if no_cuda is None else f"no GPU: {no_cuda}")
+    print_message("units: cores or SMs; Gflop/s in fp32; GB/s of main memory; on chip: L2 or shared memory per unit")
+    print_message("call: overhead of a call with one host row; bus: between host and GPU memory")
     if no_cuda is None:
-        say("auto: for every network the one that should do a call sooner; onchip plan MODEL --batch ROWS tells which")
+        print_message("auto: the device estimated faster for a network; onchip plan MODEL --batch ROWS prints which")
 
 
 def _cells(name: str, device: Device, where: str) -> list[str]:

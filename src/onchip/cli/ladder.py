@@ -1,4 +1,4 @@
-"""onchip ladder: every step from the first idea to the best one, timed."""
+"""onchip ladder: time every optimisation step, from the first version to the best."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onchip.cli.options import Commit, completes
-from onchip.cli.talk import print_json
+from onchip.cli.output import print_json
 from onchip.ladders import LADDERS
 
 Argument, Option = typer.Argument, typer.Option
@@ -19,12 +19,12 @@ def ladder(
         str | None,
         Argument(
             metavar="[NAME]",
-            help=f"{', '.join(LADDERS)}; without it they are listed.",
+            help=f"{', '.join(LADDERS)}; without a name they are listed.",
             autocompletion=completes(LADDERS),
         ),
     ] = None,
-    device: Annotated[str, Option(help="auto, cpu or cuda: each has rungs of its own.")] = "auto",
-    rows: Annotated[int | None, Option(metavar="N", help="Rows; the ladder's own if not given.")] = None,
+    device: Annotated[str, Option(help="auto, cpu or cuda: each has its own rungs.")] = "auto",
+    rows: Annotated[int | None, Option(metavar="N", help="Number of rows; default: the ladder's.")] = None,
     rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
     threads: Annotated[int | None, Option(help="CPU threads; all cores if not given.")] = None,
     profile: Annotated[bool, Option("--profile", help="Also count bank conflicts, with Nsight Compute (ncu).")] = False,
@@ -33,7 +33,7 @@ def ladder(
     commit: Commit = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Climb a ladder: the same work, one idea more on every rung.
+    """Time a job's versions from slow to fast: one idea per rung.
 
     \b
     Example:

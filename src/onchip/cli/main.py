@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 COMMANDS = ("demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "data", "devices", "cache")
 STOPPED = "stopped: no file is half-written"
 
-STORY = """Small neural networks at the speed of the chip.
+HELP = """Small neural networks at the speed of the chip.
 
 \b
 First steps:
   onchip demo                          train, save, load, run, time a network
-  onchip run net.onnx x.npy -o y.npy   a network over a pile of rows
-  onchip run faces --count 64 -o a.png a generator, pictures out
-  onchip train digits -o digits.onnx   a new network
+  onchip run net.onnx x.npy -o y.npy   run a network on the rows of a file
+  onchip run faces --count 64 -o a.png generate 64 images
+  onchip train digits -o digits.onnx   train a new network
   onchip plan decode --device h200     what would run, and why; needs no GPU
-  onchip scan x.npy -o sums.npy        running sums of the numbers in a file
+  onchip scan x.npy -o sums.npy        prefix sums of the values in a file
 
-Every command has an example in its --help, or in onchip help COMMAND. Data goes to stdout, talk to stderr; --json
+Every command has an example in its --help, or in onchip help COMMAND. Data goes to stdout, messages to stderr; --json
 prints one JSON document.
 """
 
@@ -98,7 +98,7 @@ def build_app(only: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
 
-    @app.callback(help=STORY)
+    @app.callback(help=HELP)
     def options(
         version: bool = typer.Option(
             False, "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
@@ -160,7 +160,7 @@ def _no_stdout(error: StdoutError) -> int:
 
 def _no_memory(error: MemoryError) -> OnchipError:
     return OnchipError(
-        "out of memory", got=str(error) or "an allocation that failed", expected="room for the work",
+        "out of memory", got=str(error) or "an allocation that failed", expected="enough free memory",
         hint="fewer rows at a time (--batch), or a machine with more memory",
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _system_error(error: OSError) -> OnchipError:
     import errno
 
     where = f" {error.filename}" if error.filename else ""
-    hint = "see that the file or folder is there and may be used"
+    hint = "check that the file or folder exists and its permissions"
     if error.errno == errno.ENOSPC:
         hint = "free some space, or choose a folder on another disk"
     got = error.strerror or str(error)

@@ -11,7 +11,7 @@ from onchip.plan.device import KNOWN
 
 WORKLOADS = ("decode", "digits", "faces", "sentiment", "backprop", "scan")  # onchip.workloads, without importing it
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 def completes(names: Iterable[str], *suffixes: str) -> Callable[[str], list[str]]:
@@ -45,43 +45,39 @@ Shape = Annotated[
     Option(
         "--shape",
         metavar="NAME=B,SIZE,..",
-        help="Sizes that an ONNX file leaves open, of an input by its name; B is the batch. Once for each input.",
+        help="Sizes of an input that an ONNX file leaves open; B is the batch. Once per input.",
     ),
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.", autocompletion=completes(DEVICES))]
 PlanDevice = Annotated[
     str,
     Option(
-        help=f"auto, cpu, cuda, cuda:N; or one that need not be here: {', '.join(KNOWN)}.",
+        help=f"auto, cpu, cuda, cuda:N; or for planning only: {', '.join(KNOWN)}.",
         autocompletion=completes((*DEVICES, *KNOWN)),
     ),
 ]
 Precision = Annotated[
     str, Option(help=f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", autocompletion=completes(PRECISIONS))
 ]
-Io = Annotated[str, Option(show_default=False, help="What float inputs and outputs are in memory: fp32, fp16 or bf16.")]
+Io = Annotated[str, Option(show_default=False, help="Dtype of float inputs and outputs in memory: fp32, fp16 or bf16.")]
 Threads = Annotated[int | None, Option(help="CPU threads; all cores if not given.")]
 Commit = Annotated[
     str | None,
-    Option(metavar="SHA", help="What a copy of the tree without .git is a copy of: goes to the result file."),
+    Option(metavar="SHA", help="Commit for the result file, if the tree has no .git."),
 ]
-Seed = Annotated[int | None, Option(help="Of the random rows that --count makes; 0 if not given.")]
+Seed = Annotated[int | None, Option(help="Seed of the random rows of --count; 0 if not given.")]
 NoFold = Annotated[
-    bool, Option("--no-fold", help="Leave out a rewrite, to compare: embeddings and batch norms fold into others.")
+    bool, Option("--no-fold", help="Disable a rewrite: fold embeddings and batch norms into other layers.")
 ]
-NoMerge = Annotated[
-    bool, Option("--no-merge", help="Leave out a rewrite, to compare: linear layers and convolutions become one.")
-]
+NoMerge = Annotated[bool, Option("--no-merge", help="Disable a rewrite: merge linear layers and convolutions.")]
 NoWindows = Annotated[
-    bool, Option("--no-windows", help="Leave out a rewrite, to compare: convolutions of one window become linear.")
+    bool, Option("--no-windows", help="Disable a rewrite: convert convolutions of one window to linear layers.")
 ]
-NoPhases = Annotated[
-    bool, Option("--no-phases", help="Leave out a rewrite, to compare: transposed convolutions split into phases.")
-]
+NoPhases = Annotated[bool, Option("--no-phases", help="Disable a rewrite: split transposed convolutions into phases.")]
 NoEarly = Annotated[
-    bool, Option("--no-early", help="Leave out a rewrite, to compare: activations move in front of woven phases.")
+    bool, Option("--no-early", help="Disable a rewrite: apply activations before phases are interleaved.")
 ]
-Tables = Annotated[str, Option(help="Folded embedding tables in fewer bits: fp16, bf16 or fp8; else fp32.")]
+Tables = Annotated[str, Option(help="Dtype of folded embedding tables: fp32, fp16, bf16 or fp8.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Verbose = Annotated[
     int,
@@ -95,10 +91,10 @@ def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, n
     return tuple(name for name, off in requested.items() if off)
 
 
-def parse_shapes(given: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:
     """["x=B,3,640,640"] -> {"x": ("B", 3, 640, 640)}; a shape without an input name is returned as a tuple."""
     shapes: dict[str, tuple[int | str, ...]] = {}
-    for text in given or []:
+    for text in texts or []:
         name, _, sizes = text.rpartition("=")
         shape = tuple(int(size) if size.isascii() and size.isdigit() else size for size in sizes.split(","))
         if not all(shape) or not all(isinstance(size, int) for size in shape[1:]) or name in shapes:

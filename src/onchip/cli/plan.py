@@ -24,14 +24,14 @@ from onchip.cli.options import (
     left_out,
     parse_shapes,
 )
-from onchip.cli.talk import columns_of, print_json, say
+from onchip.cli.output import print_json, print_message, terminal_width
 
 
 def plan(
     model: Model,
     shapes: Shape = None,
     device: PlanDevice = "auto",
-    batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
+    batch: Annotated[int, Option(metavar="ROWS", help="Rows per call, for which the plan is chosen.")] = 1024,
     precision: Precision = "fp32",
     io: Io = "",
     train: Annotated[
@@ -44,8 +44,8 @@ def plan(
     no_phases: NoPhases = False,
     no_early: NoEarly = False,
     tables: Tables = "fp32",
-    nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on so many machines.")] = None,
-    gpus_per_node: Annotated[int | None, Option(metavar="N", help="With so many GPUs each.")] = None,
+    nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on N machines.")] = None,
+    gpus_per_node: Annotated[int | None, Option(metavar="N", help="GPUs per machine.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show which kernel would run which layers, what it costs, and why.
@@ -56,8 +56,8 @@ def plan(
       onchip plan sentiment --device h200 --batch 16384
       onchip plan faces --device h200 --batch 1000000 --nodes 64 --gpus-per-node 8
 
-    Nothing runs, no weight is computed, and the device need not be here. auto takes the device that should do a call
-    with so many rows of the host sooner, and says why.
+    Nothing runs, no weight is computed, and the device need not be present. auto chooses the device that is estimated
+    faster for a call with --batch rows in host memory, and prints the reason.
     """
     from onchip.plan.kernel import Job
     from onchip.plan.scale_out import predict, table
@@ -66,20 +66,20 @@ def plan(
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)
-    made, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
+    planned, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
     predicted = []
     if nodes is not None or gpus_per_node is not None:
         most, each = 1 if nodes is None else nodes, 1 if gpus_per_node is None else gpus_per_node
         smaller = [(1, 1), (1, each), *((2**i, each) for i in range(1, most.bit_length())), (most, each)]
         sizes = [size for size in dict.fromkeys(smaller) if size[0] <= most]
-        predicted = [predict(made, batch, *size) for size in sizes]
+        predicted = [predict(planned, batch, *size) for size in sizes]
     if as_json:
-        print_json({**made.to_dict(), "chosen": chosen, "predicted": [
+        print_json({**planned.to_dict(), "chosen": chosen, "predicted": [
             {**asdict(each), "seconds": each.seconds, "bottleneck": each.bottleneck} for each in predicted
         ]})  # fmt: skip
     else:
         if device == "auto":
-            say(f"device: {chosen}")
-        print(made.text(columns_of(sys.stdout)))
+            print_message(f"device: {chosen}")
+        print(planned.text(terminal_width(sys.stdout)))
         if predicted:
             print(table(predicted))

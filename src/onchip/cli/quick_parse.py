@@ -1,6 +1,6 @@
 """Typer commands with fast value conversion: Typer imports pydantic for it, a fifth of a second at start-up.
 
-Only values that are plainly valid are converted here. Typer converts the rest and reports errors.
+Only values that are clearly valid are converted here. Typer converts the rest and reports errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from typer.core import TyperCommand, TyperGroup
 
-_READ: dict[type, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+_CONVERTERS: dict[type, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     str: (re.compile(r"(?s).*"), str),
     Path: (re.compile(r"(?s).+"), Path),
     int: (re.compile(r"-?[0-9]{1,18}"), int),
@@ -36,14 +36,14 @@ def convert_quickly(parameters: list[Any], function: Callable[..., Any] | None) 
     types = {} if function is None else get_type_hints(function)
     for parameter in parameters:
         if not isinstance(parameter.process_value, _Quick):
-            parameter.process_value = _Quick(parameter, _plain_type(types.get(parameter.name)))
+            parameter.process_value = _Quick(parameter, _convertible_type(types.get(parameter.name)))
     return parameters
 
 
-def _plain_type(hint: Any) -> type | None:
-    """`str` and `str | None` -> str; None for types that are not in _READ."""
+def _convertible_type(hint: Any) -> type | None:
+    """`str` and `str | None` -> str; None for types that are not in _CONVERTERS."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)] if isinstance(hint, UnionType) else [hint]
-    return kinds[0] if len(kinds) == 1 and kinds[0] in _READ else None
+    return kinds[0] if len(kinds) == 1 and kinds[0] in _CONVERTERS else None
 
 
 class _Quick:
@@ -60,7 +60,7 @@ class _Quick:
         if self.kind is not None and self.parameter.callback is None:
             if type(value) is self.kind or (self.kind is Path and isinstance(value, Path)):
                 return value
-            form, read = _READ[self.kind]
-            if isinstance(value, str) and form.fullmatch(value):
-                return read(value)
+            pattern, convert = _CONVERTERS[self.kind]
+            if isinstance(value, str) and pattern.fullmatch(value):
+                return convert(value)
         return self.slow(context, value)

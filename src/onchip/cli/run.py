@@ -1,4 +1,4 @@
-"""onchip run: run a network over the rows of a file, or over random rows."""
+"""onchip run: run a network on the rows of a file, or on random rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onchip.cli.options import (
     left_out,
     parse_shapes,
 )
-from onchip.cli.talk import print_device, print_json, progress, ranks_progress, rate, say
+from onchip.cli.output import print_device, print_json, print_message, progress, ranks_progress, rate
 from onchip.errors import InputError, OnchipError, printable
 
 if TYPE_CHECKING:
@@ -51,27 +51,29 @@ def run(
         Argument(
             metavar="[INPUT]",
             show_default=False,
-            help="Rows: .npy, idx or .bin (bare numbers), of any size; .csv, .npz, idx.gz; .txt (N, then N rows of "
-            "numbers); - for standard input (.csv, .npy or .npz).",
+            help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
+            "- for standard input (.csv, .npy or .npz).",
         ),
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        Option("--input", metavar="NAME=FILE", help="Rows of an input by its name: of a model that has several."),
+        Option("--input", metavar="NAME=FILE", help="Rows of a named input, for a model with several inputs."),
     ] = None,
     shapes: Shape = None,
     padding: Annotated[
-        int | None, Option(metavar="ID", help="Sentences end with this id: what stands before it is their length.")
+        int | None, Option(metavar="ID", help="Id that pads sentences at the end; lengths are computed from it.")
     ] = None,
     output: Annotated[
         Path | None,
         Option(
-            "--output", "-o", help="What to write: .npy, .bin, .csv; .txt, .bmp, .png for images. Else rows are shown."
+            "--output",
+            "-o",
+            help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png. Without it, some rows are printed.",
         ),
     ] = None,
     top: Annotated[
         int | None,
-        Option(metavar="N", help="The N likeliest classes of a row, where the network knows their names."),
+        Option(metavar="N", help="The N most likely classes per row, if the network stores their names."),
     ] = None,
     weights: Annotated[
         Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
@@ -82,8 +84,10 @@ def run(
     precision: Precision = "fp32",
     io: Io = "",
     threads: Threads = None,
-    batch: Annotated[int | None, Option(metavar="ROWS", help="Rows at a time; the results do not change.")] = None,
-    scale: Annotated[float | None, Option(help="Convert rows to the network's float type, divide by this.")] = None,
+    batch: Annotated[int | None, Option(metavar="ROWS", help="Rows per launch; the results do not change.")] = None,
+    scale: Annotated[
+        float | None, Option(help="Convert rows to the network's float type and divide them by this.")
+    ] = None,
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
     no_windows: NoWindows = False,
@@ -91,26 +95,26 @@ def run(
     no_early: NoEarly = False,
     tables: Tables = "fp32",
     debug: Annotated[
-        bool, Option("--debug", help="On a GPU: wait after every launch, and name the kernel that failed.")
+        bool, Option("--debug", help="On a GPU: synchronise after every launch and name the kernel that failed.")
     ] = False,
     ranks: Annotated[
         str | None,
-        Option(metavar="N", help="Run as so many MPI ranks on this machine, each with a GPU or its cores; or auto."),
+        Option(metavar="N", help="Run as N MPI ranks on this machine, each with a GPU or some cores; or auto."),
     ] = None,
     gpus: Annotated[
-        str | None, Option(metavar="N or I,J", help="Drive so many GPUs, or those of these numbers, from one process.")
+        str | None, Option(metavar="N or I,J", help="Drive N GPUs, or the GPUs I,J, from one process.")
     ] = None,
     resume: Annotated[
-        bool, Option("--resume", help="Go on with a run that did not end: do the chunks of -o that are missing.")
+        bool, Option("--resume", help="Continue an interrupted run: compute the missing chunks of -o.")
     ] = False,
     deadline: Annotated[
-        float, Option(metavar="SECONDS", help="A rank that is at one chunk for longer hangs: the job ends.")
+        float, Option(metavar="SECONDS", help="End the job if a rank needs longer for one chunk.")
     ] = 120.0,
     plan: Annotated[bool, Option("--plan", help="Show the plan, as -v does.")] = False,
     as_json: Json = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Run a network over the rows of a file, or over random ones.
+    """Run a network on the rows of a file, or on random rows.
 
     \b
     Example:
@@ -119,30 +123,30 @@ def run(
       onchip run faces --count 4 --seed 1 -o grid.png
 
     \b
-    With files of your own:
+    With your own files:
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
       onchip run faces --weights network.bin input.txt -o output.txt
 
     \b
-    What onchip train wrote knows its columns and classes, and how to scale bytes:
+    Networks from onchip train store their columns, classes and byte scale:
       onchip run net.onnx table.csv -o answers.csv
       cat table.csv | onchip run net.onnx - --top 3
 
     \b
-    Sentences of several lengths, told by a file or by the id that fills them up:
+    Sentences of different lengths, from a file or by the padding id:
       onchip run sentiment --weights w.bin x.bin --input lengths=n.npy -o y.bin
       onchip run sentiment --weights w.bin x.bin --padding 0 -o y.bin
 
-    INPUT is the first input's rows. An embedding whose row of the padding is zero needs neither.
+    INPUT is the first input's rows. If the embedding of the padding id is zero, neither is needed.
 
     \b
-    On several GPUs, as MPI ranks, on a cluster; the bits are one process's:
+    On several GPUs, as MPI ranks, on a cluster; same bits as one process:
       onchip run faces --count 100000 -o faces.npy --gpus 4
       onchip run faces --count 100000 -o faces.npy --ranks 4
       mpiexec -n 16 onchip run faces --count 100000 -o faces.npy
 
-    The output appears whole or not at all. Rows pass through in chunks: memory stays bounded. Of a run that was killed
-    the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
+    The output appears complete or not at all. Rows are processed in chunks: memory stays bounded. If a run is killed,
+    OUTPUT.partial keeps the finished chunks and OUTPUT.manifest lists them: --resume computes the others.
     """
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
@@ -154,7 +158,7 @@ def run(
             raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
 
     from onchip.files import check_outputs
-    from onchip.formats.tables.csv_writer import check_top, likeliest
+    from onchip.formats.tables.csv_writer import check_top, top_classes
     from onchip.plan.kernel import Job
     from onchip.runtime.distributed.follower import follow
     from onchip.runtime.distributed.leader import RankGroup
@@ -170,7 +174,7 @@ def run(
     reporter = Reporter(found)
     if found.rank:
         raise Exit(follow(found, reporter.chunk))
-    with RankGroup(found, deadline, say if verbose else lambda text: None) as team:
+    with RankGroup(found, deadline, print_message if verbose else lambda text: None) as group:
         model, named = model_name(model), _named_files(inputs or [])
         _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
         file = None if model in WORKLOADS else model
@@ -197,14 +201,14 @@ def run(
             notes = [*weights_note(model, weights, net)]
             notes += [f"input: {note}" for source in sources for note in source.notes]
             for note in notes:
-                say(note)
+                print_message(note)
             total = len(sources[0])
             # All rows of the job, not of a chunk or a rank: work done once is amortised over all of them, and the plan,
             # and so the bits, do not depend on the number of ranks.
             job = Job(precision, max(1, total), without=without, tables=tables)
             if ranks == "auto" and found.size == 1:
                 chosen_ranks, why = ranks_for(net, device, job)
-                say(f"ranks: {chosen_ranks} (auto: {why})")
+                print_message(f"ranks: {chosen_ranks} (auto: {why})")
                 if chosen_ranks > 1:
                     with ranks_progress() as show:
                         raise Exit(run_ranks(chosen_ranks, context.obj, show))
@@ -213,14 +217,14 @@ def run(
             record = {} if output is None else run_record(model, net, files, job, options)
             # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
             keep_s = KEEP_S if found.size == 1 else 0.0
-            with _open_kept(open_output(output, net, total, record, resume, keep_s, top)) as sink:
+            with _log_partial(open_output(output, net, total, record, resume, keep_s, top)) as sink:
                 if sink is not None and sink.found:
-                    say(_found(sink, resume))
+                    print_message(_earlier_run(sink, resume))
                 started = time.perf_counter()
-                announce = functools.partial(_announce_building, found)
-                engines, chunks = start_job(net, sources, sink, job, how, found, team, announce)
+                log_building = functools.partial(_log_building, found)
+                engines, chunks = start_job(net, sources, sink, job, how, found, group, log_building)
                 engine = engines[0]
-                chosen = _chosen([engine.chosen for engine in engines], found)
+                chosen = _device_names([engine.chosen for engine in engines], found)
                 print_device(chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
                 what = f"run {net.name}"
                 with progress(what, total) as update:
@@ -229,12 +233,12 @@ def run(
                         update(done, rate(per_s))
                         reporter.progress(what, total, done, rate(per_s))
 
-                    report = team.run(engines, sources, sink, chunks, on_progress, reporter.chunk)
+                    report = group.run(engines, sources, sink, chunks, on_progress, reporter.chunk)
     if report.bad_rows:
         first = f"the first is row {report.first_bad_row}"
-        say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")
+        print_message(f"input: {report.bad_rows:,} rows contain NaN or Inf, {first}; they were run unchanged")
     shape = [report.rows, *net.output.row_shape]
-    answers = likeliest(report.first_rows, classes, top or 1) if classes else []
+    answers = top_classes(report.first_rows, classes, top or 1) if classes else []
     speed = f"{rate(report.rows_per_s)} with reading and writing, {rate(report.engine_rows_per_s)} in the engine"
     if not report.rows:
         speed = "the input has no rows: nothing was run"
@@ -256,10 +260,10 @@ def run(
     elif output is None:
         print(f"{net.output.dtype} {shape}: {speed}")
         for i, row in enumerate(report.first_rows):
-            told = [f"{printable(label)} {share:.1%}" for label, share in answers[i]] if answers else [_short(row)]
-            print(f"row {i}: {', '.join(told)}")
+            values = [f"{printable(label)} {share:.1%}" for label, share in answers[i]] if answers else [_short(row)]
+            print(f"row {i}: {', '.join(values)}")
     else:
-        say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
+        print_message(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
 
 
 def _read_stdin() -> Path:
@@ -272,7 +276,7 @@ def _read_stdin() -> Path:
     begin = sys.stdin.buffer.read(6)
     if not begin:
         expected, hint = "rows as .csv, .npy or .npz", "cat table.csv | onchip run MODEL -"
-        raise InputError("standard input is empty", got="no byte", expected=expected, hint=hint)
+        raise InputError("standard input is empty", got="no bytes", expected=expected, hint=hint)
     suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
     with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
         path = Path(file.name)
@@ -304,37 +308,37 @@ def _parse_ranks(text: str) -> int:
 
 def _check_scale_out(ranks: str | None, rows: Path | None, resume: bool, output: Path | None, deadline: float) -> None:
     if ranks is not None and rows == Path("-"):
-        got, hint = f"--ranks {ranks} and standard input", "write it into a file first"
+        got, hint = f"--ranks {ranks} and standard input", "save it to a file first"
         raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
     if resume and output is None:
-        raise InputError("nothing to resume", got="no --output", expected="the -o of the run that did not end")
+        raise InputError("nothing to resume", got="no --output", expected="the -o of the interrupted run")
     if not deadline > 0:
         raise InputError("bad deadline", got=f"{deadline:g}", expected="seconds, more than 0", hint="--deadline 120")
 
 
-def _found(sink: PartialOutput, resume: bool) -> str:
+def _earlier_run(sink: PartialOutput, resume: bool) -> str:
     """The message about an earlier, incomplete run with the same output."""
     if not resume:
-        return f"an earlier run did not complete {sink.path}: beginning anew (--resume would go on with it)"
+        return f"an earlier run did not complete {sink.path}: starting over (--resume would continue it)"
     if not sink.cuts:
-        return f"nothing to resume: no chunk of {sink.path} was done"
+        return f"nothing to resume: no chunk of {sink.path} is done"
     return f"resumed: {len(sink.records):,} of {len(sink.cuts):,} chunks are done"
 
 
 @contextlib.contextmanager
-def _open_kept(opened: contextlib.AbstractContextManager[PartialOutput | None]) -> Iterator[PartialOutput | None]:
+def _log_partial(opened: contextlib.AbstractContextManager[PartialOutput | None]) -> Iterator[PartialOutput | None]:
     """As `opened`; log what remains of an output that is not completed."""
     sink = None
     try:
         with opened as sink:
             yield sink
     except BaseException:
-        if sink is not None and sink.kept:
-            say(sink.kept)
+        if sink is not None and sink.resume_hint:
+            print_message(sink.resume_hint)
         raise
 
 
-def _chosen(devices: list[str], ranks: Ranks) -> str:
+def _device_names(devices: list[str], ranks: Ranks) -> str:
     """The devices of all workers, on one line."""
     if ranks.size > 1:
         hosts = len(set(ranks.hosts))
@@ -342,14 +346,14 @@ def _chosen(devices: list[str], ranks: Ranks) -> str:
     return ", ".join(devices)
 
 
-def _announce_building(ranks: Ranks, plan: Plan) -> None:
+def _log_building(ranks: Ranks, plan: Plan) -> None:
     """Log if computing the derived weights takes long, and which rank computes them."""
-    from onchip.runtime.cpu.weights import who_makes
+    from onchip.runtime.cpu.weights import computing_rank
 
     seconds = plan.build_us * 1e-6
     if seconds > _LONG_S:
-        size, who = plan.weight_bytes / 2**30, f", {who_makes(plan, ranks)}" if ranks.size > 1 else ""
-        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s{who}")
+        size, who = plan.weight_bytes / 2**30, f", {computing_rank(plan, ranks)}" if ranks.size > 1 else ""
+        print_message(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s{who}")
 
 
 def _named_files(inputs: list[str]) -> dict[str, Path]:
@@ -367,7 +371,7 @@ def _check_request(files: Sequence[Path], count: int | None, seed: int | None, p
     if bool(files) == (count is not None):
         got = "neither" if count is None else f"{files[0]} and --count {count}"
         hint = "a file of rows, or --count 64 for random ones"
-        raise InputError("what to run over?", got=got, expected="INPUT or --count, one of them", hint=hint)
+        raise InputError("choose the rows to run on", got=got, expected="INPUT or --count, one of them", hint=hint)
     if seed is not None and count is None:
         expected, hint = "--seed with --count", "leave it out: rows of a file are not random"
         raise InputError(
@@ -392,7 +396,7 @@ def _open_sources(
 
     if count is not None:
         drawn = zip(random_inputs(net, count, seed or 0), net.inputs.values(), strict=True)
-        yield [FittedRows(source, given, scale) for source, given in drawn]
+        yield [FittedRows(source, input_type, scale) for source, input_type in drawn]
         return
     counted = [padded_inputs(net)[1]] if padding is not None else []
     with open_inputs(net, input_files(net, rows, named, counted), scale, padding) as sources:

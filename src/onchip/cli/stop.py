@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SAME_STOP_S = 1.0
+REPEAT_S = 1.0
 
 
 class StoppedError(BaseException):
@@ -47,33 +47,33 @@ class Stoppable:
 
     def __init__(self, is_program: bool) -> None:
         self._is_program = is_program
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
         self._last_raised = float("-inf")
-        self._said = sys.unraisablehook
+        self._default_hook = sys.unraisablehook
 
     def __enter__(self) -> None:
         stopping.clear()
         sys.unraisablehook = self._hide
-        for number in (_signal.SIGINT, _signal.SIGTERM):
-            if _signal.getsignal(number) is _signal.SIG_IGN:  # nohup and & in scripts: keep ignoring it
+        for signal in (_signal.SIGINT, _signal.SIGTERM):
+            if _signal.getsignal(signal) is _signal.SIG_IGN:  # nohup and & in scripts: keep ignoring it
                 continue
             try:
-                self._before[number] = _signal.signal(number, self._stop)
+                self._previous[signal] = _signal.signal(signal, self._stop)
             except ValueError:  # not the main thread, the only one that may set handlers
                 return
 
     def __exit__(self, *_: object) -> None:
-        sys.unraisablehook = self._said
-        for number, handler in self._before.items():
-            _signal.signal(number, _signal.SIG_IGN if self._is_program else handler)
+        sys.unraisablehook = self._default_hook
+        for signal, handler in self._previous.items():
+            _signal.signal(signal, _signal.SIG_IGN if self._is_program else handler)
 
     def _stop(self, *_: object) -> None:
         stopping.set()
         # Terminals and launchers may repeat a signal: the second must not interrupt the cleanup of the first.
-        if time.monotonic() - self._last_raised > _SAME_STOP_S:
+        if time.monotonic() - self._last_raised > REPEAT_S:
             self._last_raised = time.monotonic()
             raise StoppedError
 
     def _hide(self, unraisable: sys.UnraisableHookArgs) -> None:
         if unraisable.exc_type is not StoppedError:  # the flag reports that one
-            self._said(unraisable)
+            self._default_hook(unraisable)

@@ -14,7 +14,7 @@ class StdoutError(OSError):
     """Data could not be written to stdout."""
 
 
-class _Data(io.FileIO):
+class _Stdout(io.FileIO):
     failed = False
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
@@ -27,7 +27,7 @@ class _Data(io.FileIO):
             raise StdoutError(error.errno, error.strerror) from None
 
 
-class _Talk(io.FileIO):
+class _Stderr(io.FileIO):
     def write(self, data: bytes) -> int:  # type: ignore[override]
         try:
             return super().write(data) or len(data)  # None: a non-blocking terminal that is full
@@ -48,13 +48,13 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, flags), True)  # the lowest free descriptor: fd
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - stays open
-    sys.stdout = _text(_Data(1, "w", closefd=False), sys.stdout)
-    sys.stderr = _text(_Talk(2, "w", closefd=False), sys.stderr)
+    sys.stdout = _text(_Stdout(1, "w", closefd=False), sys.stdout)
+    sys.stderr = _text(_Stderr(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, before: object) -> io.TextIOWrapper:
+def _text(raw: io.FileIO, previous: object) -> io.TextIOWrapper:
     """A text stream to `raw` with the encoding and buffering of the previous one, if any."""
-    if not isinstance(before, io.TextIOWrapper):
+    if not isinstance(previous, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
-    by_line = before.line_buffering or before.write_through
-    return io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=by_line)
+    by_line = previous.line_buffering or previous.write_through
+    return io.TextIOWrapper(io.BufferedWriter(raw), previous.encoding, previous.errors, line_buffering=by_line)

@@ -10,7 +10,7 @@ from typer import Context, Exit
 
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
-from onchip.cli.talk import Update, print_device, print_json, progress, ranks_progress, rate, resumable, say
+from onchip.cli.output import Update, print_device, print_json, print_message, progress, ranks_progress, rate, resumable
 from onchip.errors import OnchipError
 from onchip.network.text import plural
 
@@ -78,20 +78,20 @@ def train(
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
-    Over MPI ranks, here or on a cluster: seeds, or the rows of large batches:
+    As MPI ranks, which share the seeds or the rows of large batches:
       onchip train digits --data sklearn --epochs 5 --seeds 8 --ranks 2
       mpiexec -n 16 onchip train digits --data sklearn --epochs 5 --seeds 64
       mpiexec -n 4 onchip train backprop --device cpu
 
     \b
-    With data of your own, and with the options in a file:
+    With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train --config run.toml --lr 0.1
 
-    Same seed, same machine kind: same bits. The network appears whole, after the last epoch, or not at all. What is
-    not given is the workload's; the defaults below are those of mlp. Tables and packed files are converted once;
-    the result is kept in the cache folder: $ONCHIP_CACHE, else ~/.cache/onchip.
+    Same seed, same kind of machine: same bits. The output is written after the last epoch, complete or not at all.
+    Omitted options are the workload's; the defaults below are those of mlp. Tables and compressed files are converted
+    once and cached in $ONCHIP_CACHE, else in ~/.cache/onchip.
     """
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
@@ -105,8 +105,8 @@ def train(
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     # The parameters above, by name. None: not given; a config file may set it.
-    told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
-    chosen, options = settings(config, told)
+    arguments = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
+    chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     found = _start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
@@ -121,14 +121,14 @@ def train(
         if path is not None:
             check(path)
     if chosen.checkpoint is None and chosen.checkpoint_every is not None:
-        got, expected = "--checkpoint-every without --checkpoint", "a folder for checkpoints"
-        raise InputError("nothing is kept", got=got, expected=expected, hint="--checkpoint FOLDER")
+        got, expected = "--checkpoint-every without --checkpoint", "--checkpoint too"
+        raise InputError("no folder for checkpoints", got=got, expected=expected, hint="--checkpoint FOLDER")
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
     job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
-    say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")
+    print_message(f"data: {job.data.name}, {rows:,} training rows, {test_rows:,} test rows ({job.data.where})")
     for note in (*job.data.notes, *job.notes):
-        say(note)
+        print_message(note)
     requested = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words, "scale": job.standard.rows is not None,
              "scale_targets": job.standard.targets is not None}  # fmt: skip
@@ -158,11 +158,11 @@ def train(
     print_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
         save(with_meaning(trained.network, job.data), chosen.output)
-        say(f"wrote {chosen.output}")
+        print_message(f"wrote {chosen.output}")
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
-        say(f"wrote {chosen.plot}")
-    print_baseline(trained, job)
+        print_message(f"wrote {chosen.plot}")
+    warn_of_baseline(trained, job)
     samples_per_s = sum(epoch.samples_per_s * epoch.seconds for epoch in result.history) / result.seconds
     if as_json:
         print_json({
@@ -174,21 +174,21 @@ def train(
         })  # fmt: skip
         return
     print(", ".join(filter(None, [tested(trained), f"training loss {result.epoch_losses[-1]:.4f}"])))
-    kept = result.history[result.best_epoch - 1]
-    if kept.validation_loss is not None:
-        right = "" if kept.validation_accuracy is None else f", accuracy {kept.validation_accuracy:.2%}"
-        print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
-    held = f", {result.gpu_bytes / 2**20:,.0f} MiB of the GPU's memory" if result.gpu_bytes else ""
+    best = result.history[result.best_epoch - 1]
+    if best.validation_loss is not None:
+        accuracy = "" if best.validation_accuracy is None else f", accuracy {best.validation_accuracy:.2%}"
+        print(f"validation loss {best.validation_loss:.4f}{accuracy} in epoch {best.epoch}, whose weights are saved")
+    gpu_memory = f", {result.gpu_bytes / 2**20:,.0f} MiB of GPU memory" if result.gpu_bytes else ""
     done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
-    print(f"{done}, {rate(samples_per_s, 'samples')}{held}")
+    print(f"{done}, {rate(samples_per_s, 'samples')}{gpu_memory}")
 
 
 def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
-    """The ranks of this command: this process alone, or all that mpiexec started. With --ranks, start them; this
-    process then ends when they do.
+    """The ranks of this command: this process only, or all that mpiexec started. With --ranks, start them; this process
+    ends when they end.
     """
     from onchip.runtime.distributed.launchers import is_one_of_many
-    from onchip.runtime.distributed.ranks import find_ranks, hush
+    from onchip.runtime.distributed.ranks import find_ranks, silence_other_ranks
     from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
 
     if ranks not in (None, 1) and not (is_one_of_many() or is_supervised()):
@@ -196,7 +196,7 @@ def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
             raise Exit(run_ranks(ranks, args, show))
     found = find_ranks()
     Reporter(found)
-    hush(found)
+    silence_other_ranks(found)
     try:
         check_started_once(ranks, found)
     except OnchipError:  # every rank raises it, so there are no others to stop
@@ -226,8 +226,8 @@ def train_all(
     print_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:
         save(with_meaning(best.network, job.data), chosen.output)
-        say(f"wrote {chosen.output}, of seed {results.best_seed}")
-    print_baseline(best, job)
+        print_message(f"wrote {chosen.output}, of seed {results.best_seed}")
+    warn_of_baseline(best, job)
     if as_json:
         each = [
             {"seed": seed, "epoch_losses": trained.fit.epoch_losses, "best_epoch": trained.fit.best_epoch,
@@ -239,10 +239,10 @@ def train_all(
                     "best_seed": results.best_seed, "seconds": seconds})  # fmt: skip
         return
     print(results)
-    if found := results.scores():
-        mean, deviation = spread(found)
-        told = f"{mean:.2%} +- {deviation:.2%}" if best.accuracy is not None else f"{mean:.6g} +- {deviation:.2g}"
-        print(f"{'accuracy' if best.accuracy is not None else 'test error'} {told} of {len(found)} seeds")
+    if test_scores := results.scores():
+        mean, deviation = spread(test_scores)
+        summary = f"{mean:.2%} +- {deviation:.2%}" if best.accuracy is not None else f"{mean:.6g} +- {deviation:.2g}"
+        print(f"{'accuracy' if best.accuracy is not None else 'test error'} {summary} over {len(test_scores)} seeds")
         print(f"seed {results.best_seed}: {tested(best)}")
     print(f"{count} networks in {seconds:.2f} s; seed {results.best_seed} has the lowest loss")
 
@@ -265,16 +265,16 @@ def scores(trained: Trained) -> dict[str, Any]:
     return {name: getattr(trained, name) for name in names}
 
 
-def print_baseline(trained: Trained, job: TrainJob) -> None:
+def warn_of_baseline(trained: Trained, job: TrainJob) -> None:
     """Warn if the network is no better on the test rows than a constant prediction."""
     if trained.beats_baseline is False:
         what = "the mean of the targets" if trained.accuracy is None else "the most common class"
         hint = "more --epochs, another --lr or --hidden"
-        hint += ", or leave --no-scale out" if job.standard.rows is None and job.data.is_table else ""
-        say(f"warning: on the test rows the network is no better than {what} for every row\n  try: {hint}")
+        hint += ", or omit --no-scale" if job.standard.rows is None and job.data.is_table else ""
+        print_message(f"warning: on the test rows the network is no better than {what} for every row\n  try: {hint}")
 
 
 def show_epoch(p: Progress, update: Update) -> None:
-    right = "" if p.accuracy is None else f"  accuracy {p.accuracy:.1%}"
-    text = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.4f}{right}  {rate(p.samples_per_s, 'samples')}"
+    accuracy = "" if p.accuracy is None else f"  accuracy {p.accuracy:.1%}"
+    text = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.4f}{accuracy}  {rate(p.samples_per_s, 'samples')}"
     update(p.epoch - 1 + p.step / p.steps, text)

@@ -1,4 +1,4 @@
-"""The settings of `onchip train`, from the command line, a config file, or defaults.
+"""The options of `onchip train`, from the command line, a config file, or defaults.
 
 A config file is a flat TOML table whose keys are the long options with underscores for hyphens, and `model`:
 
@@ -21,10 +21,10 @@ from typing import Any
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
-from onchip.network.reading import blaming, show
-from onchip.train.options import MAX_FLOAT32, OTHER_NAMES, TrainOptions, check_name
+from onchip.network.reading import naming_file, show
+from onchip.train.options import ALIASES, MAX_FLOAT32, TrainOptions, check_name
 
-MAX_CONFIG_BYTES = 1 << 14  # one line per key is short; the parser's time is quadratic in the nesting depth
+MAX_CONFIG_BYTES = 1 << 14  # a config file is short; the parser's time is quadratic in the nesting depth
 MAX_SEEDS = 1000
 _MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
@@ -32,7 +32,7 @@ _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or nam
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings but the training options; None: not given."""
+    """All options but the training options; None: not given."""
 
     model: str
     data: str | None = None
@@ -55,37 +55,39 @@ class Settings:
     threads: int | None = None
 
 
-def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """All settings, and the training options that were given.
+def settings(config: Path | None, command_line: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """All options, the training options separately, without defaults.
 
-    told  from the command line; None: not given
+    command_line  options by name; None: not given
     """
-    given = {} if config is None else read_config(config)
-    given |= {name: value for name, value in told.items() if value is not None}
-    if "model" not in given:
+    chosen = {} if config is None else read_config(config)
+    chosen |= {name: value for name, value in command_line.items() if value is not None}
+    if "model" not in chosen:
         raise InputError(
             "nothing to train", got="no MODEL", expected="the name of a workload, or a file",
             hint="onchip train digits, or model = 'digits' in the config file",
         )  # fmt: skip
-    if given.get("resume") and "checkpoint" not in given:
-        got, hint = "--resume alone", "--checkpoint DIR --resume"
+    if chosen.get("resume") and "checkpoint" not in chosen:
+        got, hint = "--resume without --checkpoint", "--checkpoint DIR --resume"
         raise InputError("nothing to resume from", got=got, expected="a folder with checkpoints", hint=hint)
-    if isinstance(given.get("hidden"), str):
-        given["hidden"] = _widths(given["hidden"])
-    if given.get("seeds", 1) != 1:
-        _check_seeds(given)
-    own = {field.name for field in fields(Settings)}
-    options = {name: value for name, value in given.items() if name not in own}
-    return Settings(**{name: value for name, value in given.items() if name in own}), options
+    if isinstance(chosen.get("hidden"), str):
+        chosen["hidden"] = _widths(chosen["hidden"])
+    if chosen.get("seeds", 1) != 1:
+        _check_seeds(chosen)
+    known = {field.name for field in fields(Settings)}
+    options = {name: value for name, value in chosen.items() if name not in known}
+    return Settings(**{name: value for name, value in chosen.items() if name in known}), options
 
 
-def _check_seeds(given: Mapping[str, Any]) -> None:
-    if not 1 <= given["seeds"] <= MAX_SEEDS:
-        raise InputError("bad number of seeds", got=str(given["seeds"]), expected=f"1 to {MAX_SEEDS}", hint="--seeds 8")
+def _check_seeds(chosen: Mapping[str, Any]) -> None:
+    if not 1 <= chosen["seeds"] <= MAX_SEEDS:
+        raise InputError(
+            "bad number of seeds", got=str(chosen["seeds"]), expected=f"1 to {MAX_SEEDS}", hint="--seeds 8"
+        )
     for name in ("checkpoint", "resume", "debug", "log", "plot"):
-        if given.get(name):
+        if chosen.get(name):
             raise InputError(
-                f"--{name} is of one run", got=f"--{name} and --seeds {given['seeds']}", expected="one of them",
+                f"--{name} needs a single run", got=f"--{name} and --seeds {chosen['seeds']}", expected="one of them",
                 hint="--seed N for a single network",
             )  # fmt: skip
 
@@ -106,7 +108,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The checked keys and values of a config file; InputError with the line of the mistake."""
     import tomllib
 
-    with open_input(path) as file, blaming(path):
+    with open_input(path) as file, naming_file(path):
         text = file.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
             raise FormatError("too long for a config file", got="more", expected=f"at most {MAX_CONFIG_BYTES:,} B")
@@ -114,13 +116,13 @@ def read_config(path: Path) -> dict[str, Any]:
             table = tomllib.loads(text.decode())
         except (ValueError, RecursionError) as error:  # invalid TOML, invalid UTF-8, an int with thousands of digits
             hint = 'keys and values: lr = 0.1, model = "digits"'
-            raise FormatError("not TOML", got=str(error), expected="a line a key", hint=hint) from None
+            raise FormatError("not TOML", got=str(error), expected="one key per line", hint=hint) from None
         kinds, found = known_keys(), dict[str, Any]()
         for name, value in table.items():
-            own = OTHER_NAMES.get(name, name)
-            if own in found:
-                raise InputError(f"two values of {own}", got=", ".join(table), expected="one", hint=f"{own} alone")
-            found[own] = _checked(name, value, kinds, text.decode(), path.parent)
+            key = ALIASES.get(name, name)
+            if key in found:
+                raise InputError(f"two values of {key}", got=", ".join(table), expected="one", hint=f"only {key}")
+            found[key] = _checked(name, value, kinds, text.decode(), path.parent)
         return found
 
 
@@ -135,15 +137,15 @@ def known_keys() -> dict[str, type]:
 def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder: Path) -> Any:
     lines = [i for i, line in enumerate(text.splitlines(), 1) if re.match(rf"\W*{re.escape(name)}\b", line)]
     where = f"line {lines[0]}: " if lines else ""
-    own = OTHER_NAMES.get(name, name)
+    key = ALIASES.get(name, name)
     try:
-        check_name(own, list(kinds), "key")
+        check_name(key, list(kinds), "key")
     except InputError as error:
         hint = error.hint or f"leave {show(name)} out"
         raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=hint) from None
-    kind = kinds[own]
+    kind = kinds[key]
     if isinstance(value, str) and "\0" in value:  # never a valid name, and system calls reject it
-        raise InputError(f"{where}bad {name}", got=show(value), expected="text without zero bytes", hint=f"mend {name}")
+        raise InputError(f"{where}bad {name}", got=show(value), expected="text without zero bytes", hint=f"fix {name}")
     if kind is Path and isinstance(value, str):
         return folder / value
     if kind is float and type(value) is int and abs(value) <= MAX_FLOAT32:
@@ -157,10 +159,10 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
     if type(value) is kind:
         return str(folder / str(value)) if name in _MAYBE_FILES and _is_file(folder / str(value)) else value
     expected = {
-        str: 'a word, as "digits"', Path: 'a path, as "out.onnx"', int: "a whole number", float: "a number",
-        bool: "true or false", NoneType: 'as "balanced", [1, 5] or {1 = 5}',
-    }.get(kind, "whole numbers above 0, as [320, 160]")  # fmt: skip
-    raise InputError(f"{where}bad {name}", got=show(value), expected=expected, hint=f"mend {name}")
+        str: 'a string, e.g. "digits"', Path: 'a path, e.g. "out.onnx"', int: "a whole number", float: "a number",
+        bool: "true or false", NoneType: '"balanced", [1, 5] or {1 = 5}',
+    }.get(kind, "whole numbers above 0, e.g. [320, 160]")  # fmt: skip
+    raise InputError(f"{where}bad {name}", got=show(value), expected=expected, hint=f"fix {name}")
 
 
 def _is_file(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""--log: the settings, then one line per epoch, each a JSON object, each written as soon as it is known.
+"""--log: the options, then one line per epoch, each a JSON object, each written as soon as it is known.
 
 A reader always finds complete lines, however the run ended. The log of an earlier run is kept until the new training
 starts; then a new file with its first line replaces it atomically.
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from onchip.cli.talk import plain
+from onchip.cli.output import json_value
 from onchip.files import atomic_write, write_error
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def log_head(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """The first line: the settings and the versions."""
+    """The first line: the options and the versions."""
     import numpy
 
     from onchip import __version__
@@ -51,10 +51,10 @@ class TrainLog:
             return
         line, size_before = _line(asdict(epoch)), os.fstat(self._fd).st_size
         try:
-            # In one write: a killed process has written the whole line or nothing.
+            # In one write: a killed process leaves the whole line or nothing.
             while line:
                 line = line[os.write(self._fd, line) :]
-        except BaseException as error:  # a full disk may take part of a line
+        except BaseException as error:  # a full disk may accept part of a line
             os.ftruncate(self._fd, size_before)
             if isinstance(error, OSError):
                 raise write_error(self._path, error) from None
@@ -69,4 +69,4 @@ class TrainLog:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(plain(document), allow_nan=False).encode() + b"\n"
+    return json.dumps(json_value(document), allow_nan=False).encode() + b"\n"

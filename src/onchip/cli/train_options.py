@@ -1,4 +1,4 @@
-"""The options of `onchip train`. They have no defaults: a value that is not given comes from the config file or the
+"""The options of `onchip train`. None has a default here: an omitted value comes from the config file or the
 workload.
 """
 
@@ -28,85 +28,87 @@ Model = Annotated[
     ),
 ]
 Config = Annotated[
-    Path | None, Option(metavar="FILE", help="A .toml with the options: lr = 0.1. The command line goes before it.")
+    Path | None, Option(metavar="FILE", help="A .toml file with options (lr = 0.1). The command line overrides it.")
 ]
 Data = Annotated[
     str | None,
-    Option(help="mnist, sklearn (8x8 digits) or auto; of your own a .csv, .npy, idx or idx.gz."),
+    Option(help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz."),
 ]
 Labels = Annotated[
     str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")
 ]
-TestData = Annotated[str | None, Option(metavar="FILE", help="Rows of your own to test on.")]
-TestLabels = Annotated[str | None, Option(help="Their labels; for a .csv as --labels if not given.")]
+TestData = Annotated[str | None, Option(metavar="FILE", help="Your rows to test on.")]
+TestLabels = Annotated[str | None, Option(help="Labels of --test-data; for a .csv the default is --labels.")]
 TestShare = Annotated[
     float | None,
-    Option(help="Share of your rows to test on, chosen by the seed, without --test-data; 0.2 if not given."),
+    Option(help="Without --test-data: share of your rows to test on, chosen by the seed; 0.2 if not given."),
 ]
-Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; else the model's.")]
+Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; default: the model's.")]
 Activation = Annotated[
-    str | None, Option(help=f"{', '.join(ACTIVATIONS)}: between the layers of a new network; else the model's.")
+    str | None, Option(help=f"{', '.join(ACTIVATIONS)}: activation of a new network; default: the model's.")
 ]
 Scale = Annotated[
     bool | None,
     Option(
         "--scale/--no-scale",
-        help="Train on columns, and number targets, of mean 0 and deviation 1, folded into the network: it reads raw "
-        "rows. [default: scale for tables of your own]",
+        help="Standardise columns and regression targets (mean 0, deviation 1). The scaling is folded into the saved "
+        "network, which reads raw rows. [default: scale for your own tables]",
     ),
 ]
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 
-Loss = Annotated[str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for numbers")]
+Loss = Annotated[
+    str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for regression.")
+]
 LabelSmoothing = Annotated[
-    float | None, _training("label_smoothing", "Of cross_entropy: share of a target that all classes have alike.")
+    float | None, _training("label_smoothing", "For cross_entropy: share of the target spread over all classes.")
 ]
 ClassWeight = Annotated[
     str | None,
-    Option(metavar="W,W", help="Of cross_entropy: balanced, or what rows of each class count. [default: 1 each]"),
+    Option(metavar="W,W", help="For cross_entropy: balanced, or one weight per class. [default: 1 each]"),
 ]
 Optimiser = Annotated[str | None, _training("optimiser", f"{', '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
 Lr = Annotated[float | None, _training("lr", "Learning rate.", "--lr", "--learning-rate")]
-Momentum = Annotated[float | None, _training("momentum", "Of sgd.")]
+Momentum = Annotated[float | None, _training("momentum", "For sgd.")]
 WeightDecay = Annotated[
-    float | None, _training("weight_decay", "Share of the weights added to their gradients; adamw: taken off weights.")
+    float | None, _training("weight_decay", "Added to the gradient, times the weight; adamw: decoupled.")
 ]
-ClipNorm = Annotated[float | None, _training("clip_norm", "The longest gradient of a batch; 0: any.")]
-Schedule = Annotated[str | None, _training("schedule", f"Of the learning rate: {', '.join(SCHEDULES)}.")]
-StepEvery = Annotated[int | None, _training("step_every", "Epochs between the drops of step.")]
-StepFactor = Annotated[float | None, _training("step_factor", "By which they multiply the learning rate.")]
-BatchSize = Annotated[int | None, _training("batch_size", "Rows an update.")]
+ClipNorm = Annotated[float | None, _training("clip_norm", "Largest norm of a batch's gradient; 0: no limit.")]
+Schedule = Annotated[str | None, _training("schedule", f"Learning rate schedule: {', '.join(SCHEDULES)}.")]
+StepEvery = Annotated[int | None, _training("step_every", "For step: epochs between drops.")]
+StepFactor = Annotated[float | None, _training("step_factor", "For step: factor of a drop.")]
+BatchSize = Annotated[int | None, _training("batch_size", "Rows per update.")]
 Epochs = Annotated[int | None, _training("epochs", "Passes over the data.")]
 Validation = Annotated[
-    float | None, _training("validation", "Share of the training rows that is held back and judged every epoch.")
+    float | None, _training("validation", "Share of the training rows held out and evaluated every epoch.")
 ]
 Patience = Annotated[
-    int | None, _training("patience", "Stop after so many epochs without a better validation loss; 0: never.")
+    int | None, _training("patience", "Stop after N epochs without a better validation loss; 0: never.")
 ]
 Shuffle = Annotated[
-    bool | None, Option("--shuffle/--no-shuffle", help="Another order of the rows every epoch. [default: shuffle]")
+    bool | None, Option("--shuffle/--no-shuffle", help="Use a new row order every epoch. [default: shuffle]")
 ]
-Precision = Annotated[str | None, _training("precision", "Of products: tf32, bf16 or fp16 on a GPU.")]
-Seed = Annotated[int | None, _training("seed", "Of the first weights, the order, and what is held back.")]
+Precision = Annotated[str | None, _training("precision", "Of matmul inputs: fp32; on a GPU also tf32, bf16, fp16.")]
+Seed = Annotated[int | None, _training("seed", "Of initial weights, row order and held-out rows.")]
 Seeds = Annotated[
-    int | None, Option(metavar="N", help="Train N networks side by side, with the seeds from --seed on; keep the best.")
+    int | None, Option(metavar="N", help="Train N networks in parallel, with seeds from --seed on; keep the best.")
 ]
 
 Ranks = Annotated[
     int | None,
-    Option(metavar="N", help="As so many MPI ranks of this machine: seeds, or rows of large batches."),
+    Option(metavar="N", help="Run as N MPI ranks here; they share the seeds, or the rows of large batches."),
 ]
 
 Checkpoint = Annotated[
-    Path | None, Option(metavar="DIR", help="Where the run keeps its state, so that it can be taken up again.")
+    Path | None, Option(metavar="DIR", help="Folder for checkpoints; --resume continues from the newest.")
 ]
-CheckpointEvery = Annotated[float | None, Option(metavar="SECONDS", help="At most so often; 10 if not given.")]
-Resume = Annotated[bool | None, Option("--resume", help="Go on from what is in --checkpoint, if there is anything.")]
-Debug = Annotated[
-    bool | None, Option("--debug", help="Stop at the first number that is not finite, and say where it appears.")
+CheckpointEvery = Annotated[
+    float | None, Option(metavar="SECONDS", help="Least time between checkpoints; 10 if not given.")
 ]
-Log = Annotated[Path | None, Option(metavar="FILE", help="The .jsonl to write: what was asked, then a line an epoch.")]
-Plot = Annotated[Path | None, Option(metavar="FILE", help="The .png, .svg or .pdf to draw the learning curve in.")]
+Resume = Annotated[bool | None, Option("--resume", help="Continue from the newest checkpoint in --checkpoint, if any.")]
+Debug = Annotated[bool | None, Option("--debug", help="Stop at the first NaN or infinity and report where it appears.")]
+Log = Annotated[Path | None, Option(metavar="FILE", help="Write a .jsonl: the options, then one line per epoch.")]
+Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the learning curve: .png, .svg or .pdf.")]
 Device = Annotated[
     str | None,
     Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False, autocompletion=completes(DEVICES)),

@@ -1,4 +1,4 @@
-"""The graph of a network as JSON: what stands beside the weights in a .safetensors file.
+"""The graph of a network as JSON, stored with the weights in a .safetensors file.
 
 {"version": 1, "name": "mlp",
  "inputs":  [{"name": "x", "shape": ["B", 784], "dtype": "float32"}],
@@ -35,7 +35,7 @@ def graph_to_json(net: Network) -> str:
     return json.dumps({
         "version": FORMAT_VERSION,
         "name": net.name,
-        "inputs": [{"name": name, "shape": given.shape, "dtype": given.dtype} for name, given in net.inputs.items()],
+        "inputs": [{"name": name, "shape": kind.shape, "dtype": kind.dtype} for name, kind in net.inputs.items()],
         "nodes": [
             {
                 "name": node.name, "kind": node.layer.kind, "attributes": _attributes(node.layer),
@@ -65,16 +65,16 @@ def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
     version = graph.get("version")
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise FormatError(
-            "the graph is of another version", got=f"version {show(version)}", expected=f"version {FORMAT_VERSION}",
-            hint="a newer onchip, or save the network again with this one",
+            "unsupported version of the graph", got=f"version {show(version)}", expected=f"version {FORMAT_VERSION}",
+            hint="a newer onchip, or save the network again with this version",
         )  # fmt: skip
     inputs: dict[str, TensorType] = {}
-    for given in _list(graph, "inputs", "the graph"):
-        name = _field(str, given, "name", "an input")
-        check_keys(given, ("name", "shape", "dtype"), f"input '{name}'")
+    for entry in _list(graph, "inputs", "the graph"):
+        name = _field(str, entry, "name", "an input")
+        check_keys(entry, ("name", "shape", "dtype"), f"input '{name}'")
         if name in inputs:
             raise FormatError(f"two inputs are called '{name}'")
-        inputs[name] = _tensor_type(given, f"input '{name}'")
+        inputs[name] = _tensor_type(entry, f"input '{name}'")
     nodes = tuple(_node(entry) for entry in _list(graph, "nodes", "the graph"))
     outputs = tuple(_need(str, output, "an output") for output in _list(graph, "outputs", "the graph"))
     return Network(inputs, nodes, outputs, weights, _field(str, graph, "name", "the graph"))
@@ -85,8 +85,8 @@ def parse_json(text: str, where: str, start: int | None = None) -> object:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
-        place = "" if start is None else f" at byte {start + error.pos}"
-        raise FormatError(f"{where} is not JSON", got=f"{error.msg}{place}", expected="JSON") from None
+        position = "" if start is None else f" at byte {start + error.pos}"
+        raise FormatError(f"{where} is not JSON", got=f"{error.msg}{position}", expected="JSON") from None
     except RecursionError:
         raise FormatError(f"{where} is nested too deeply", expected="a few levels of JSON") from None
     except FormatError:
@@ -103,12 +103,12 @@ def check_keys(entry: Mapping[str, object], known: Sequence[str], where: str) ->
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise FormatError(f"the name {show(twice)} stands twice in one JSON object", expected="unique names")
-    return made
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FormatError(f"the key {show(repeated)} occurs twice in one JSON object", expected="unique keys")
+    return result
 
 
 def _node(entry: Any) -> Node:
@@ -127,14 +127,14 @@ def _node(entry: Any) -> Node:
 def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
     if kind not in LAYERS:
         raise FormatError(
-            f"{where} is of an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)),
+            f"{where} has an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)),
             hint=did_you_mean(kind, LAYERS) or "a newer onchip",
         )  # fmt: skip
     cls = LAYERS[kind]
     known = [field.name for field in dataclasses.fields(cls)]
     if unknown := [key for key in attributes if key not in known]:
         raise FormatError(
-            f"{where} ({kind}) has other attributes", got=show(", ".join(unknown)), expected=", ".join(known) or "none",
+            f"{where} ({kind}): unknown attributes", got=show(", ".join(unknown)), expected=", ".join(known) or "none",
             hint=did_you_mean(unknown[0], known),
         )  # fmt: skip
     fields = dataclasses.fields(cls)
@@ -166,7 +166,7 @@ def _as_declared(value: object, hint: Any, where: str) -> object:
     if hint in (float, bool, str, types.NoneType) and type(value) is hint:
         return value
     expected = hint.__name__ if isinstance(hint, type) and not inner else str(hint).replace("typing.", "")
-    raise FormatError(f"{where} has a wrong value", got=show(value), expected=expected)
+    raise FormatError(f"{where} has an invalid value", got=show(value), expected=expected)
 
 
 def _tensor_type(entry: object, where: str) -> TensorType:
@@ -195,5 +195,5 @@ def _need(kind: type[T], value: object, where: str) -> T:
         expected = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
         raise FormatError(f"{where} has the wrong type", got=show(value), expected=expected)
     if isinstance(value, str) and not is_text(value):
-        raise FormatError(f"{where} is no text", got=show(value), expected="Unicode")
+        raise FormatError(f"{where} is not valid text", got=show(value), expected="valid Unicode")
     return value

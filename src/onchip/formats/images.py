@@ -1,4 +1,4 @@
-"""Images as .bmp and .png: every row is an image; all are tiled into one square.
+"""Images as .bmp and .png: each row is an image; all rows are tiled into one square.
 
 N images form a square of ceil(sqrt N) by ceil(sqrt N) tiles in row-major order; the rest is black. One line of tiles is
 in memory at a time.
@@ -25,11 +25,11 @@ _MAX_BMP_BYTES = (1 << 32) - 1  # the header has a 32-bit size
 _MAX_SIDE = (1 << 31) - 1  # sides are signed 32-bit in both headers
 
 
-def is_image(given: TensorType) -> bool:
+def is_image(row_type: TensorType) -> bool:
     """Whether a row can be drawn: (H, W), (H, W, 1) or (H, W, 3), bytes or floats in [-1, 1]."""
-    shape = given.row_shape
+    shape = row_type.row_shape
     drawn = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
-    return drawn and 0 not in shape and (given.dtype == "uint8" or "float" in given.dtype)
+    return drawn and 0 not in shape and (row_type.dtype == "uint8" or "float" in row_type.dtype)
 
 
 def to_pixels(x: Array) -> Array:
@@ -45,42 +45,42 @@ class _TileWriter(RowWriter):
         super().__init__(path, shape, dtype)
         if not is_image(TensorType(("B", *self.shape[1:]), self.dtype.name)):
             raise InputError(
-                f"cannot write {self.path}: the rows are no images", got=f"{self.dtype.name} {list(self.shape)}",
+                f"cannot write {self.path}: the rows are not images", got=f"{self.dtype.name} {list(self.shape)}",
                 expected="rows (H, W, 3), (H, W, 1) or (H, W), float or uint8",
                 hint=f"-o {self.path.with_suffix('.npy')}",
             )  # fmt: skip
         if self.shape[0] == 0:
             got, hint = "0 rows", f"-o {self.path.with_suffix('.npy')} can be empty"
-            raise InputError(f"cannot write {self.path}: no image", got=got, expected="at least 1 row", hint=hint)
-        self._across = math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in integers
-        self._height, self._width = self._across * self.shape[1], self._across * self.shape[2]
+            raise InputError(f"cannot write {self.path}: no images", got=got, expected="at least 1 row", hint=hint)
+        self._side = math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in integers
+        self._height, self._width = self._side * self.shape[1], self._side * self.shape[2]
         if max(self._height, self._width) > _MAX_SIDE:
-            raise self._too_large(f"at most {_MAX_SIDE:,} pixels a side")
-        self._tiles = np.zeros((self._across, self.shape[1], self.shape[2], 3), np.uint8)
+            raise self._too_large(f"at most {_MAX_SIDE:,} pixels per side")
+        self._tiles = np.zeros((self._side, self.shape[1], self.shape[2], 3), np.uint8)
 
     @abc.abstractmethod
-    def _write_band(self, file: IO[bytes], number: int, pixels: Array) -> None:
-        """Write a line of tiles, (tile height, self._width, 3) RGB; called for 0, 1, ... self._across - 1."""
+    def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
+        """Write a line of tiles, (tile height, self._width, 3) RGB; called for 0, 1, ... self._side - 1."""
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
         colours = self.shape[3] if len(self.shape) == 4 else 1
         images = to_pixels(rows).reshape(len(rows), *self.shape[1:3], colours)
         done = 0
         while done < len(images):
-            band, column = divmod(self.rows + done, self._across)
-            count = min(self._across - column, len(images) - done)
+            band, column = divmod(self.rows + done, self._side)
+            count = min(self._side - column, len(images) - done)
             self._tiles[column : column + count] = images[done : done + count]  # gray is broadcast to all channels
             done += count
             is_last = self.rows + done == self.shape[0]
-            if is_last or column + count == self._across:
-                for number in range(band, self._across if is_last else band + 1):  # the rest of the square is black
-                    self._write_band(file, number, self._tiles.transpose(1, 0, 2, 3).reshape(-1, self._width, 3))
+            if is_last or column + count == self._side:
+                for each in range(band, self._side if is_last else band + 1):  # the rest of the square is black
+                    self._write_band(file, each, self._tiles.transpose(1, 0, 2, 3).reshape(-1, self._width, 3))
                     self._tiles[...] = 0
 
     def _too_large(self, expected: str) -> InputError:
         got = f"{self._width:,} x {self._height:,} pixels"
         hint = f"fewer rows, or -o {self.path.with_suffix('.npy')}"
-        return InputError(f"cannot write {self.path}: the picture is too large", got=got, expected=expected, hint=hint)
+        return InputError(f"cannot write {self.path}: the image is too large", got=got, expected=expected, hint=hint)
 
 
 class BmpWriter(_TileWriter):
@@ -98,29 +98,29 @@ class BmpWriter(_TileWriter):
         sizes = self._width, self._height, 1, 24, 0, self._file_bytes - _BMP_HEADER_BYTES
         file.write(struct.pack("<IiiHHIIiiII", 40, *sizes, 0, 0, 0, 0))
 
-    def _write_band(self, file: IO[bytes], number: int, pixels: Array) -> None:
+    def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
         lines = np.zeros((len(pixels), self._line_bytes), np.uint8)
         lines[:, : self._width * 3] = pixels[::-1, :, ::-1].reshape(len(pixels), -1)
-        file.seek(_BMP_HEADER_BYTES + (self._across - 1 - number) * lines.size)
+        file.seek(_BMP_HEADER_BYTES + (self._side - 1 - band) * lines.size)
         file.write(lines.data)
 
 
 class PngWriter(_TileWriter):
-    """8 bits per channel, no filter, zlib level 1: higher levels make faces no smaller."""
+    """8 bits per channel, no filter, zlib level 1: higher levels do not compress images of faces further."""
 
     def _begin(self, file: IO[bytes]) -> None:
         self._packer = zlib.compressobj(1)
         file.write(b"\x89PNG\r\n\x1a\n")
         _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", self._width, self._height, 8, 2, 0, 0, 0))
 
-    def _write_band(self, file: IO[bytes], number: int, pixels: Array) -> None:
+    def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
         lines = np.zeros((len(pixels), 1 + self._width * 3), np.uint8)  # leading byte: no filter
         lines[:, 1:] = pixels.reshape(len(pixels), -1)
         packed = self._packer.compress(lines.data)
-        if number == self._across - 1:
+        if band == self._side - 1:
             packed += self._packer.flush()
         _write_chunk(file, b"IDAT", packed)
-        if number == self._across - 1:
+        if band == self._side - 1:
             _write_chunk(file, b"IEND", b"")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onchip.errors import InputError
-from onchip.formats.unreadable import explain_format
+from onchip.formats.foreign_formats import foreign_format_error
 from onchip.formats.weights.safetensors_file import read_safetensors, write_safetensors
 from onchip.network.graph import Network, check_network
 
@@ -36,20 +36,20 @@ SUFFIXES = tuple(READERS)
 def load_file(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
     """Load a network from a file; FormatError if it is missing or damaged, InputError if its suffix is unknown.
 
-    shapes  sizes of inputs that an ONNX file leaves open
+    shapes  sizes of the dynamic axes of an ONNX file's inputs
     """
     source = Path(path)
     if source.suffix.lower() not in READERS:
-        raise explain_format(source, list(READERS)) or _unknown_suffix(source, "read", list(READERS))
+        raise foreign_format_error(source, list(READERS)) or _unknown_suffix(source, "read", list(READERS))
     if shapes is not None:
         if source.suffix.lower() != ".onnx":
-            raise no_open_sizes(str(source))
+            raise shapes_error(str(source))
         return _read_onnx(source, shapes)
     return READERS[source.suffix.lower()](source)
 
 
 def save(net: Network, path: str | os.PathLike[str]) -> None:
-    """Write a network to a .onnx or .safetensors file. The file appears atomically."""
+    """Write a network to a .onnx or .safetensors file, atomically."""
     check_network(net)
     if not isinstance(path, str | os.PathLike):
         raise InputError("not a path", got=type(path).__name__, expected="str or Path", hint="model.onnx")
@@ -59,10 +59,10 @@ def save(net: Network, path: str | os.PathLike[str]) -> None:
     WRITERS[target.suffix.lower()](net, target)
 
 
-def no_open_sizes(model: str) -> InputError:
-    """The error for shapes given to a model without open sizes."""
+def shapes_error(model: str) -> InputError:
+    """The error for `shapes` with anything but an ONNX file."""
     return InputError(
-        "shapes are for the open sizes of an ONNX file", got=f"shapes for {model}", expected="a .onnx file",
+        "shapes set the dynamic axes of an ONNX file", got=f"shapes for {model}", expected="a .onnx file",
         hint="leave them out",
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ def name_values(net: Network, inputs: Mapping[str, str], outputs: Sequence[str])
     """Rename the network's inputs, and its outputs to `outputs`, in order.
 
     A layer has its output's name. An output that is an input, or another output under a second name, becomes an
-    Identity. A name that is taken by an input or occurs twice gets a number; so does a layer with such a name.
+    Identity. A name that an input has or that occurs twice gets a numeric suffix; so does a layer with such a name.
     """
     names = {name: inputs.get(name, name) for name in net.inputs}  # old name of a value -> new name
     taken = set(names.values())
@@ -39,5 +39,5 @@ def name_values(net: Network, inputs: Mapping[str, str], outputs: Sequence[str])
         dataclasses.replace(node, name=names.get(node.name, node.name), inputs=tuple(names[v] for v in node.inputs))
         for node in (*net.nodes, *copies.values())
     ]
-    types = {names[name]: given for name, given in net.inputs.items()}
+    types = {names[name]: input_type for name, input_type in net.inputs.items()}
     return Network(types, tuple(nodes), tuple(named), net.weights, net.name, net.meaning)

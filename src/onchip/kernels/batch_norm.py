@@ -1,4 +1,4 @@
-"""A BatchNorm that was not folded into a Linear or convolution, as pointwise operations: the same on both devices."""
+"""A BatchNorm that was not folded into a Linear or convolution, as pointwise operations, for all devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
     return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
 
 
-def batch_norm_parts(node: Node, channels: int, dtype: str) -> list[tuple[type[Broadcast], Recipe]]:
+def batch_norm_ops(node: Node, channels: int, dtype: str) -> list[tuple[type[Broadcast], Recipe]]:
     """(x - mean) * factor + bias: the subtraction first, since values far from 0 would lose digits otherwise.
 
     The operations in order, each with a constant of one value per channel.

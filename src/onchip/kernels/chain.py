@@ -71,14 +71,14 @@ class Chain:
         normaliser = self.normaliser if stop == len(self.layers) else ""
         return Chain(nodes, self.layers[start:stop], normaliser, self.vectors, tuple(end - begin for end in ends))
 
-    def behind(self, nodes: tuple[str, ...]) -> Chain:
+    def with_leading(self, nodes: tuple[str, ...]) -> Chain:
         """The chain preceded by nodes that do not compute."""
         ends = tuple(end + len(nodes) for end in self.ends)
         return dataclasses.replace(self, nodes=(*nodes, *self.nodes), ends=ends)
 
 
-# Chains of a network, by the query: the index of a chain's layer -> the chain, and the layer's number in it. A
-# kernel may query every layer of a chain, and walking it each time would be quadratic in its length.
+# Cached chains of a network, per query: the node index of a layer -> its chain, and its index in it. A kernel may query
+# every layer of a chain, and walking it each time would be quadratic in its length.
 _Found = dict[int, tuple[Chain, int]]
 _FOUND: weakref.WeakKeyDictionary[Network, dict[object, _Found]] = weakref.WeakKeyDictionary()
 
@@ -101,10 +101,10 @@ def find_chain(
     found = _FOUND.setdefault(net, {}).setdefault((activations, casts), {})
     if first not in found:
         found |= _walk(net, first, activations, casts)
-    chain, number = found[first]
-    stop = len(chain.layers) if most is None else min(number + most, len(chain.layers))
-    chain = chain if stop - number == len(chain.layers) else chain.part(number, stop)
-    return chain if first == start else chain.behind(tuple(net.nodes[i].name for i in range(start, first)))
+    chain, index = found[first]
+    stop = len(chain.layers) if most is None else min(index + most, len(chain.layers))
+    chain = chain if stop - index == len(chain.layers) else chain.part(index, stop)
+    return chain if first == start else chain.with_leading(tuple(net.nodes[i].name for i in range(start, first)))
 
 
 def first_layer(net: Network, start: int, casts: bool = False) -> int | None:
@@ -167,11 +167,11 @@ def _walk(net: Network, start: int, activations: tuple[type[Elementwise], ...], 
         ends[-1] = len(nodes)
     chain = Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors, tuple(ends))
     begins = [0, *ends[:-1]]
-    return {start + begin: (chain, number) for number, begin in enumerate(begins)}
+    return {start + begin: (chain, index) for index, begin in enumerate(begins)}
 
 
 def forward_cost(net: Network, chain: Chain) -> Cost:
-    """What any kernel must move and compute: x in, y out, every weight once per launch."""
+    """The bytes and flop of any kernel: x in, y out, every weight once per launch."""
     nodes = [net.by_name[name] for name in chain.nodes]
     weights = sum(layer.D_out * (layer.D_in + (layer.bias is not None)) for layer in chain.layers)
     return Cost(
@@ -187,7 +187,7 @@ def end_dtypes(net: Network, chain: Chain) -> tuple[str, str]:
 
 
 def why_not_float32(net: Network, chain: Chain) -> str:
-    """ "" if all of it is float32, else the first thing that is not: no kernel converts silently."""
+    """ "" if x and all weights are float32, else the first that is not: no kernel converts silently."""
     first = net.by_name[chain.nodes[0]]
     dtypes = {first.inputs[0]: net.types[first.inputs[0]].dtype}
     for layer in chain.layers:
@@ -219,9 +219,9 @@ def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
         yield dataclasses.replace(claim, reads=reads, writes={node.name: CHANNELS_LAST})
 
 
-def given_ids(net: Network, value: str) -> set[str] | None:
-    """The inputs whose ids a value holds, only moved; None if anything is computed in between."""
-    makers = net.by_name
+def ids_input(net: Network, value: str) -> set[str] | None:
+    """The network inputs whose ids a value holds, only reordered; None if anything is computed in between."""
+    nodes = net.by_name
     found: set[str] = set()
     seen: set[str] = set()
     waiting = [value]
@@ -229,9 +229,9 @@ def given_ids(net: Network, value: str) -> set[str] | None:
         value = waiting.pop()
         if value in net.inputs:
             found.add(value)
-        elif isinstance(makers[value].layer, Reshape | Permute | Concat | Identity):
-            waiting += [before for before in makers[value].inputs if before not in seen]
-            seen.update(makers[value].inputs)
+        elif isinstance(nodes[value].layer, Reshape | Permute | Concat | Identity):
+            waiting += [source for source in nodes[value].inputs if source not in seen]
+            seen.update(nodes[value].inputs)
         else:
             return None
     return found

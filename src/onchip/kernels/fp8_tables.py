@@ -14,7 +14,7 @@ from onchip.network.types import numpy_dtype
 
 FP8, LARGEST = "float8_e4m3fn", 448.0
 LEAST = np.float32(1e-32)  # below this a channel is stored as zeros: LARGEST / peak could overflow
-_PIECE = 1024  # rows at a time: tables are large
+_CHUNK = 1024  # rows at a time: tables are large
 
 
 def peaks_of(tables: str | Recipe, C: int) -> Recipe:
@@ -26,8 +26,8 @@ def peaks_of(tables: str | Recipe, C: int) -> Recipe:
 def table_peaks(tables: Array) -> Array:
     """(V, K, C) -> (C): LARGEST times a power of two, the next one above a channel's largest finite magnitude."""
     peaks = np.zeros(tables.shape[2], np.float32)
-    for v in range(0, len(tables), _PIECE):
-        sizes = np.abs(tables[v : v + _PIECE].astype(np.float32))
+    for v in range(0, len(tables), _CHUNK):
+        sizes = np.abs(tables[v : v + _CHUNK].astype(np.float32))
         np.maximum(peaks, np.where(np.isfinite(sizes), sizes, 0).max(axis=(0, 1)), out=peaks)
     bits = (peaks / np.float32(LARGEST)).view(np.uint32)
     powers = ((bits + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)  # rounded up to a power of two
@@ -38,14 +38,14 @@ def table_peaks(tables: Array) -> Array:
 
 def in_fp8(tables: Array, peaks: Array) -> Array:
     """(V, K, C) as e4m3 values, each channel times LARGEST over its peak; NaN for what is not finite."""
-    made = np.empty(tables.shape, numpy_dtype(FP8))
+    values = np.empty(tables.shape, numpy_dtype(FP8))
     with np.errstate(all="ignore"):
         factors = np.where(peaks > LEAST, np.float32(LARGEST) / peaks, np.float32(0))
-        for v in range(0, len(tables), _PIECE):
-            made[v : v + _PIECE] = (tables[v : v + _PIECE].astype(np.float32) * factors).astype(made.dtype)
-    return made
+        for v in range(0, len(tables), _CHUNK):
+            values[v : v + _CHUNK] = (tables[v : v + _CHUNK].astype(np.float32) * factors).astype(values.dtype)
+    return values
 
 
 def scales(peaks: Array) -> Array:
-    """What the values of each channel must be multiplied by."""
+    """The factor of each channel's values."""
     return peaks * np.float32(1 / LARGEST)

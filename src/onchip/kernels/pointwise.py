@@ -1,9 +1,9 @@
-"""The pointwise operations: one or two elements in, one out. One row per operation, one column per engine.
+"""The pointwise operations: one or two elements in, one out. One row per operation, one column per backend.
 
-| column                | where its arithmetic is                                                                 |
+| column                | its implementation                                                                      |
 | --------------------- | --------------------------------------------------------------------------------------- |
 | `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the reference                             |
-| `cpu`                 | `kernels/cpu/elementwise/`: a vectorised loop, by this code                             |
+| `cpu`                 | `kernels/cpu/elementwise/`: a vectorised loop, selected by this code                    |
 | `cuda`                | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
 
 A test runs all columns of every row on the same values.
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from onchip.kernels.reference.base import Backward, Forward
     from onchip.network.graph import Network, Node
 
-# The `cpu` column. The compiled loops compare with these; 0 is no operation, and the tile's own last step does RELU.
+# Codes of the `cpu` column, as the compiled loops read them. The gemm microkernel itself applies RELU.
 IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
 CLIP, ELU_CODE, SELU_CODE, HARD_SIGMOID, HARD_SWISH, SOFTPLUS, SOFTSIGN, MISH = range(8, 16)
 
@@ -81,10 +81,10 @@ class Operation:
     layer: type[Layer]
     cuda: str  # the struct's name
     cpu: int | None = None  # None: no compiled loop, NumPy computes it
-    variant: str = ""  # of a layer that is several operations: its distinguishing attribute
-    parameters: tuple[str, ...] = ()  # attributes passed to it; a bound of None is an infinity
-    slope_of_result: bool = False  # its derivative depends on its result alone: what on-chip training needs
-    behind_products: bool = False  # CUDA gemms fuse it: common/epilogue.cuh has a case for it
+    variant: str = ""  # for a layer with several rows: the attribute that selects this one
+    parameters: tuple[str, ...] = ()  # attributes passed to it; a bound of None is infinite
+    derivative_from_output: bool = False  # its derivative is a function of its result: on-chip training requires it
+    in_gemm_epilogue: bool = False  # CUDA gemms fuse it: common/epilogue.cuh has a case for it
 
     @property
     def forward(self) -> Forward:
@@ -99,36 +99,36 @@ class Operation:
 
         return BACKWARD.get(self.layer)
 
-    def told(self, layer: Layer) -> tuple[np.float32, ...]:
+    def float32_parameters(self, layer: Layer) -> tuple[np.float32, ...]:
         """The parameters of a layer, for float32 kernels."""
         return tuple(map(np.float32, self.parameter_values(layer)))
 
     def parameter_values(self, layer: Layer) -> tuple[float, ...]:
-        none = {"low": -math.inf, "high": math.inf}
-        given = [(name, getattr(layer, name)) for name in self.parameters]
-        return tuple(none[name] if value is None else value for name, value in given)
+        infinities = {"low": -math.inf, "high": math.inf}
+        attributes = [(name, getattr(layer, name)) for name in self.parameters]
+        return tuple(infinities[name] if value is None else value for name, value in attributes)
 
 
 OPERATIONS = (
-    Operation(ReLU, "ReLU", RELU, slope_of_result=True, behind_products=True),
-    Operation(LeakyReLU, "LeakyReLU", LEAKY, parameters=("slope",), slope_of_result=True, behind_products=True),
-    Operation(Clip, "Clip", CLIP, parameters=("low", "high"), behind_products=True),
-    Operation(Sigmoid, "Sigmoid", SIGMOID, slope_of_result=True, behind_products=True),
-    Operation(Tanh, "Tanh", TANH, slope_of_result=True, behind_products=True),
-    Operation(SiLU, "SiLU", SILU, behind_products=True),
-    Operation(GELU, "GELU", GELU_ERF, "none", behind_products=True),
-    Operation(GELU, "TanhGELU", GELU_TANH, "tanh", behind_products=True),
+    Operation(ReLU, "ReLU", RELU, derivative_from_output=True, in_gemm_epilogue=True),
+    Operation(LeakyReLU, "LeakyReLU", LEAKY, parameters=("slope",), derivative_from_output=True, in_gemm_epilogue=True),
+    Operation(Clip, "Clip", CLIP, parameters=("low", "high"), in_gemm_epilogue=True),
+    Operation(Sigmoid, "Sigmoid", SIGMOID, derivative_from_output=True, in_gemm_epilogue=True),
+    Operation(Tanh, "Tanh", TANH, derivative_from_output=True, in_gemm_epilogue=True),
+    Operation(SiLU, "SiLU", SILU, in_gemm_epilogue=True),
+    Operation(GELU, "GELU", GELU_ERF, "none", in_gemm_epilogue=True),
+    Operation(GELU, "TanhGELU", GELU_TANH, "tanh", in_gemm_epilogue=True),
     Operation(ToPixels, "ToPixels"),
     Operation(Cast, "Rounded<float>", variant="float32"),
     Operation(Cast, "Rounded<f16>", variant="float16"),
     Operation(Cast, "Rounded<bf16>", variant="bfloat16"),
-    Operation(ELU, "ELU", ELU_CODE, parameters=("alpha",), behind_products=True),
-    Operation(SELU, "SELU", SELU_CODE, behind_products=True),
-    Operation(HardSigmoid, "HardSigmoid", HARD_SIGMOID, parameters=("slope", "shift"), behind_products=True),
-    Operation(HardSwish, "HardSwish", HARD_SWISH, behind_products=True),
-    Operation(Softplus, "Softplus", SOFTPLUS, behind_products=True),
-    Operation(Softsign, "Softsign", SOFTSIGN, behind_products=True),
-    Operation(Mish, "Mish", MISH, behind_products=True),
+    Operation(ELU, "ELU", ELU_CODE, parameters=("alpha",), in_gemm_epilogue=True),
+    Operation(SELU, "SELU", SELU_CODE, in_gemm_epilogue=True),
+    Operation(HardSigmoid, "HardSigmoid", HARD_SIGMOID, parameters=("slope", "shift"), in_gemm_epilogue=True),
+    Operation(HardSwish, "HardSwish", HARD_SWISH, in_gemm_epilogue=True),
+    Operation(Softplus, "Softplus", SOFTPLUS, in_gemm_epilogue=True),
+    Operation(Softsign, "Softsign", SOFTSIGN, in_gemm_epilogue=True),
+    Operation(Mish, "Mish", MISH, in_gemm_epilogue=True),
     Operation(Abs, "Abs"),
     Operation(Sign, "Sign"),
     Operation(Sqrt, "Sqrt"),
@@ -142,12 +142,12 @@ OPERATIONS = (
     Operation(Floor, "Floor"),
     Operation(Ceil, "Ceil"),
     Operation(Round, "Round"),
-    Operation(ToInts, "Whole<long long>", variant="int64"),
-    Operation(ToInts, "Whole<int>", variant="int32"),
-    Operation(ToInts, "Whole<short>", variant="int16"),
-    Operation(ToInts, "Whole<signed char>", variant="int8"),
-    Operation(ToInts, "Whole<unsigned char>", variant="uint8"),
-    Operation(ToInts, "Whole<bool>", variant="bool"),
+    Operation(ToInts, "Truncated<long long>", variant="int64"),
+    Operation(ToInts, "Truncated<int>", variant="int32"),
+    Operation(ToInts, "Truncated<short>", variant="int16"),
+    Operation(ToInts, "Truncated<signed char>", variant="int8"),
+    Operation(ToInts, "Truncated<unsigned char>", variant="uint8"),
+    Operation(ToInts, "Truncated<bool>", variant="bool"),
     Operation(Add, "Add"),
     Operation(Mul, "Mul"),
     Operation(Max, "Max"),
@@ -170,16 +170,16 @@ def _kinds(rows: Iterable[Operation]) -> tuple[type[Elementwise], ...]:
     return tuple(dict.fromkeys(row.layer for row in rows if issubclass(row.layer, Elementwise)))
 
 
-# Layers that other kernels fuse into a gemm: CUDA's, the CPU's, and those that train.
-ACTIVATIONS = _kinds(row for row in OPERATIONS if row.behind_products)
+# Layers fused into the epilogue of a gemm: on CUDA, on the CPU, and in training.
+ACTIVATIONS = _kinds(row for row in OPERATIONS if row.in_gemm_epilogue)
 CPU_ACTIVATIONS = _kinds(row for row in OPERATIONS if row.cpu is not None)
-TRAINED = _kinds(row for row in OPERATIONS if row.slope_of_result)
+TRAINED = _kinds(row for row in OPERATIONS if row.derivative_from_output)
 BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 
 
 def may_divide_by_zero(net: Network, node: Node) -> bool:
-    """Whether it divides ints by anything but constants without a 0."""
+    """Whether a node divides ints by a value that may be 0: anything but a constant without zeros."""
     if not isinstance(node.layer, Div | Mod) or "float" in net.types[node.name].dtype:
         return False
     constant = net.weights[node.weights["constant"]] if "constant" in node.weights else None

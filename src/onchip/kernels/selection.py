@@ -1,4 +1,4 @@
-"""Selections and resizes along the axes of rows, as the kernels of every device do them: by index tables."""
+"""Selections and resizes along the axes of rows as index tables, for the kernels of every device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-AXES = MAX_RESIZED  # with tables
+AXES = MAX_RESIZED  # axes with tables
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Tables:
 
     outer: int
     x_row: int  # elements, like all sizes here
-    places: tuple[Array, ...]  # source offsets in elements of x, along n1, n2 and n3
+    offsets: tuple[Array, ...]  # source offsets in elements of x, along n1, n2 and n3
     run: int
 
 
@@ -37,33 +37,33 @@ def tables_of(row_shape: Sequence[int], chosen: Sequence[Array | None]) -> Table
     while axes and axes[0][1] is None:
         outer *= axes.pop(0)[0]
     x_row = run
-    places: list[Array] = []
-    for n, given in reversed(axes):
-        at = np.arange(n) if given is None else given
-        if not places:
+    offsets: list[Array] = []
+    for n, indices in reversed(axes):
+        at = np.arange(n) if indices is None else indices
+        if not offsets:
             block = _block(n, at)
             run, at = run * block, at[::block]
-        places.insert(0, np.where(at < 0, -1, at * x_row))
+        offsets.insert(0, np.where(at < 0, -1, at * x_row))
         x_row *= n
-    while len(places) > AXES:
-        first, second = places[0][:, None], places[1]
-        places[:2] = [np.where((first < 0) | (second < 0), -1, first + second).reshape(-1)]
-    return Tables(outer, x_row, (*[np.zeros(1, np.int64)] * (AXES - len(places)), *places), run)
+    while len(offsets) > AXES:
+        first, second = offsets[0][:, None], offsets[1]
+        offsets[:2] = [np.where((first < 0) | (second < 0), -1, first + second).reshape(-1)]
+    return Tables(outer, x_row, (*[np.zeros(1, np.int64)] * (AXES - len(offsets)), *offsets), run)
 
 
 def _block(n: int, at: Array) -> int:
-    """The largest block of consecutive elements that stays together and begins at a multiple of its size."""
+    """The largest block size such that blocks of x, aligned to it, stay contiguous in y."""
     for block in (16, 8, 4, 2):
         if n % block == 0 and len(at) % block == 0 and len(at):
-            parts = at.reshape(-1, block)
-            follow = parts == parts[:, :1] + np.arange(block)
-            if np.all((parts < 0).all(axis=1) | (follow.all(axis=1) & (parts[:, 0] % block == 0))):
+            blocks = at.reshape(-1, block)
+            follows = blocks == blocks[:, :1] + np.arange(block)
+            if np.all((blocks < 0).all(axis=1) | (follows.all(axis=1) & (blocks[:, 0] % block == 0))):
                 return block
     return 1
 
 
 def tables_for(layer: Selection, row_shape: tuple[int, ...], layout: str) -> Tables:
-    chosen = layer.places(row_shape)
+    chosen = layer.source_indices(row_shape)
     if layout == CHANNELS_LAST:
         row_shape, chosen = (*row_shape[1:], row_shape[0]), (*chosen[1:], chosen[0])
     return tables_of(row_shape, chosen)
@@ -91,20 +91,20 @@ class ResizeParts:
 
 
 def resize_parts(layer: LinearResize, x: TensorType, layout: str) -> ResizeParts | None:
-    """None if, in NHWC, too many axes lie between the first and the last that are resized."""
-    taps, row, made = _lying(layer, x.row_shape, layout)
+    """None if, in NHWC, too many axes are between the first and the last resized one."""
+    taps, row, sizes = _stored(layer, x.row_shape, layout)
     first, end = _resized(taps)
     if end - first > AXES:
         return None
     missing = AXES - (end - first)
-    n1, n2, n3 = (1,) * missing + made[first:end]
-    f1, f2, f3 = (False,) * missing + tuple(given is not None for given in taps[first:end])
+    n1, n2, n3 = (1,) * missing + sizes[first:end]
+    f1, f2, f3 = (False,) * missing + tuple(tap is not None for tap in taps[first:end])
     return ResizeParts(math.prod(row[:first]), math.prod(row[first:]), (n1, n2, n3), math.prod(row[end:]), (f1, f2, f3))
 
 
 def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> list[tuple[Taps, int]]:
     """The taps of the three axes with tables, and the stride of each in x."""
-    taps, row, _ = _lying(layer, row_shape, layout)
+    taps, row, _ = _stored(layer, row_shape, layout)
     first, end = _resized(taps)
     found = []
     for axis in range(first, end):
@@ -116,15 +116,15 @@ def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> l
 
 def _resized(taps: Sequence[Taps | None]) -> tuple[int, int]:
     """The first resized axis, and one past the last."""
-    found = [axis for axis, given in enumerate(taps) if given is not None] or [len(taps) - 1]
+    found = [axis for axis, tap in enumerate(taps) if tap is not None] or [len(taps) - 1]
     return found[0], found[-1] + 1
 
 
-def _lying(
+def _stored(
     layer: LinearResize, row_shape: tuple[int, ...], layout: str
 ) -> tuple[tuple[Taps | None, ...], tuple[int, ...], tuple[int, ...]]:
     """Taps, sizes of x and sizes of y, per axis of a row as stored."""
-    taps, made = layer.taps(row_shape), layer.sizes
+    taps, sizes = layer.taps(row_shape), layer.sizes
     if layout == CHANNELS_LAST:
-        return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*made[1:], made[0])
-    return taps, row_shape, made
+        return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*sizes[1:], sizes[0])
+    return taps, row_shape, sizes

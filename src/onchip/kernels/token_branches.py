@@ -1,4 +1,4 @@
-"""Parallel token convolutions, each up to its max over time: what both devices fuse into one pass over the ids."""
+"""Parallel token convolutions, each up to its max over time: fused into one pass over the ids on all devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.network.layers import (
     TokenConv,
 )
 
-REFUSED = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
+REFUSED = "only token convolutions up to a max over time, with only monotonic activations before the max"
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class Branches:
 def find_branches(
     net: Network, start: int, activations: tuple[type[Elementwise], ...], casts: tuple[str, ...] = ()
 ) -> Branches | None:
-    """The branches that begin at net.nodes[start]: all of them up to their Concat, or else the first one alone.
+    """The branches that begin at net.nodes[start]: all of them up to their Concat, else only the first.
 
     casts  Casts to these dtypes are included: rounding is monotonic, so it may follow the max
     """
     ids = net.nodes[start].inputs
     taken: list[Node] = []
     ends: dict[str, Branch] = {}  # value -> the branch so far
-    alone: Branches | None = None
+    single: Branches | None = None
     for node in net.nodes_from(start):
-        before = ends.get(node.inputs[0])
+        previous = ends.get(node.inputs[0])
         if isinstance(node.layer, TokenConv) and node.inputs == ids:
             ends[node.name] = Branch(node, None, False, node.name)
         elif isinstance(node.layer, Concat) and taken:
@@ -78,17 +78,17 @@ def find_branches(
             is_whole = has_all and all(branch.has_max for branch in ends.values()) and _axis(net, node) == 1
             nodes = [*taken, node]
             if not is_whole or not is_closed(net, nodes):
-                return alone
-            return Branches(tuple(ends.values()), (*nodes, *_cast_behind(net, nodes, casts)))
-        elif before is None or (longer := _continued(before, node, activations, casts)) is None:
+                return single
+            return Branches(tuple(ends.values()), (*nodes, *_following_cast(net, nodes, casts)))
+        elif previous is None or (longer := _continued(previous, node, activations, casts)) is None:
             break
         else:
             del ends[node.inputs[0]]
             ends[node.name] = longer
         taken.append(node)
         if len(ends) == 1 and all(branch.has_max for branch in ends.values()) and is_closed(net, taken):
-            alone = Branches(tuple(ends.values()), tuple(taken))
-    return alone
+            single = Branches(tuple(ends.values()), tuple(taken))
+    return single
 
 
 def _continued(
@@ -103,7 +103,7 @@ def _continued(
         return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
     if isinstance(layer, Cast) and layer.dtype in casts:
         return dataclasses.replace(branch, last=node.name)
-    if isinstance(layer, activations) and branch.activation is None and (branch.has_max or never_falls(layer)):
+    if isinstance(layer, activations) and branch.activation is None and (branch.has_max or is_monotonic(layer)):
         return dataclasses.replace(branch, activation=layer, last=node.name)
     return None
 
@@ -117,14 +117,14 @@ def _up_to_lengths(branch: Branch, node: Node, layer: SequenceMax) -> Branch | N
     return dataclasses.replace(branch, has_max=True, last=node.name, window=layer.window, lengths=node.inputs[1])
 
 
-def _cast_behind(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tuple[Node, ...]:
+def _following_cast(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tuple[Node, ...]:
     """The Cast after these nodes, if it is the next node and their only reader."""
     after = net.nodes[net.nodes.index(nodes[-1]) + 1 :][:1]
     is_cast = all(isinstance(n.layer, Cast) and n.layer.dtype in casts and n.inputs == (nodes[-1].name,) for n in after)
     return tuple(after) if is_cast and is_closed(net, [*nodes, *after]) else ()
 
 
-def never_falls(layer: Elementwise) -> bool:
+def is_monotonic(layer: Elementwise) -> bool:
     """Whether f is monotonic, f(max x) = max f(x): it may follow the max."""
     return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
 

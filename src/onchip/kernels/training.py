@@ -25,7 +25,7 @@ CLIP_EPS = 1e-6  # added to a norm before division, as in torch
 STEP_FLOATS = 8  # per-step optimiser values
 MAX_EPOCHS, _MAX_QUEUED_ROWS = 32, 1 << 21  # limits of what is queued on a device at a time
 _MAX_STEPS = 2**62  # counting on from there does not overflow
-_PIECE = 1 << 18  # elements converted to bytes at a time: they stay in a core's cache
+CHUNK = 1 << 18  # elements converted to bytes at a time: they stay in a core's cache
 
 
 class BatchRanks(Protocol):
@@ -41,26 +41,26 @@ class BatchRanks(Protocol):
 
 
 class SharedData:
-    """What concurrent runs over the same rows share on a device: each entry is created once, by the first caller."""
+    """Data that concurrent runs over the same rows share on a device; the first caller creates an entry."""
 
     def __init__(self, runs: int = 1, ranks: BatchRanks | None = None) -> None:
         """runs   number of runs: a single one uses all CPU threads, several use one each, their calling thread
-        ranks  of a single run: those that share its batches
+        ranks  for a single run: those that share its batches
         """
         self.runs, self.ranks = runs, ranks
-        self._made: dict[object, Any] = {}
-        self._making = threading.Lock()
+        self._entries: dict[object, Any] = {}
+        self._lock = threading.Lock()
 
     def get(self, key: object, make: Callable[[], Any]) -> Any:
-        with self._making:
-            if key not in self._made:
-                self._made[key] = make()
-            return self._made[key]
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = make()
+            return self._entries[key]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """What a run is trained on next: orders of rows of x, in sequence, batch by batch.
+class Epochs:
+    """The next epochs of a run: orders of rows of x, trained in sequence, batch by batch.
 
     orders  of one length, at most `epochs_at_once` of them. They must not change during the run: rows in the same order
             every epoch are copied to a device once
@@ -80,7 +80,7 @@ class Trainer(Protocol):
 
     @property
     def x(self) -> Array:
-        """(n, D_in) float32: the rows, as given."""
+        """(n, D_in) float32: the caller's rows."""
         ...
 
     @property
@@ -116,15 +116,15 @@ class JointTrainer(Protocol):
     def trainers(self) -> Sequence[Trainer]: ...
 
     @property
-    def is_beside_host(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether training, once begun, runs asynchronously to the host."""
         ...
 
     def make_ready(self) -> None:
-        """Compile what the runs need before their first step."""
+        """Compile the kernels before the first step."""
         ...
 
-    def begin(self, pieces: Sequence[Piece | None]) -> None:
+    def begin(self, pieces: Sequence[Epochs | None]) -> None:
         """Train each run on its piece, without a wait between its orders; None: the run is skipped."""
         ...
 
@@ -141,25 +141,25 @@ class JointTrainer(Protocol):
 def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""
     if chain is None or len(chain.nodes) != len(net.nodes):
-        behind = net.nodes[0 if chain is None else len(chain.nodes) :]
-        node = next((node for node in behind if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), behind[0])
+        rest = net.nodes[0 if chain is None else len(chain.nodes) :]
+        node = next((node for node in rest if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), rest[0])
         between = " or ".join(kind.__name__ for kind in TRAINED)
-        told = f"layer {_named(node)} is no part of one here"
-        return f"trains a whole MLP chain, Linear layers with {between} between them: {told}"
+        why = f"layer {_named(node)} does not fit"
+        return f"trains only a whole MLP chain, Linear layers with {between} between them: {why}"
     if chain.normaliser:
         node = next(node for node in net.nodes if node.layer.kind == chain.normaliser)
-        return f"{job.loss} takes the values before layer {_named(node)}: train without it"
+        return f"{job.loss} expects the inputs of layer {_named(node)}: train without it"
     if chain.vectors != 1:
-        return f"one vector a row, got {chain.vectors} in layer {_named(net.nodes[0])}"
+        return f"one vector per row, got {chain.vectors} in layer {_named(net.nodes[0])}"
     if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
         node = next(node for node in reversed(net.nodes) if isinstance(node.layer, TRAINED))
-        return f"cross_entropy takes logits, got layer {_named(node)} behind the last Linear"
+        return f"cross_entropy expects logits, got layer {_named(node)} after the last Linear"
     for node in net.nodes:
         if isinstance(node.layer, LeakyReLU) and node.layer.slope < 0:
-            return f"layer {_named(node)} has a slope below 0, which hides the sign of what it was given"
+            return f"layer {_named(node)} has a slope below 0: its output does not determine the sign of its input"
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
     twice = next((name for name in names if names.count(name) > 1), "")
-    return f"every layer must have weights of its own, got '{twice}' twice" if twice else why_not_float32(net, chain)
+    return f"every layer must have its own weights, got '{twice}' twice" if twice else why_not_float32(net, chain)
 
 
 def trained_chain(net: Network, start: int, job: Job) -> Chain | None:
@@ -174,46 +174,46 @@ def _named(node: Node) -> str:
     return f"'{node.name}' ({node.layer.kind})"
 
 
-def why_not_plain(job: Job) -> str:
-    """ "" if the job has a plain loss and plain gradients; else the first option that kernels without extras lack."""
-    extras = {"label smoothing": job.label_smoothing, "weights of rows": job.is_weighted, "clipping": job.clip_norm}
-    return next((f"takes no {name}" for name, requested in extras.items() if requested), "")
+def why_unsupported(job: Job) -> str:
+    """ "" if the job uses no optional feature; else the first, for kernels that support none."""
+    extras = {"label smoothing": job.label_smoothing, "row weighting": job.is_weighted, "clipping": job.clip_norm}
+    return next((f"{name} is not supported" for name, requested in extras.items() if requested), "")
 
 
 def bytes_of(x: Array) -> tuple[Array, float] | None:
     """Bytes and a scale such that x is bytes * scale, if they exist: pixels then take a quarter of the memory.
 
     x  float32: every element is k / 255, correctly rounded (the scale is 1 / 255), or every element is k (the scale is
-       1), for integers k from 0 to 255. The search ends near the first that is not.
+       1), for integers k from 0 to 255. The search stops soon after the first other one.
     """
     if x.dtype != np.float32:
         return None
-    flat, made = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.uint8)
+    flat, pixels = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.uint8)
     for levels in (255, 1):
-        if _all_are_bytes(flat, levels, made):
-            return made.reshape(x.shape), 1 / levels
+        if _all_are_bytes(flat, levels, pixels):
+            return pixels.reshape(x.shape), 1 / levels
     return None
 
 
-def _all_are_bytes(x: Array, levels: int, made: Array) -> bool:
+def _all_are_bytes(x: Array, levels: int, pixels: Array) -> bool:
     found_other = threading.Event()
 
-    def make(first: int) -> None:
-        piece = slice(first, first + _PIECE)
-        if not (found_other.is_set() or _make_bytes(x[piece], levels, made[piece])):
+    def convert(first: int) -> None:
+        chunk = slice(first, first + CHUNK)
+        if not (found_other.is_set() or _to_bytes(x[chunk], levels, pixels[chunk])):
             found_other.set()
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(make, range(0, x.size, _PIECE)))
+        list(pool.map(convert, range(0, x.size, CHUNK)))
     return not found_other.is_set()
 
 
-def _make_bytes(x: Array, levels: int, made: Array) -> bool:
-    """Whether x is k / levels for bytes k, which are written to `made`."""
+def _to_bytes(x: Array, levels: int, pixels: Array) -> bool:
+    """Whether x is k / levels for bytes k, which are written to `pixels`."""
     if not (x.min() >= 0 and x.max() <= 255 / levels):  # False for NaN
         return False
-    made[:] = x * np.float32(levels) + np.float32(0.5)
-    return np.array_equal(made.astype(np.float32) / np.float32(levels), x)
+    pixels[:] = x * np.float32(levels) + np.float32(0.5)
+    return np.array_equal(pixels.astype(np.float32) / np.float32(levels), x)
 
 
 def epochs_at_once(rows: int, batch: int) -> int:
@@ -225,9 +225,7 @@ def weights_of_batches(order: Array, batch: int, row_weights: Array | None) -> A
     """(steps,) float64: the rows of each batch of an order, or the sum of their weights."""
     if row_weights is not None and len(order):
         return np.add.reduceat(row_weights[order].astype(np.float64), np.arange(0, len(order), batch))
-    weights = np.full(
-        -(-len(order) // batch), float(batch)
-    )  # np.diff takes three times as long, and epochs may be short
+    weights = np.full(-(-len(order) // batch), float(batch))  # three times as fast as np.diff, for short epochs
     weights[-1:] -= -len(order) % batch
     return weights
 
@@ -250,17 +248,17 @@ def per_step_values(
     done     steps before these
     lr       of all steps, or per step
     """
-    rules = np.zeros((len(weights), STEP_FLOATS), np.float32)
-    rules[:, 0], rules[:, 1:3], rules[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
+    values = np.zeros((len(weights), STEP_FLOATS), np.float32)
+    values[:, 0], values[:, 1:3], values[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
     if job.loss != "half_sse":
         top, outputs = (2.0, N) if job.loss == "mse" else (1.0, 1)
-        rules[:, 1] = mean_losses(job.loss, np.full(len(weights), top), weights * outputs)
+        values[:, 1] = mean_losses(job.loss, np.full(len(weights), top), weights * outputs)
     if job.optimiser in ("adam", "adamw"):
         step = np.arange(done + 1, done + 1 + len(weights), dtype=np.float64)
-        rules[:, 0] = rules[:, 0].astype(np.float64) / (1.0 - BETA1**step)
-        rules[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
-        rules[:, 3], rules[:, 4] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
-    return rules
+        values[:, 0] = values[:, 0].astype(np.float64) / (1.0 - BETA1**step)
+        values[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
+        values[:, 3], values[:, 4] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
+    return values
 
 
 def check_restored(
@@ -268,19 +266,19 @@ def check_restored(
 ) -> None:
     """FormatError if they are not the weights and the state of a run with arrays like these."""
     if "steps" not in state:
-        raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
+        raise FormatError("not an optimiser state", got=", ".join(state) or "nothing", expected="steps, ...")
     for name, array in like.items():
         _check_like(weights, name, array)
     if strange := next((name for name in state if name not in state_like), ""):
         expected, hint = ", ".join(state_like), "the same optimiser, or no state"
-        raise FormatError("the state is another optimiser's", got=strange, expected=expected, hint=hint)
+        raise FormatError("the state is from another optimiser", got=strange, expected=expected, hint=hint)
     for name, array in state_like.items():
         _check_like(state, name, array)
         low = 0 if name == "steps" or name.startswith("square:") else -np.inf
         high = _MAX_STEPS if name == "steps" else np.inf
         if not ((state[name] >= low) & (state[name] <= high)).all():  # False for NaN
             got = f"from {state[name].min()} to {state[name].max()}"
-            raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")
+            raise FormatError(f"invalid optimiser state '{name}'", got=got, expected=f"{low} to {high}")
 
 
 def _check_like(arrays: Mapping[str, Array], name: str, like: Array) -> None:
@@ -288,4 +286,4 @@ def _check_like(arrays: Mapping[str, Array], name: str, like: Array) -> None:
     if not isinstance(array, np.ndarray) or array.shape != like.shape or array.dtype != like.dtype:
         got = f"{array.dtype.name}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
         expected = f"{like.dtype.name}{list(like.shape)}"
-        raise FormatError(f"no '{name}' to go on from", got="nothing" if array is None else got, expected=expected)
+        raise FormatError(f"cannot continue from '{name}'", got="nothing" if array is None else got, expected=expected)

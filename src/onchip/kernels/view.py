@@ -29,7 +29,7 @@ class View:
             return
         for reads, writes in _ways(net, node):
             yield Claim(
-                self.name, f"{self.name}<{node.layer.kind}>", (node.name,), _FREE, "the same numbers, seen otherwise",
+                self.name, f"{self.name}<{node.layer.kind}>", (node.name,), _FREE, "the same memory, reinterpreted",
                 reads=dict.fromkeys(node.inputs, Use(CHANNELS_LAST)) if reads else {},
                 writes={node.name: CHANNELS_LAST} if writes else {}, is_view=True,
             )  # fmt: skip
@@ -38,14 +38,14 @@ class View:
 def _ways(net: Network, node: Node) -> Iterator[tuple[bool, bool]]:
     """The layouts of x and y in which they are the same memory; True for NHWC."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
-    turns = has_channels(x), has_channels(y) and bool(net.readers(node.name))
+    may_be_nhwc = has_channels(x), has_channels(y) and bool(net.readers(node.name))
     if isinstance(node.layer, Permute):
         rank = len(x.shape)
-        if turns[0] and node.layer.axes == (0, *range(2, rank), 1):
+        if may_be_nhwc[0] and node.layer.axes == (0, *range(2, rank), 1):
             yield True, False
-        if turns[1] and node.layer.axes == (0, rank - 1, *range(1, rank - 1)):
+        if may_be_nhwc[1] and node.layer.axes == (0, rank - 1, *range(1, rank - 1)):
             yield False, True
         return
     yield False, False
-    if all(turns) and x.row_shape[0] == y.row_shape[0]:  # pixels reshaped, channels unchanged
+    if all(may_be_nhwc) and x.row_shape[0] == y.row_shape[0]:  # pixels reshaped, channels unchanged
         yield True, True

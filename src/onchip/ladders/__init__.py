@@ -1,4 +1,4 @@
-"""Ladders: for each workload, every step from the first idea to the best one, as code that runs.
+"""Ladders: for each workload, every step from the naive version to the fastest, as code that runs.
 
 To add a ladder, add a file with a `LADDER` and a line in `_HOME`.
 """

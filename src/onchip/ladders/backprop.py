@@ -1,7 +1,7 @@
 """The backprop ladder on the CPU: full-batch training, from naive loops to the engine.
 
-The first three rungs are those of the report (2017): the given program, its loops interchanged, and all cores with
-OpenMP. As there, a level's weights and biases are one matrix (1 + D_in, D_out); row 0 holds the biases.
+The first three rungs are those of the report (2017): the original program, its loops interchanged, and all cores
+with OpenMP. As there, a level's weights and biases are one matrix (1 + D_in, D_out); row 0 holds the biases.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from onchip.train.options import TrainOptions
 from onchip.workloads import backprop
 from onchip.workloads.backprop import Patterns
 
-EPOCHS = 2  # per run: the momentum has no effect in the first
-CHECKED = 1_000  # patterns that a rung is checked on
+EPOCHS = 2  # per run: momentum has no effect in the first
+CHECKED = 1_000  # patterns on which each rung is checked
 LR, MOMENTUM = np.float32(backprop.TRAIN.lr), np.float32(backprop.TRAIN.momentum)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _PAD = 16  # floats per cache line, to avoid false sharing between workers
@@ -54,21 +54,21 @@ def make_state(net: Network, workers: int) -> State:
                 for k in levels]  # fmt: skip
     widths = np.array([len(matrices[0]) - 1, *(m.shape[1] for m in matrices)])
     w = np.concatenate([m.ravel() for m in matrices])
-    own = (workers, len(levels), -(-max(widths[1:]) // _PAD) * _PAD)
+    activations = (workers, len(levels), -(-max(widths[1:]) // _PAD) * _PAD)
     return State(
-        widths, w, np.zeros_like(w), np.zeros((workers, len(w)), np.float32), np.zeros(own, np.float32),
-        np.zeros(own, np.float32), np.zeros((workers, _PAD)),
+        widths, w, np.zeros_like(w), np.zeros((workers, len(w)), np.float32), np.zeros(activations, np.float32),
+        np.zeros(activations, np.float32), np.zeros((workers, _PAD)),
     )  # fmt: skip
 
 
 @compiled()
 def level_matrix(flat: Array, widths: Array, level: int) -> Array:
     """A view of the matrix (1 + D_in, D_out) of a level."""
-    at = 0
+    offset = 0
     for i in range(level):
-        at += (1 + widths[i]) * widths[i + 1]
+        offset += (1 + widths[i]) * widths[i + 1]
     rows, columns = 1 + widths[level], widths[level + 1]
-    return flat[at : at + rows * columns].reshape(rows, columns)
+    return flat[offset : offset + rows * columns].reshape(rows, columns)
 
 
 def trained_network(net: Network, s: State) -> Network:
@@ -81,7 +81,7 @@ def trained_network(net: Network, s: State) -> Network:
 
 
 def _run(net: Network, workers: int, epoch: Callable[[State], float]) -> Array:
-    """Train EPOCHS epochs from the network's own weights."""
+    """Train EPOCHS epochs from the network's weights."""
     state = make_state(net, workers)
     losses = [epoch(state) for _ in range(EPOCHS)]
     return flat_run(losses, trained_network(net, state))
@@ -107,17 +107,17 @@ def _output_error(h: Array, target: Array, delta: Array) -> float:
 
 
 @compiled()
-def _patterns_as_written(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
-    """Forward and backward pass of patterns first..last, one neuron at a time: every sum walks down a column."""
+def _patterns_by_columns(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
+    """Forward and backward pass of patterns first..last, one neuron at a time: each sum reads down a column."""
     h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
     error = 0.0
     for p in range(first, last):
         for level in range(L):
-            w, below = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
+            w, level_in = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
             for j in range(w.shape[1]):
                 total = w[0, j]
                 for i in range(1, w.shape[0]):
-                    total += below[i - 1] * w[i, j]
+                    total += level_in[i - 1] * w[i, j]
                 h[level, j] = _sigmoid(total)
         error += _output_error(h[L - 1], y[p], delta[L - 1])
         for level in range(L - 1, 0, -1):
@@ -129,27 +129,27 @@ def _patterns_as_written(x: Array, y: Array, first: int, last: int, s: State, wo
                 out = h[level - 1, i - 1]
                 delta[level - 1, i - 1] = total * out * (_ONE - out)
         for level in range(L):
-            g, below = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
+            g, level_in = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
             for j in range(g.shape[1]):
                 g[0, j] += delta[level, j]
                 for i in range(1, g.shape[0]):
-                    g[i, j] += below[i - 1] * delta[level, j]
+                    g[i, j] += level_in[i - 1] * delta[level, j]
     s.error[worker, 0] = error
 
 
 @compiled()
 def _patterns_by_rows(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
-    """The same with the loops over i and j interchanged: the inner loop walks along a row, so it vectorises."""
+    """The same with the loops over i and j interchanged: the inner loop reads a row, so it vectorises."""
     h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
     error = 0.0
     for p in range(first, last):
         for level in range(L):
-            w, below = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
+            w, level_in = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
             sums = h[level, : w.shape[1]]
             for j in range(len(sums)):
                 sums[j] = w[0, j]
             for i in range(1, w.shape[0]):
-                value, row = below[i - 1], w[i]
+                value, row = level_in[i - 1], w[i]
                 for j in range(len(sums)):
                     sums[j] += value * row[j]
             for j in range(len(sums)):
@@ -164,14 +164,14 @@ def _patterns_by_rows(x: Array, y: Array, first: int, last: int, s: State, worke
                 out = h[level - 1, i - 1]
                 delta[level - 1, i - 1] = total * out * (_ONE - out)
         for level in range(L):
-            g, below = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
-            pulls = delta[level, : g.shape[1]]
-            for j in range(len(pulls)):
-                g[0, j] += pulls[j]
+            g, level_in = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
+            deltas = delta[level, : g.shape[1]]
+            for j in range(len(deltas)):
+                g[0, j] += deltas[j]
             for i in range(1, g.shape[0]):
-                value, row = below[i - 1], g[i]
-                for j in range(len(pulls)):
-                    row[j] += value * pulls[j]
+                value, row = level_in[i - 1], g[i]
+                for j in range(len(deltas)):
+                    row[j] += value * deltas[j]
     s.error[worker, 0] = error
 
 
@@ -187,8 +187,8 @@ def _update(s: State, k: int) -> None:
 
 
 @compiled()
-def _epoch_as_written(x: Array, y: Array, s: State) -> float:
-    _patterns_as_written(x, y, 0, len(x), s, 0)
+def _epoch_by_columns(x: Array, y: Array, s: State) -> float:
+    _patterns_by_columns(x, y, 0, len(x), s, 0)
     for k in range(len(s.w)):
         _update(s, k)
     return s.error[0, 0]  # type: ignore[no-any-return]
@@ -203,37 +203,37 @@ def _epoch_by_rows(x: Array, y: Array, s: State) -> float:
 
 
 @compiled()
-def _share(worker: int, share: int, x: Array, y: Array, s: State) -> None:
+def _pattern_share(worker: int, share: int, x: Array, y: Array, s: State) -> None:
     P = len(s.error)
     _patterns_by_rows(x, y, len(x) * share // P, len(x) * (share + 1) // P, s, share)
 
 
 @compiled()
-def _update_level(worker: int, k: int, s: State) -> None:
+def _update_task(worker: int, k: int, s: State) -> None:
     _update(s, k)
 
 
 @compiled()
 def _epoch_all_cores(x: Array, y: Array, s: State) -> float:
     P = len(s.error)
-    run_tasks(_share, (x, y, s), P, P)
-    run_tasks(_update_level, (s,), len(s.w), P)
+    run_tasks(_pattern_share, (x, y, s), P, P)
+    run_tasks(_update_task, (s,), len(s.w), P)
     return s.error[:, 0].sum()  # type: ignore[no-any-return]
 
 
 class Serial(Rung[Patterns]):
     name = "serial"
-    idea = "pattern by pattern, neuron by neuron, as the program was first written: sums down the columns of a matrix"
+    idea = "the original program: pattern by pattern, neuron by neuron, each sum down a column of the weights"
     report_ms = MappingProxyType({backprop.PATTERNS: 170_000.0})
     max_rows = 2_000
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
-        return lambda: _run(net, 1, lambda state: _epoch_as_written(x.x, x.y, state))
+        return lambda: _run(net, 1, lambda state: _epoch_by_columns(x.x, x.y, state))
 
 
 class Reordered(Rung[Patterns]):
     name = "reordered"
-    idea = "the two inner loops exchanged: neighbours in memory one after the other, many sums in a vector"
+    idea = "the two inner loops interchanged: contiguous reads, many sums in one vector register"
     max_rows = 10_000
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
@@ -242,7 +242,7 @@ class Reordered(Rung[Patterns]):
 
 class OpenMP(Rung[Patterns]):
     name = "openmp"
-    idea = "every core takes a share of the patterns and gradients of its own; one reduction at the end"
+    idea = "each core has a share of the patterns and its own gradients; one reduction at the end"
     report_ms = MappingProxyType({backprop.PATTERNS: 14_995.0})
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
@@ -258,7 +258,7 @@ class OpenMP(Rung[Patterns]):
 
 class NumPy(Rung[Patterns]):
     name = "numpy"
-    idea = "all patterns at once: a library's matrix product a level and direction; every level goes through memory"
+    idea = "all patterns at once: one library gemm per layer and direction; every layer goes through memory"
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         limited = blas_limiter(threads)
@@ -301,7 +301,7 @@ def _sigmoid_in_place(z: Array) -> None:
 
 class Onchip(Rung[Patterns]):
     name = "onchip"
-    idea = "patterns in blocks that stay in cache, forward and back; gradients summed in vector registers"
+    idea = "blocks of patterns that stay in cache, forward and backward; gradients summed in vector registers"
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         options = dataclasses.asdict(run_options(x))

@@ -1,4 +1,4 @@
-"""The decode ladder on the CPU: from plain Python to a fused kernel that keeps a tile of rows in cache."""
+"""The decode ladder on the CPU: from pure Python to a fused kernel that keeps a tile of rows in cache."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def weight_matrices(net: Network) -> list[Array]:
     return [materialise(node.weights["weight"], net.weights) for node in net.nodes if isinstance(node.layer, Linear)]
 
 
-class PlainPython(Rung[Array]):
+class PurePython(Rung[Array]):
     name = "python"
-    idea = "the definition: four nested Python loops over lists of numbers"
+    idea = "the definition: four nested Python loops over lists of floats"
     max_rows = 16
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
@@ -39,20 +39,20 @@ class PlainPython(Rung[Array]):
 
 
 def _python_row(row: list[float], layers: list[list[list[float]]]) -> list[float]:
-    for number, weights in enumerate(layers):
+    for i, weights in enumerate(layers):
         out = []
-        for column in weights:
+        for neuron in weights:
             total = 0.0
             for k in range(len(row)):
-                total += row[k] * column[k]
-            out.append(max(total, 0.0) if number < len(layers) - 1 else total)
+                total += row[k] * neuron[k]
+            out.append(max(total, 0.0) if i < len(layers) - 1 else total)
         row = out
     return row
 
 
 class NumPy(Rung[Array]):
     name = "numpy"
-    idea = "a library's matrix product a layer; every layer's rows go through memory"
+    idea = "one library gemm per layer; the activations of every layer go through memory"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         weights = [w.T for w in weight_matrices(net)]
@@ -72,7 +72,7 @@ class NumPy(Rung[Array]):
 
 
 @compiled()
-def _share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
+def _layer_share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
     for r in range(len(x) * share // P, len(x) * (share + 1) // P):
         for n in range(w.shape[0]):
             total = _ZERO
@@ -83,7 +83,7 @@ def _share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool,
 
 @compiled()
 def _layer(x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
-    run_tasks(_share, (x, w, y, is_last, P), P, P)
+    run_tasks(_layer_share, (x, w, y, is_last, P), P, P)
 
 
 def _layer_by_layer(x: Array, weights: Sequence[Array], threads: int) -> Callable[[], Array]:
@@ -102,7 +102,7 @@ def _layer_by_layer(x: Array, weights: Sequence[Array], threads: int) -> Callabl
 
 class NumbaSerial(Rung[Array]):
     name = "numba-serial"
-    idea = "the same loops, compiled; one core, one number at a time"
+    idea = "the same loops, compiled; one core, one element at a time"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         return _layer_by_layer(x, weight_matrices(net), 1)
@@ -110,7 +110,7 @@ class NumbaSerial(Rung[Array]):
 
 class NumbaParallel(Rung[Array]):
     name = "numba-parallel"
-    idea = "rows are independent: every core takes a share of them"
+    idea = "rows are independent: each core computes a share of them"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         return _layer_by_layer(x, weight_matrices(net), threads)
@@ -118,7 +118,7 @@ class NumbaParallel(Rung[Array]):
 
 class Onchip(Rung[Array]):
     name = "onchip"
-    idea = "all layers in one pass: tiles of rows stay in cache, sums in vector registers"
+    idea = "all layers in one pass: a tile of rows stays in cache, sums in vector registers"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         engine = compile(net, "cpu", threads=threads, batch_hint=len(x))
@@ -132,8 +132,8 @@ def floor_ms(net: Network, B: int, precision: str) -> float:
 
 LADDER = Ladder(
     name="decode",
-    title="a tiny decoder (72-64-64-4, ReLU) on every row, on the CPU",
-    rungs=(PlainPython, NumPy, NumbaSerial, NumbaParallel, Onchip),
+    title="a tiny decoder (72-64-64-4, ReLU) applied to every row, on the CPU",
+    rungs=(PurePython, NumPy, NumbaSerial, NumbaParallel, Onchip),
     network=decode.network,
     inputs=decode.inputs,
     floor_ms=floor_ms,

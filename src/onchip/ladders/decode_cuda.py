@@ -27,7 +27,7 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.ladders.decode import weight_matrices
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.network.graph import Network
@@ -80,18 +80,18 @@ class CudaRung(Rung[DeviceRows]):
         blocks = -(-B // self.tile)
         if self.is_persistent:
             blocks = min(blocks, gpu.device.units * gpu.load(program).blocks_per_sm(THREADS, 0))
-        return Steps((self.launch(program, line_of(blocks), Input(0), *_ALL_WEIGHTS, Output(0), Int64(B)),))
+        return Steps((self.launch(program, grid_1d(blocks), Input(0), *_ALL_WEIGHTS, Output(0), Int64(B)),))
 
     def launch(self, program: Program, config: LaunchConfig, *arguments: Argument) -> KernelLaunch:
         return KernelLaunch(program, config, arguments, Budget(self.max_registers))
 
     def verify(self, truth: Any, got: Array) -> Verdict:
-        return cast(DecodeTruth, truth).judge_in(self.precision, got)
+        return cast(DecodeTruth, truth).verify_in(self.precision, got)
 
 
 class Separate(CudaRung):
     name = "separate"
-    idea = "a kernel for every operation: product, ReLU, product, ReLU, product"
+    idea = "one kernel per operation: gemm, ReLU, gemm, ReLU, gemm"
     report_ms = _report(few=0.392, many=57.948)
 
     @classmethod
@@ -101,21 +101,21 @@ class Separate(CudaRung):
         return tuple(Program(KERNELS / "separate.cu", name) for name in (*names, "relu_each"))
 
     def steps(self, gpu: Gpu, B: int) -> Steps:
-        *products, relu = self.programs()
-        values = (Input(0), Scratch(0), Scratch(B * W * 4), Output(0))
-        made: list[KernelLaunch] = []
-        for i, (program, w) in enumerate(zip(products, _ALL_WEIGHTS, strict=True)):
-            is_last = i == len(products) - 1
+        *gemms, relu = self.programs()
+        tensors = (Input(0), Scratch(0), Scratch(B * W * 4), Output(0))
+        launches: list[KernelLaunch] = []
+        for i, (program, w) in enumerate(zip(gemms, _ALL_WEIGHTS, strict=True)):
+            is_last = i == len(gemms) - 1
             config = LaunchConfig((-(-B // 16), 1 if is_last else W // 16, 1), (16, 16, 1), 0)
-            made.append(self.launch(program, config, values[i], w, values[i + 1], Int64(B)))
+            launches.append(self.launch(program, config, tensors[i], w, tensors[i + 1], Int64(B)))
             if not is_last:
-                made.append(self.launch(relu, line_of(-(-B * W // THREADS)), values[i + 1], Int64(B * W)))
-        return Steps(tuple(made), 2 * B * W * 4)
+                launches.append(self.launch(relu, grid_1d(-(-B * W // THREADS)), tensors[i + 1], Int64(B * W)))
+        return Steps(tuple(launches), 2 * B * W * 4)
 
 
 class FusedGlobal(CudaRung):
     name = "fused-global"
-    idea = "one launch for the whole network; what lies between layers goes through global memory"
+    idea = "one launch for the whole network; hidden activations go through global memory"
     report_ms = _report(few=0.501, many=79.790)
     file, kernel, tile = "fused_global.cu", "fused_global", 4
 
@@ -123,19 +123,19 @@ class FusedGlobal(CudaRung):
         (program,) = self.programs()
         hidden = (Scratch(0), Scratch(B * W * 4))
         arguments: tuple[Argument, ...] = (Input(0), *_ALL_WEIGHTS, *hidden, Output(0), Int64(B))
-        return Steps((self.launch(program, line_of(-(-B // self.tile)), *arguments),), 2 * B * W * 4)
+        return Steps((self.launch(program, grid_1d(-(-B // self.tile)), *arguments),), 2 * B * W * 4)
 
 
 class FusedShared(CudaRung):
     name = "fused-shared"
-    idea = "what lies between layers, and a layer's weights at a time, in shared memory"
+    idea = "hidden activations in shared memory, and the weights of one layer at a time"
     report_ms = _report(few=0.188, many=28.650)
     file, kernel, tile, is_persistent = "shared_memory.cu", "fused_shared", 4, False
 
 
 class WholeShared(CudaRung):
     name = "whole-shared"
-    idea = "all weights in shared memory, loaded once a block; a block walks over many rows"
+    idea = "all weights in shared memory, loaded once per block; persistent blocks loop over rows"
     report_ms = _report(few=0.182, many=24.304)
     file, kernel, tile = "shared_memory.cu", "whole_shared", 4
 
@@ -149,7 +149,7 @@ class SharedRegisters(CudaRung):
 
 class Shuffles(CudaRung):
     name = "shuffles"
-    idea = "all threads share the last layer: a sixteenth of an output each, added up by shuffles"
+    idea = "all threads share the last layer: a sixteenth of an output each, reduced by shuffles"
     report_ms = _report(few=0.128, many=11.554)
     file, kernel, tile = "shared_registers.cu", "shared_registers<true>", 4
 
@@ -163,21 +163,21 @@ class Registers(CudaRung):
 
 class RegistersHalf(CudaRung):
     name = "registers-half"
-    idea = "the same in half precision: half of the bytes"
+    idea = "the same in fp16: half of the bytes"
     report_ms = _report(few=0.0595, many=6.029)
     file, kernel, tile, precision = "registers.cu", "registers<f16>", 2, "fp16"
 
 
 class Rotating(CudaRung):
     name = "rotating"
-    idea = "32 rows an iteration, and neighbouring neurons at different rows: other banks, fewer barriers"
+    idea = "32 rows per iteration, neighbouring neurons at different rows: fewer barriers and bank conflicts"
     report_ms = _report(few=0.0488, many=4.940)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, false, 2, false, false, 2>", 32, "fp16"
 
 
 class Coalesced(CudaRung):
     name = "coalesced"
-    idea = "weights transposed on the host: neighbouring threads read neighbouring numbers"
+    idea = "weights transposed on the host: neighbouring threads read neighbouring elements"
     report_ms = _report(few=0.038, many=4.637)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 2, false, false, 2>", 32, "fp16"
     is_transposed = True
@@ -193,7 +193,7 @@ class HiddenLoads(CudaRung):
 
 class Occupancy(CudaRung):
     name = "occupancy"
-    idea = "four threads share a neuron: fewer registers a thread, more warps at a time"
+    idea = "four threads share a neuron: fewer registers per thread, more warps per SM"
     report_ms = _report(few=0.0471, many=5.226)
     file, kernel, tile, precision = "rotating.cu", "rotating<4, 16, true, 16, false, false, 3>", 16, "fp16"
     is_transposed, max_registers = True, 80
@@ -201,7 +201,7 @@ class Occupancy(CudaRung):
 
 class BestFew(CudaRung):
     name = "best-few"
-    idea = "for few rows: a block a tile, and every layer's weights in the same registers"
+    idea = "for few rows: one block per tile, and the weights of all layers use the same registers"
     report_ms = _report(few=0.0343)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 32, false, true, 4>", 32, "fp16"
     is_transposed, is_persistent, max_registers = True, False, 64
@@ -209,7 +209,7 @@ class BestFew(CudaRung):
 
 class BestMany(CudaRung):
     name = "best-many"
-    idea = "for many rows: eight weights of the last layer a thread, so three shuffles an output and not five"
+    idea = "for many rows: eight weights of the last layer per thread, so three shuffles per output instead of five"
     report_ms = _report(many=3.932)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 8, false, false, 2>", 32, "fp16"
     is_transposed = True
@@ -222,33 +222,33 @@ class Engine(Rung[DeviceRows]):
     """The engine's kernels, as planned for this GPU."""
 
     kernels: ClassVar[Sequence[Kernel]] = ENGINE_KERNELS
-    computes: ClassVar[str] = "fp32"  # the precision that the engine is asked for
+    computes: ClassVar[str] = "fp32"  # the precision requested from the engine
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
-        made = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
-        (step,) = CudaBackend().bind_rows(made).groups  # one kernel runs the whole network
+        plan = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
+        (step,) = CudaBackend().bind_rows(plan).groups  # one kernel runs the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
     def verify(self, truth: Any, got: Array) -> Verdict:
-        return cast(DecodeTruth, truth).judge_in(self.precision, got, sums="float32")
+        return cast(DecodeTruth, truth).verify_in(self.precision, got, accumulator="float32")
 
 
 class SumsInRegisters(Engine):
     name = "sums-in-registers"
-    idea = "true fp32 again: weights in shared memory, a tile of rows and columns of sums in each lane's registers"
+    idea = "true fp32 again: weights in shared memory, a register tile of accumulators per thread"
     kernels = (MlpFused(),)
 
 
 class Onchip(Engine):
     name = "onchip"
-    idea = "the engine in fp32: tensor cores, three products of tf32 for one of fp32"
+    idea = "the engine in fp32: tensor cores by 3xTF32, three tf32 gemms for one in fp32"
     precision = "3xtf32"
 
 
 class OnchipHalf(Engine):
     name = "onchip-fp16"
-    idea = "the engine in fp16: tensor cores, sums in fp32, activations from layer to layer in registers"
+    idea = "the engine in fp16: tensor cores, fp32 accumulators, activations from layer to layer in registers"
     precision = computes = "fp16"
 
 
@@ -263,25 +263,25 @@ class DecodeTruth(Truth):
         self._net, self._x = net, x.host[:_SAMPLE_ROWS]
         self._allowed_half: dict[str, float] = {}  # by accumulator dtype
 
-    def judge_in(self, precision: str, got: Array, sums: str = "float16") -> Verdict:
+    def verify_in(self, precision: str, got: Array, accumulator: str = "float16") -> Verdict:
         """fp16: at most twice the error of a naive run with the same accumulators plus a few ulp, and HALF_LIMIT."""
         if DTYPES[precision] == "float32":
             return self.verify(got)
-        if sums not in self._allowed_half:
-            naive = relative_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
-            self._allowed_half[sums] = min(2 * naive + _HALF_ULPS, HALF_LIMIT)
-        return Verdict(relative_error(got, self.y), self._allowed_half[sums])
+        if accumulator not in self._allowed_half:
+            naive = relative_error(naive_half(self._net, self._x, accumulator), self.y[: len(self._x)])
+            self._allowed_half[accumulator] = min(2 * naive + _HALF_ULPS, HALF_LIMIT)
+        return Verdict(relative_error(got, self.y), self._allowed_half[accumulator])
 
 
-def naive_half(net: Network, x: Array, sums: str) -> Array:
-    """(B, 4) float16: fp16 products and activations, sequential sums with accumulators of dtype `sums`."""
+def naive_half(net: Network, x: Array, accumulator: str) -> Array:
+    """(B, 4) float16: fp16 products and activations, sequential sums; accumulator: its dtype."""
     weights = weight_matrices(net)
     rows = x.astype(np.float16)
     for layer, w in enumerate(weights):
-        total = np.zeros((len(rows), len(w)), sums)
-        wide, w = rows.astype(np.float32), w.astype(np.float16).astype(np.float32)
+        total = np.zeros((len(rows), len(w)), accumulator)
+        rows32, w = rows.astype(np.float32), w.astype(np.float16).astype(np.float32)
         for k in range(w.shape[1]):
-            total = (total + wide[:, k : k + 1] * w[:, k]).astype(sums)  # added in float32, then rounded
+            total = (total + rows32[:, k : k + 1] * w[:, k]).astype(accumulator)  # added in float32, then rounded
         is_last = layer == len(weights) - 1
         rows = (total if is_last else np.where(total < 0, 0, total)).astype(np.float16)
     return rows
@@ -302,7 +302,7 @@ RUNGS: tuple[type[CudaRung], ...] = (
 )  # fmt: skip
 LADDER = Ladder(
     name="decode",
-    title="a tiny decoder (72-64-64-4, ReLU) on every row, on a GPU",
+    title="a tiny decoder (72-64-64-4, ReLU) applied to every row, on a GPU",
     rungs=(*RUNGS, SumsInRegisters, Onchip, OnchipHalf),
     network=decode.network,
     inputs=lambda B: DeviceRows(decode.inputs(B)),

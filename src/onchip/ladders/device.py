@@ -1,4 +1,4 @@
-"""What GPU rungs share: device-resident rows, sequences of launches, and timing by CUDA events."""
+"""Shared by all GPU rungs: device-resident rows, sequences of launches, and timing by CUDA events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onchip.runtime.cuda.launches import Function, Graph
 _WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}
 _SAMPLE_MS, _MAX_CALLS = 5.0, 200
 KERNELS = Path(__file__).parent / "cuda"
-THREADS = 256  # per block, in most of those kernels
+THREADS = 256  # per block, in most kernels
 
 
 class DeviceRows:
@@ -29,19 +29,19 @@ class DeviceRows:
 
     def __init__(self, host: Array) -> None:
         self.host = host  # (B, ...) float32
-        self._there: dict[str, Buffer] = {}
+        self._buffers: dict[str, Buffer] = {}
 
     def __len__(self) -> int:
         return len(self.host)
 
     def __getitem__(self, rows: slice) -> DeviceRows:
-        part = self.host[rows]
-        return self if len(part) == len(self) else DeviceRows(part)
+        host = self.host[rows]
+        return self if len(host) == len(self) else DeviceRows(host)
 
     def on(self, gpu: Gpu, dtype: str) -> Buffer:
-        if dtype not in self._there:
-            self._there[dtype] = gpu.upload(self.host.astype(dtype, copy=False))
-        return self._there[dtype]
+        if dtype not in self._buffers:
+            self._buffers[dtype] = gpu.upload(self.host.astype(dtype, copy=False))
+        return self._buffers[dtype]
 
 
 class DeviceRun:
@@ -101,7 +101,7 @@ def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
     return function.blocks_per_sm(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
 
 
-def line_of(blocks: int, threads: int = THREADS) -> LaunchConfig:
+def grid_1d(blocks: int, threads: int = THREADS) -> LaunchConfig:
     return LaunchConfig((blocks, 1, 1), (threads, 1, 1), 0)
 
 
@@ -117,12 +117,12 @@ class CudaKernels(Protocol):
 
 def rung_instances(rungs: Iterable[type[CudaKernels]]) -> tuple[Instance, ...]:
     """Every kernel of the rungs, for make check-kernels, which compiles but does not launch them."""
-    kernels = [(rung, each) for rung in rungs for each in rung.programs()]
+    kernels = [(rung, program) for rung in rungs for program in rung.programs()]
     return tuple(
-        Instance(f"{rung.name}: {each.name_expression}", _always(each, Budget(rung.max_registers)))
-        for rung, each in kernels
+        Instance(f"{rung.name}: {program.name_expression}", _one_block(program, Budget(rung.max_registers)))
+        for rung, program in kernels
     )
 
 
-def _always(program: Program, budget: Budget) -> Callable[[Device], KernelLaunch]:
-    return lambda device: KernelLaunch(program, line_of(1), (), budget)
+def _one_block(program: Program, budget: Budget) -> Callable[[Device], KernelLaunch]:
+    return lambda device: KernelLaunch(program, grid_1d(1), (), budget)

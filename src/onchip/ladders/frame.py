@@ -29,7 +29,7 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> Any: ...
 
 
-class Judge(Protocol):
+class Verifier(Protocol):
     def verify(self, got: Array, /) -> Verdict: ...
 
 
@@ -66,7 +66,7 @@ class Ladder(Generic[X]):
     inputs: Callable[[int], X]  # B -> x (B, ...)
     floor_ms: Callable[[Network, int, str], float]  # (network, B, precision) -> lower bound of the time
     rows: int  # default B
-    truth: Callable[[Network, X], Judge]  # (network, x) -> the reference for a run over x
+    truth: Callable[[Network, X], Verifier]  # (network, x) -> the reference for a run over x
     checked: int | None = None  # number of rows to check; None: as many as are timed
     parts: int = 1  # the reported time is that of a run divided by this, e.g. epochs
     device: str = "cpu"  # or "cuda", where `threads` is unused
@@ -114,11 +114,11 @@ class Climb:
     def speedups(self, i: int) -> tuple[float | None, float | None]:
         """Speedup of step i over the first timed step, and over the previous timed step."""
         timed = [(j, s.timing.median_ms) for j, s in enumerate(self.steps) if s.timing is not None]
-        mine = dict(timed).get(i)
-        before = [ms for j, ms in timed if j < i]
-        if mine is None or not before:
+        own_ms = dict(timed).get(i)
+        earlier = [ms for j, ms in timed if j < i]
+        if own_ms is None or not earlier:
             return None, None
-        return before[0] / mine, before[-1] / mine
+        return earlier[0] / own_ms, earlier[-1] / own_ms
 
 
 def climb(
@@ -141,37 +141,37 @@ def climb(
     check_memory(B, f"--rows {B}")  # a row is at least one byte
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
-    truths: dict[int, Judge] = {}  # by number of rows
-    here, verdicts, runs, sizes, skipped = [], [], [], [], dict[str, str]()
+    truths: dict[int, Verifier] = {}  # by number of rows
+    runnable, verdicts, runs, sizes, skipped = [], [], [], [], dict[str, str]()
     for rung in picked:
         progress(f"{rung.name}: preparing and checking")
         size = min(B, rung.max_rows or B)
         checked = min(size, ladder.checked or B)
         try:
             run = rung.prepare(net, x[:size], threads)
-            short = run if checked == size else rung.prepare(net, x[:checked], threads)
+            checked_run = run if checked == size else rung.prepare(net, x[:checked], threads)
         except PlanError as error:
             skipped[rung.name] = error.what
             continue
         if checked not in truths:
             truths[checked] = ladder.truth(net, x[:checked])
-        here.append(rung)
+        runnable.append(rung)
         runs.append(run)
         sizes.append(size)
-        verdicts.append(rung.verify(truths[checked], short()))
-    right = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
+        verdicts.append(rung.verify(truths[checked], checked_run()))
+    correct = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
 
-    def on_block(turn: int, i: int) -> None:
-        progress(f"{here[right[i]].name}: timing, round {turn + 1}")
+    def on_block(round_index: int, i: int) -> None:
+        progress(f"{runnable[correct[i]].name}: timing, round {round_index + 1}")
 
-    blocks = interleave([runs[i] for i in right], pace or Pace(rounds=3, block_s=0.5), on_block)
-    timings = {i: summarise(taken, B / sizes[i] / ladder.parts) for i, taken in zip(right, blocks, strict=True)}
+    blocks = interleave([runs[i] for i in correct], pace or Pace(rounds=3, block_s=0.5), on_block)
+    timings = {i: summarise(samples, B / sizes[i] / ladder.parts) for i, samples in zip(correct, blocks, strict=True)}
     fastest: dict[str, float] = {}
     for i, timing in timings.items():
-        precision = here[i].precision
+        precision = runnable[i].precision
         fastest[precision] = min(timing.median_ms, fastest.get(precision, timing.median_ms))
     floors = settle_floors(
-        lambda: {rung.precision: ladder.floor_ms(net, B, rung.precision) for rung in here}, fastest, measure_again
+        lambda: {rung.precision: ladder.floor_ms(net, B, rung.precision) for rung in runnable}, fastest, measure_again
     )
     steps = tuple(
         Step(
@@ -179,6 +179,6 @@ def climb(
             floors[rung.precision].ms, rung.precision,
             {**getattr(runs[i], "facts", {}), **floors[rung.precision].note},
         )
-        for i, rung in enumerate(here)
+        for i, rung in enumerate(runnable)
     )  # fmt: skip
     return Climb(ladder.name, ladder.title, B, threads if ladder.device == "cpu" else None, steps, skipped)

@@ -27,22 +27,22 @@ def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str
 
     Raises DeviceError if ncu is missing or has no permission.
     """
-    found = shutil.which("ncu")
-    if found is None:
-        raise DeviceError("ncu is not there", hint="install NVIDIA Nsight Compute")
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise DeviceError("ncu not found", hint="install NVIDIA Nsight Compute")
     # -P: without it, modules in the current folder would be imported.
-    command = [found, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
+    command = [ncu, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
                "-m", "onchip.ladders.profile", ladder, str(B), *launches]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise DeviceError("ncu failed", got=said[-1] if said else f"exit code {done.returncode}")
-    counts = read_counts(done.stdout)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        lines = (result.stdout + result.stderr).strip().splitlines()
+        raise DeviceError("ncu failed", got=lines[-1] if lines else f"exit code {result.returncode}")
+    counts = read_counts(result.stdout)
     if len(counts) != sum(launches.values()):
         got, expected = f"{len(counts)} kernels", f"{sum(launches.values())} kernels"
-        raise DeviceError("ncu saw something else", got=got, expected=expected)
-    each = iter(counts)
-    return {rung: sum(next(each) for _ in range(number)) for rung, number in launches.items()}
+        raise DeviceError("ncu profiled another number of kernels", got=got, expected=expected)
+    remaining = iter(counts)
+    return {rung: sum(next(remaining) for _ in range(kernels)) for rung, kernels in launches.items()}
 
 
 def read_counts(output: str) -> list[int]:
@@ -51,9 +51,9 @@ def read_counts(output: str) -> list[int]:
     sums: dict[int, int] = {}
     for row in csv.DictReader(lines):
         if row["Metric Name"] in METRICS:
-            number = int(row["ID"])
-            sums[number] = sums.get(number, 0) + round(float(row["Metric Value"].replace(",", "")))
-    return [sums[number] for number in sorted(sums)]
+            kernel = int(row["ID"])
+            sums[kernel] = sums.get(kernel, 0) + round(float(row["Metric Value"].replace(",", "")))
+    return [sums[kernel] for kernel in sorted(sums)]
 
 
 def main(name: str, B: int, rungs: list[str]) -> None:

@@ -28,7 +28,7 @@ _STEP_ULPS = 64 * float(np.finfo(np.float32).eps)
 
 
 @compiled()
-def _running_sums(x: Array, y: Array) -> None:
+def _prefix_sum(x: Array, y: Array) -> None:
     total = _ZERO
     for i in range(len(x)):
         total += x[i]
@@ -37,13 +37,13 @@ def _running_sums(x: Array, y: Array) -> None:
 
 class OneThread(Rung[Array]):
     name = "one-thread"
-    idea = "the definition: one loop, one total; each addition waits for the one before"
+    idea = "the definition: one loop, one accumulator; each addition waits for the previous one"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y = np.empty_like(x)
 
         def run() -> Array:
-            _running_sums(x, y)
+            _prefix_sum(x, y)
             return y
 
         return run
@@ -51,7 +51,7 @@ class OneThread(Rung[Array]):
 
 class NumPy(Rung[Array]):
     name = "numpy"
-    idea = "a library's function: the same loop, somebody else's"
+    idea = "np.cumsum: the same loop in a library"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y = np.empty_like(x)
@@ -59,7 +59,7 @@ class NumPy(Rung[Array]):
 
 
 @compiled()
-def _add_up(worker: int, share: int, x: Array, totals: Array) -> None:
+def _sum_share(worker: int, share: int, x: Array, totals: Array) -> None:
     P, N, total = len(totals), len(x), _ZERO
     for i in range(N * share // P, N * (share + 1) // P):
         total += x[i]
@@ -69,28 +69,28 @@ def _add_up(worker: int, share: int, x: Array, totals: Array) -> None:
 @compiled()
 def _scan_share(worker: int, share: int, x: Array, y: Array, totals: Array) -> None:
     P, N, total = len(totals), len(x), _ZERO
-    before = totals[share]
+    prefix = totals[share]
     for i in range(N * share // P, N * (share + 1) // P):
         total += x[i]
-        y[i] = before + total
+        y[i] = prefix + total
 
 
 @compiled()
 def _two_level(x: Array, y: Array, totals: Array) -> None:
     """totals (P,): the sum of each of P chunks, then the exclusive prefix of each."""
     P = len(totals)
-    run_tasks(_add_up, (x, totals), P, P)
-    so_far = _ZERO
+    run_tasks(_sum_share, (x, totals), P, P)
+    prefix = _ZERO
     for share in range(P):
         total = totals[share]
-        totals[share] = so_far
-        so_far += total
+        totals[share] = prefix
+        prefix += total
     run_tasks(_scan_share, (x, y, totals), P, P)
 
 
 class TwoLevel(Rung[Array]):
     name = "two-level"
-    idea = "every core takes a share: adds it up, hears what the shares before it come to, and scans it"
+    idea = "each core sums a share of the row, gets the total of the shares before it, and scans its share"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y, totals = np.empty_like(x), np.empty(threads, np.float32)
@@ -105,13 +105,13 @@ class TwoLevel(Rung[Array]):
 
 class Onchip(Rung[Array]):
     name = "onchip"
-    idea = "the engine: a segment is added up and scanned while it lies in cache, 16 numbers at a time, in float64"
+    idea = "the engine: each segment is summed and scanned while it is in cache, 16 elements at a time, in float64"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
-        y, how = np.empty_like(x), ScanOp("sum")
+        y, op = np.empty_like(x), ScanOp("sum")
 
         def run() -> Array:
-            scan_rows(x[None], y[None], how, threads)
+            scan_rows(x[None], y[None], op, threads)
             return y
 
         return run
@@ -121,10 +121,10 @@ class ScanTruth:
     """The prefix sums in float64, and the allowed error of a float32 run.
 
     The error of a sum is relative to the largest sum so far, |a - b| / max(1, |sum| so far): a random walk returns to
-    zero now and then, and its errors do not. It may be twice that of a naive run plus a few ulp.
+    zero now and then, but its errors do not. The limit is twice the error of a naive run plus a few ulp.
 
-    After millions of additions a naive run is off by tenths, so this alone would miss a skipped value. Each difference
-    y[i] - y[i - 1] is checked too: it must equal x[i] up to the rounding of two sums.
+    After millions of additions a naive run is off by tenths, so that check alone would miss a skipped value. Each
+    difference y[i] - y[i - 1] is checked too: it must equal x[i] up to the rounding of two sums.
     """
 
     def __init__(self, net: Network, x: Array) -> None:
@@ -154,11 +154,11 @@ def device_floor_ms(device: Device, N: int) -> float:
 
 LADDER = Ladder(
     name="scan",
-    title="running sums of a row of numbers, on the CPU",
+    title="prefix sum of a row, on the CPU",
     rungs=(OneThread, NumPy, TwoLevel, Onchip),
     network=scan.network,
     inputs=scan.inputs,
     floor_ms=lambda net, N, precision: device_floor_ms(this_cpu(), N),
-    rows=scan.NUMBERS,
+    rows=scan.ELEMENTS,
     truth=ScanTruth,
 )

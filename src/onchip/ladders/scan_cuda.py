@@ -23,7 +23,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
 )
 from onchip.kernels.cuda.scan.scan import Scan
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms
 from onchip.network.graph import Network
@@ -59,59 +59,59 @@ class CudaRung(Rung[DeviceRows]):
 
 class OneThread(CudaRung):
     name = "one-thread"
-    idea = "the definition: one thread goes along the row; each addition waits for a load and for the one before"
+    idea = "the definition: one thread walks over the row; each addition waits for a load and for the previous addition"
     file, kernels = "scan_one_thread.cu", ("one_thread",)
     max_rows = 1 << 16
 
     def steps(self, N: int) -> Steps:
         (program,) = self.programs()
-        return Steps((self.launch(program, line_of(1, 1), Input(0), Output(0), Int64(N)),))
+        return Steps((self.launch(program, grid_1d(1, 1), Input(0), Output(0), Int64(N)),))
 
 
 class SlidingBlock(CudaRung):
     name = "sliding-block"
-    idea = "1024 threads slide along the row: warps sweep up and down by shuffles, the first adds up the warps' totals"
+    idea = "1024 threads slide over the row: warps scan by an up-sweep and a down-sweep, the first scans their totals"
     file, kernels = "scan_sliding_block.cu", ("sliding_block",)
 
     def steps(self, N: int) -> Steps:
         (program,) = self.programs()
-        return Steps((self.launch(program, line_of(1, BLOCK), Input(0), Output(0), Int64(N)),))
+        return Steps((self.launch(program, grid_1d(1, BLOCK), Input(0), Output(0), Int64(N)),))
 
 
 class TwoLevel(CudaRung):
     name = "two-level"
-    idea = "every block scans a tile, one block scans the tiles' totals, every block adds its own: four passes"
-    file, kernels = "scan_two_level.cu", ("scan_tiles", "scan_totals", "add_before")
+    idea = "each block scans a tile, one block scans the tiles' totals, each block adds its tile's prefix: four passes"
+    file, kernels = "scan_two_level.cu", ("scan_tiles", "scan_totals", "add_prefixes")
 
     def steps(self, N: int) -> Steps:
-        scan_tiles, scan_totals, add_before = self.programs()
+        scan_tiles, scan_totals, add_prefixes = self.programs()
         tiles, totals = -(-N // TILE), Scratch(0)
         launches = (
-            self.launch(scan_tiles, line_of(tiles), Input(0), totals, Output(0), Int64(N)),
-            self.launch(scan_totals, line_of(1, BLOCK), totals, Int64(tiles)),
-            self.launch(add_before, line_of(tiles), totals, Output(0), Int64(N)),
+            self.launch(scan_tiles, grid_1d(tiles), Input(0), totals, Output(0), Int64(N)),
+            self.launch(scan_totals, grid_1d(1, BLOCK), totals, Int64(tiles)),
+            self.launch(add_prefixes, grid_1d(tiles), totals, Output(0), Int64(N)),
         )
         return Steps(launches, 4 * tiles)
 
 
 class SinglePass(CudaRung):
     name = "single-pass"
-    idea = "one pass: a tile says its total at once, and looks back at what the tiles before it have said"
+    idea = "one pass: each tile publishes its total at once and looks back at those of the previous tiles"
     file, kernels = "scan_single_pass.cu", ("clear_words", "single_pass")
 
     def steps(self, N: int) -> Steps:
         clear_words, single_pass = self.programs()
         tiles, words = -(-N // TILE), Scratch(0)
         launches = (
-            self.launch(clear_words, line_of(-(-(1 + tiles) // THREADS)), words, Int64(1 + tiles)),
-            self.launch(single_pass, line_of(tiles), Input(0), words, Output(0), Int64(N)),
+            self.launch(clear_words, grid_1d(-(-(1 + tiles) // THREADS)), words, Int64(1 + tiles)),
+            self.launch(single_pass, grid_1d(tiles), Input(0), words, Output(0), Int64(N)),
         )
         return Steps(launches, 8 * (1 + tiles))
 
 
 class Onchip(Rung[DeviceRows]):
     name = "onchip"
-    idea = "the engine: one pass, the totals of tiles added in a fixed order and in float64: the same bits every time"
+    idea = "the engine: one pass, tile totals added in float64 and in a fixed order: bit-identical runs"
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, N = Gpu.get(), len(x)
@@ -122,12 +122,12 @@ class Onchip(Rung[DeviceRows]):
 RUNGS: tuple[type[CudaRung], ...] = (OneThread, SlidingBlock, TwoLevel, SinglePass)
 LADDER = Ladder(
     name="scan",
-    title="running sums of a row of numbers, on a GPU",
+    title="prefix sum of a row, on a GPU",
     rungs=(*RUNGS, Onchip),
     network=scan.network,
     inputs=lambda N: DeviceRows(scan.inputs(N)),
     floor_ms=lambda net, N, precision: device_floor_ms(Gpu.get().device, N),
-    rows=scan.NUMBERS,
+    rows=scan.ELEMENTS,
     truth=lambda net, x: ScanTruth(net, x.host),
     device="cuda",
 )

@@ -74,7 +74,7 @@ def ladders_table() -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("ladder", "rung", "idea", caption="climb one: onchip ladder decode", box=SIMPLE)
+    table = Table("ladder", "rung", "idea", caption="run one: onchip ladder decode", box=SIMPLE)
     table.caption_justify = "left"
     for name, ladders in describe_ladders().items():
         for ladder in ladders:

@@ -80,10 +80,10 @@ def interleave(
     """
     pace = pace or Pace()
     samples: list[list[float]] = [[] for _ in runs]
-    for turn in range(pace.rounds):
+    for round_ in range(pace.rounds):
         for i, run in enumerate(runs):
             if on_block is not None:
-                on_block(turn, i)
+                on_block(round_, i)
             time.sleep(pace.pause_s)
             samples[i] += _block(run, pace)
     return samples

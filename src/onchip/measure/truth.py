@@ -16,7 +16,7 @@ from onchip.network.types import numpy_dtype
 from onchip.runtime.cpu.backend import core_count
 from onchip.train.options import TrainOptions
 
-_CHUNK_ROWS = 16_384  # rows per chunk: the reference keeps all activations
+_CHUNK_ROWS = 16_384  # rows per chunk: the reference stores all activations
 _FEW_ULP = 4 * float(np.finfo(np.float32).eps)
 
 
@@ -59,10 +59,10 @@ class Truth:
     """The float64 output for x, and the allowed error of an engine with some dtype."""
 
     def __init__(self, net: Network, x: Rows, dtype: str = "float32") -> None:
-        given = as_inputs(x)
-        pieces = [tuple(rows[i : i + _CHUNK_ROWS] for rows in given) for i in range(0, len(given[0]), _CHUNK_ROWS)]
-        self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
-        naive = np.concatenate([naive_run(net, piece, dtype) for piece in pieces])
+        inputs = as_inputs(x)
+        chunks = [tuple(rows[i : i + _CHUNK_ROWS] for rows in inputs) for i in range(0, len(inputs[0]), _CHUNK_ROWS)]
+        self.y = np.concatenate([reference.forward(net, chunk) for chunk in chunks])
+        naive = np.concatenate([naive_run(net, chunk, dtype) for chunk in chunks])
         self.allowed = allowed_error(relative_error(naive, self.y))
 
     def measured_by(self, naive: Array) -> Truth:
@@ -91,16 +91,16 @@ def naive_run(net: Network, x: Rows, dtype: str) -> Array:
     NumPy computes 16-bit gemms on one core at about 0.2 Gflop/s, so the rows are split over all cores; the bits are the
     same.
     """
-    given = as_inputs(x)
-    B = len(given[0])
-    shares = max(1, min(core_count(), B)) if numpy_dtype(dtype).itemsize == 2 else 1
-    ends = [B * i // shares for i in range(shares + 1)]
+    inputs = as_inputs(x)
+    B = len(inputs[0])
+    slices = max(1, min(core_count(), B)) if numpy_dtype(dtype).itemsize == 2 else 1
+    ends = [B * i // slices for i in range(slices + 1)]
 
     def run(start: int, end: int) -> Array:
-        made: Array = reference.forward(net, tuple(rows[start:end] for rows in given), dtype)
-        return made
+        y: Array = reference.forward(net, tuple(rows[start:end] for rows in inputs), dtype)
+        return y
 
-    with concurrent.futures.ThreadPoolExecutor(shares) as pool:
+    with concurrent.futures.ThreadPoolExecutor(slices) as pool:
         return np.concatenate(list(pool.map(run, ends, ends[1:])))
 
 
@@ -115,15 +115,15 @@ class TrainingTruth:
                     ReLU's input, the curve jumps. Of 7 runs over MNIST, 256 steps of 64 rows, one was off by 1.5e-4,
                     the others by at most 4e-7
         """
-        self.run = _reference_run(net, x, y, batches, options, "float64")
-        self._losses = self.run[: len(batches)]
+        self.run = reference_run(net, x, y, batches, options, "float64")
+        self.losses = self.run[: len(batches)]
         error = losses_error = 0.0
         for seed in range(naive_runs):
             rng = np.random.default_rng(seed)
             orders = [rng.permutation(rows) for rows in batches] if seed else batches
-            naive = _reference_run(net, x, y, orders, options, "float32")
+            naive = reference_run(net, x, y, orders, options, "float32")
             error = max(error, relative_error(naive, self.run))
-            losses_error = max(losses_error, relative_error(naive[: len(batches)], self._losses))
+            losses_error = max(losses_error, relative_error(naive[: len(batches)], self.losses))
         self.allowed, self.losses_allowed = allowed_error(error), allowed_error(losses_error)
 
     def verify(self, got: Array) -> Verdict:
@@ -131,11 +131,11 @@ class TrainingTruth:
         return Verdict(relative_error(got, self.run), self.allowed)
 
     def verify_losses(self, got: Array) -> Verdict:
-        """Check the loss curve alone. got: one loss per step, for these steps and maybe later ones."""
-        return Verdict(relative_error(np.asarray(got)[: len(self._losses)], self._losses), self.losses_allowed)
+        """Check only the loss curve. got: one loss per step, for these steps and maybe later ones."""
+        return Verdict(relative_error(np.asarray(got)[: len(self.losses)], self.losses), self.losses_allowed)
 
 
-def _reference_run(
+def reference_run(
     net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, dtype: str
 ) -> Array:
     velocity, losses = dict[str, Array](), []

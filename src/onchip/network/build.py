@@ -18,8 +18,8 @@ from onchip.network.types import BATCH, TensorType
 
 MAX_DEPTH = 1 << 10  # layers of a new network
 MAX_PARAMETERS = 1 << 27  # of a new network: 512 MiB
-MAX_WIDTH = 1 << 18  # of its layers: the buffers per row of a batch are as wide
-_COPIES = 5  # of the weights: the given ones, the trained ones, gradients, two optimiser states
+MAX_WIDTH = 1 << 18  # of its layers: each row of a batch has buffers this wide
+_COPIES = 5  # of the weights: initial, trained, gradients, two optimiser states
 
 
 def sequential(
@@ -29,7 +29,7 @@ def sequential(
     *,
     name: str = "network",
 ) -> Network:
-    """A chain: each layer reads the one before. Weights are found as '<layer name>.<role>'."""
+    """A chain: each layer reads the previous one. Its weights are named '<layer name>.<role>'."""
     nodes, value = [], "x"
     for node_name, layer in layers:
         roles = {r: f"{node_name}.{r}" for r in (*layer.required, *layer.optional) if f"{node_name}.{r}" in weights}
@@ -57,7 +57,7 @@ def mlp(
             "bad widths", got=show(widths), expected="two or more, each at least 1", hint="784, 320, 160, 10"
         )
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError("bad seed", got=show(seed), expected="a whole number, at least 0", hint="seed=0")
+        raise InputError("bad seed", got=show(seed), expected="an integer of at least 0", hint="seed=0")
     widths = tuple(map(int, widths))
     _check_size(widths)
     rng = np.random.default_rng(seed)
@@ -76,12 +76,12 @@ def mlp(
 
 
 def _check_size(widths: Sequence[int]) -> None:
-    """InputError before drawing weights that would take minutes, or more memory than is available."""
+    """InputError before drawing weights that would take minutes or more than the available memory."""
     if len(widths) - 1 > MAX_DEPTH:
         got, expected = f"{len(widths) - 1:,} layers", f"at most {MAX_DEPTH:,}"
         raise InputError("the network is too deep", got=got, expected=expected, hint="fewer hidden layers")
     if any(width > MAX_WIDTH for width in widths[1:]):
-        got, expected = f"widths {show(widths)}", f"layers of at most {MAX_WIDTH:,}"
+        got, expected = f"widths {show(widths)}", f"widths of at most {MAX_WIDTH:,}"
         raise InputError("the network is too large", got=got, expected=expected, hint="smaller hidden widths")
     parameters = sum((int(D_in) + 1) * int(D_out) for D_in, D_out in pairwise(widths))
     if parameters > MAX_PARAMETERS:
@@ -96,4 +96,4 @@ def make_layer(kind: str, **attributes: object) -> Layer:
     try:
         return LAYERS[kind](**attributes)
     except TypeError:
-        raise InputError(f"layer {kind} has other attributes", got=", ".join(attributes) or "none") from None
+        raise InputError(f"bad attributes for layer {kind}", got=", ".join(attributes) or "none") from None

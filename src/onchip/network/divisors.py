@@ -1,4 +1,4 @@
-"""Integer division: errors that say where a divisor is 0."""
+"""Integer division: errors that locate a divisor of 0."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def check_divisors(divisors: Array, name: str) -> None:
 
 
 def zero_divisor(row: int, position: Sequence[int], name: str) -> InputError:
-    """The error for a division of ints by 0, by the layer of this name."""
+    """The error for an integer division by 0 in the layer of this name."""
     where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")
     return InputError(
-        f"{where}: an int is divided by 0", got=f"0 as a divisor of '{name}'", expected="any other int",
-        hint="floats, whose quotient is an infinity or NaN",
+        f"{where}: integer division by 0", got=f"a divisor of 0 in '{name}'", expected="other ints",
+        hint="floats, which divide by 0 to infinity or NaN",
     )  # fmt: skip

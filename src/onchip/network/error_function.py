@@ -1,4 +1,4 @@
-"""erf and erfc of arrays, by the C library: SciPy's take a third of a second to load, and 100 MB of disk."""
+"""erf and erfc of arrays, by the C library: SciPy's take 0.3 s to import and 100 MB of disk."""
 
 from __future__ import annotations
 

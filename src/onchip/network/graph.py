@@ -22,7 +22,7 @@ _LINES_SHOWN = 10  # of a long network, at each end
 
 @dataclass(frozen=True)
 class Node:
-    """One layer in the graph: what it reads, which weights it uses. Its output value has its name."""
+    """One layer in the graph: its inputs and weights. Its output value has its name."""
 
     name: str
     layer: Layer
@@ -34,13 +34,13 @@ class Node:
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For copy and pickle: a MappingProxyType cannot be pickled."""
+        """For copy and pickle, which reject a MappingProxyType."""
         return Node, (self.name, self.layer, self.inputs, dict(self.weights))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """What to compute, never how. Validated when it is constructed: a Network that exists is sound."""
+    """What to compute, never how. Validated on construction."""
 
     inputs: Mapping[str, TensorType]
     nodes: tuple[Node, ...]  # in topological order: every value is computed before it is read
@@ -60,7 +60,7 @@ class Network:
     def __reduce__(self) -> tuple[object, ...]:
         return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning)
 
-    # -- facts ---------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     def weight_type(self, name: str) -> TensorType:
         if name not in self._weight_types:
@@ -112,8 +112,8 @@ class Network:
     def _row_flop(self) -> dict[str, int]:
         return {}  # filled on demand
 
-    def row_looked_up(self, node: Node) -> int:
-        return node.layer.row_looked_up(self.input_types(node), self.node_weight_types(node))
+    def row_lookup_elements(self, node: Node) -> int:
+        return node.layer.row_lookup_elements(self.input_types(node), self.node_weight_types(node))
 
     @property
     def parameters(self) -> int:
@@ -142,7 +142,7 @@ class Network:
             raise InputError(f"network '{self.name}' has {len(self.outputs)} outputs", expected="one")
         return self.types[self.outputs[0]]
 
-    # -- new networks from old -----------------------------------------------------------------------------
+    # -- changed copies ------------------------------------------------------------------------------------
 
     def replace(
         self,
@@ -169,9 +169,9 @@ class Network:
         types = dict(self.inputs)
         if not types:
             raise InputError(f"network '{self.name}' has no input")
-        for name, given in types.items():
-            if not given.is_batched:
-                raise ShapeError(f"input '{name}' has no batch in front", got=str(given), expected="[B, ...]")
+        for name, tensor_type in types.items():
+            if not tensor_type.is_batched:
+                raise ShapeError(f"input '{name}' has no batch axis", got=str(tensor_type), expected="[B, ...]")
         for node in self.nodes:
             if node.name in types:
                 raise InputError(f"two values are called '{node.name}' in network '{self.name}'")
@@ -180,16 +180,16 @@ class Network:
             raise InputError(f"network '{self.name}' has no output")
         for output in self.outputs:
             if output not in types:
-                raise InputError(f"output '{output}' is made by no layer", expected=f"one of {', '.join(types)}")
+                raise InputError(f"output '{output}' is computed by no layer", expected=f"one of {', '.join(types)}")
         return types
 
     def _infer_node(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
         layer, where = node.layer, f"layer '{node.name}' ({node.layer.kind})"
         for value in node.inputs:
             if value not in types:
-                raise InputError(f"{where} reads '{value}', which nothing before it makes", expected=", ".join(types))
+                raise InputError(f"{where} reads '{value}', which no earlier layer computes", expected=", ".join(types))
         if not node.inputs or layer.arity not in (None, len(node.inputs)):
-            expected = "1 at least" if layer.arity is None else str(layer.arity)
+            expected = "at least 1" if layer.arity is None else str(layer.arity)
             raise InputError(f"{where}: wrong number of inputs", got=str(len(node.inputs)), expected=expected)
         missing = [role for role in layer.required if role not in node.weights]
         unknown = [role for role in node.weights if role not in (*layer.required, *layer.optional)]
@@ -203,9 +203,9 @@ class Network:
                 raise InputError(f"{where}: weight '{weight}' is not in the network")
         arrays = {role: self.weights[name] for role, name in node.weights.items()}
         try:
-            made = layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
+            output_type = layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
             layer.check_weights({role: array for role, array in arrays.items() if not isinstance(array, Recipe)})
-            return made
+            return output_type
         except InputError as error:
             what = f"{where}: {error.what}"
             raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
@@ -213,7 +213,7 @@ class Network:
     # -- printing ------------------------------------------------------------------------------------------
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = [[name, "input", "", str(given), "", ""] for name, given in self.inputs.items()]
+        rows = [[name, "input", "", str(tensor_type), "", ""] for name, tensor_type in self.inputs.items()]
         for node in self.nodes:
             params = sum(math.prod(self.weights[w].shape) for w in node.weights.values())
             rows.append([node.name, str(node.layer), ", ".join(node.inputs), str(self.types[node.name]),
@@ -222,14 +222,14 @@ class Network:
 
     def _summary(self) -> str:
         flop = sum(map(self.row_flop, self.nodes))
-        made = printable(", ".join(self.outputs))
-        return f"{printable(self.name)}: {self.parameters:,} parameters, {flop:,} flop/row, output {made}"
+        outputs = printable(", ".join(self.outputs))
+        return f"{printable(self.name)}: {self.parameters:,} parameters, {flop:,} flop/row, output {outputs}"
 
     def __str__(self) -> str:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def __repr__(self) -> str:
-        """As printed; of a long network the first and the last layers."""
+        """As printed; only the first and last layers of a long network."""
         head, rows = self._table()
         if (more := len(rows) - 2 * _LINES_SHOWN) > 1:
             rows[_LINES_SHOWN:-_LINES_SHOWN] = [["...", f"{more:,} more", "", "", "", ""]]
@@ -242,11 +242,11 @@ class Network:
 def check_network(net: object) -> None:
     """InputError if it is not a Network. For an estimator or a training result, the hint names its attribute."""
     if not isinstance(net, Network):
-        hint = f"its .{held}" if (held := held_network(net)) else "onchip.load(...)"
+        hint = f"its .{attribute}" if (attribute := network_attribute(net)) else "onchip.load(...)"
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
 
 
-def held_network(holder: object) -> str:
+def network_attribute(holder: object) -> str:
     """The attribute of an estimator or a training result that is its network; "" if there is none."""
     return next((name for name in ("network_", "network") if isinstance(getattr(holder, name, None), Network)), "")
 

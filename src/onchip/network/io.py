@@ -12,7 +12,7 @@ from onchip.network.layers import Cast
 from onchip.network.layers.cast import CastTo
 from onchip.network.types import TensorType
 
-IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names that users pass
+IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names of options
 IO_DTYPES = tuple(IO.values())
 
 
@@ -27,12 +27,12 @@ def with_io(net: Network, dtype: str) -> Network:
     Inputs and outputs keep their names and order; ints stay ints. Returns the network itself if nothing changes.
     """
     if dtype not in IO_DTYPES:
-        raise InputError("no dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
+        raise InputError("unsupported dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
     ends = (*net.inputs, *net.outputs)
-    return with_ends(net, {name: dtype for name in ends if "float" in net.types[name].dtype})
+    return with_io_dtypes(net, {name: dtype for name in ends if "float" in net.types[name].dtype})
 
 
-def with_ends(net: Network, dtypes: Mapping[str, str]) -> Network:
+def with_io_dtypes(net: Network, dtypes: Mapping[str, str]) -> Network:
     """The same network with these dtypes of inputs and outputs, by name, between Casts."""
     changed = {name: dtype for name, dtype in dtypes.items() if net.types[name].dtype != dtype}
     if not changed:

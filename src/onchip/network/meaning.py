@@ -27,14 +27,14 @@ class Meaning:
     def from_text(cls, text: str) -> Meaning:
         """Parse the text of a file; FormatError if it is not valid."""
         try:
-            given = json.loads(text) if len(text) <= MAX_TEXT else None
+            parsed = json.loads(text) if len(text) <= MAX_TEXT else None
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             got, expected = show(text), f"a JSON object of at most {MAX_TEXT:,} characters"
             raise FormatError("the network's description is damaged", got=got, expected=expected)
-        scale = real(given.get("scale", 0.0), "the scale in the network's description")
-        return cls(_words(given, "columns"), _words(given, "classes"), scale)
+        scale = real(parsed.get("scale", 0.0), "the scale in the network's description")
+        return cls(_strings(parsed, "columns"), _strings(parsed, "classes"), scale)
 
     def check(self, inputs: int, outputs: int) -> None:
         """FormatError if it describes a network with another number of inputs or outputs."""
@@ -44,9 +44,9 @@ class Meaning:
                 raise FormatError("the network's description does not fit", got=got, expected=expected)
 
 
-def _words(given: dict[str, Any], key: str) -> tuple[str, ...]:
-    words = given.get(key, [])
+def _strings(parsed: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = parsed.get(key, [])
     # JSON can spell a lone surrogate, which can be neither printed nor written.
-    if not (isinstance(words, list) and all(isinstance(word, str) and is_text(word) for word in words)):
-        raise FormatError(f"bad {key} in the network's description", got=show(words), expected="a list of words")
-    return tuple(words)
+    if not (isinstance(names, list) and all(isinstance(name, str) and is_text(name) for name in names)):
+        raise FormatError(f"bad {key} in the network's description", got=show(names), expected="a list of strings")
+    return tuple(names)

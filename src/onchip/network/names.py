@@ -23,7 +23,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def known_name(
     name: object, known: Iterable[str], what: str, hint: str = "", error: type[OnchipError] = InputError
 ) -> str:
-    """`name` as spelt in `known`, whatever its case; else an error with the nearest one.
+    """`name` as spelt in `known`, in any case; else an error that suggests the nearest one.
 
     what  the kind of name, for the message: "device"
     hint  used if no known name is near

@@ -16,15 +16,15 @@ MAX_SHOWN = 120  # characters of a name or value in a message
 
 
 @contextlib.contextmanager
-def blaming(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Re-raise any InputError of the block as a FormatError that begins with the file's name."""
     try:
         yield
     except InputError as error:
         raise FormatError(
-            f"{path}: {error.what}", got=error.got or "what the file says",
+            f"{path}: {error.what}", got=error.got or "the file's content",
             expected=error.expected or "a file that onchip reads",
-            hint=error.hint or "if the file is damaged, copy or make it again",
+            hint=error.hint or "if the file is damaged, copy or write it again",
         ) from None  # fmt: skip
     except OSError as error:
         raise FormatError(
@@ -32,7 +32,7 @@ def blaming(path: Path) -> Iterator[None]:
         ) from None
     except MemoryError:
         raise FormatError(
-            f"{path} does not fit into memory", got=f"{path.stat().st_size:,} B", expected="room for all of it",
+            f"{path} does not fit into memory", got=f"{path.stat().st_size:,} B", expected="enough free memory",
             hint="a machine with more memory",
         ) from None  # fmt: skip
 
@@ -62,13 +62,13 @@ def show(value: object) -> str:
 
 
 def fields(value: Any, names: tuple[str, ...], where: str) -> None:
-    """FormatError unless it is an object with exactly these names."""
+    """FormatError unless it is an object with exactly these fields."""
     if not isinstance(value, dict):
         raise FormatError(f"{where} is not an object", got=name_of(value), expected="an object")
     if missing := [name for name in names if name not in value]:
-        raise FormatError(f"{where} is not complete", got=f"no '{missing[0]}'", expected=", ".join(names))
+        raise FormatError(f"{where} is incomplete", got=f"no '{missing[0]}'", expected=", ".join(names))
     if unknown := [name for name in value if name not in names]:
-        raise FormatError(f"{where} says too much", got=show(unknown[0]), expected=", ".join(names))
+        raise FormatError(f"{where} has an unknown field", got=show(unknown[0]), expected=", ".join(names))
 
 
 def whole(value: Any, where: str, low: int, high: int) -> int:

@@ -1,4 +1,4 @@
-"""Weights that are not computed yet: what a rewrite or a kernel derives from other weights. Data, not closures."""
+"""Weights that are not computed yet, derived from other weights by a rewrite or a kernel. Data, not closures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 Attribute = int | float | str | bool | None | tuple["Attribute", ...]
 F = TypeVar("F", bound=Callable[..., Array])
 
-SLICE_ROWS = 1024  # rows that a sliced_op multiplies at a time: slices that begin at multiples of it have the same bits
+SLICE_ROWS = 1024  # rows that a sliced_op computes at a time; slices at multiples of it are bit-identical
 
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
 _IN_SLICES: set[str] = set()
@@ -31,7 +31,7 @@ def recipe_op(function: F) -> F:
 def sliced_op(function: F) -> F:
     """A recipe_op that can be computed in slices: row i of the result depends on row i of the first source.
 
-    Its bits are the same for any slices that begin at multiples of SLICE_ROWS.
+    Slices that begin at multiples of SLICE_ROWS are bit-identical to the whole result.
     """
     _IN_SLICES.add(op_name(function))
     return recipe_op(function)
@@ -70,7 +70,7 @@ class Recipe:
 
     @property
     def slice_axis(self) -> int | None:
-        """The axis along which it can be computed in slices, from slices of its first source and all of the others."""
+        """The axis along which it can be computed in slices: each from a slice of source 0 and all of the others."""
         _evaluator(self.op)
         return 0 if self.op in _IN_SLICES else None
 
@@ -100,15 +100,15 @@ def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -
     if "float" in array.dtype.name and "float" in recipe.dtype:
         array = np.asarray(array, wanted, order="C")
     if array.shape != shape or array.dtype != wanted:
-        promised, got = f"{shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
-        raise AssertionError(f"recipe {recipe.op} promised {promised}, made {got}")
+        declared, got = f"{shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
+        raise AssertionError(f"recipe {recipe.op} declared {declared}, computed {got}")
     return array
 
 
-Made = dict[str | Recipe, Array]
+Evaluated = dict[str | Recipe, Array]
 
 
-def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | None = None) -> Array:
+def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Evaluated | None = None) -> Array:
     """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`."""
     made = {} if made is None else made
     for wanted in in_order([name], weights, made):
@@ -122,31 +122,31 @@ def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | 
 def in_order(
     names: Iterable[str | Recipe], weights: Mapping[str, Weight], made: Container[str | Recipe] = ()
 ) -> list[str | Recipe]:
-    """These weights and all their sources, sources first; without what is in `made`, and what only that needs."""
+    """These weights and all their sources, sources first; without those in `made` and sources that only those need."""
     order: dict[str | Recipe, None] = {}
-    waiting = list(names)  # no recursion: rewrites may derive a weight through a long chain
-    while waiting:
-        wanted = waiting[-1]
+    pending = list(names)  # no recursion: rewrites may derive a weight through a long chain
+    while pending:
+        wanted = pending[-1]
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
         missing = [s for s in weight.sources if s not in order and s not in made] if isinstance(weight, Recipe) else []
         if wanted in order or wanted in made:
-            waiting.pop()
+            pending.pop()
         elif missing:
-            waiting += missing
+            pending += missing
         else:
-            order[waiting.pop()] = None
+            order[pending.pop()] = None
     return list(order)
 
 
 def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[str | Recipe, Weight]:
     """These weights and all their sources, by name or, for a nested recipe, by the recipe itself."""
     found: dict[str | Recipe, Weight] = {}
-    waiting = list(names)
-    while waiting:
-        wanted = waiting.pop()
+    pending = list(names)
+    while pending:
+        wanted = pending.pop()
         if wanted not in found:
             found[wanted] = weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
-            waiting += weight.sources if isinstance(weight, Recipe) else ()
+            pending += weight.sources if isinstance(weight, Recipe) else ()
     return found
 
 

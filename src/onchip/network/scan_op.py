@@ -45,7 +45,7 @@ def check_dtype(dtype: Any) -> str:
     """The name of a dtype that can be scanned."""
     name = str(dtype)
     if name not in DTYPES:
-        raise InputError("no scan of this dtype", got=name, expected=", ".join(DTYPES), hint="x.astype('float32')")
+        raise InputError("unsupported dtype", got=name, expected=", ".join(DTYPES), hint="x.astype('float32')")
     return name
 
 
@@ -53,7 +53,7 @@ def check_axis(axis: int, shape: tuple[int, ...]) -> int:
     """The axis as a non-negative index."""
     rank = len(shape)
     if not rank:
-        raise ShapeError("a single number has no axis to scan", expected="an array", hint="x.reshape(1)")
+        raise ShapeError("a scalar has no axis to scan", expected="an array", hint="x.reshape(1)")
     try:
         found = operator.index(axis)
     except TypeError:

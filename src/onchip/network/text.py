@@ -13,7 +13,7 @@ MAX_CELL = 400  # characters; a column is as wide as its longest cell
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Columns as wide as their cells; those in `right` are right-aligned.
 
-    Cells are printable and of bounded length, whatever names they hold.
+    Cells are printable and of bounded length, whatever names they contain.
     """
     table = [[printable(cell, MAX_CELL) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[c]) for row in table) for c in range(len(head))]
@@ -35,14 +35,14 @@ def fitted_columns(
         return text
     lines = []
     for first, *cells in rows:
-        told = ", ".join(f"{name} {cell}".strip() for name, cell in zip(head[1:], cells, strict=True) if cell)
-        lines.append(textwrap.fill(printable(f"{first}: {told}"), width, subsequent_indent="   "))
+        details = ", ".join(f"{name} {cell}".strip() for name, cell in zip(head[1:], cells, strict=True) if cell)
+        lines.append(textwrap.fill(printable(f"{first}: {details}"), width, subsequent_indent="   "))
     return "\n".join(lines)
 
 
 def escaped(text: str) -> str:
     """Text as HTML, for notebooks."""
-    import html  # here: it takes a while to load, and only notebooks need it
+    import html  # imported here: slow, and only notebooks need it
 
     return html.escape(text)
 

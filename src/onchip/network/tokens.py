@@ -1,4 +1,4 @@
-"""Token ids: errors that say where an unknown id is."""
+"""Token ids: errors that locate an unknown id."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_token_ids(x: Array, limit: int, first_row: int = 0, name: str = "ids")
     """
     if x.size == 0 or (x.min() >= 0 and x.max() < limit):
         return
-    row, *place = (int(i) for i in np.argwhere((x < 0) | (x >= limit))[0])
-    raise bad_id(first_row + row, place, int(x[(row, *place)]), limit, name)
+    row, *position = (int(i) for i in np.argwhere((x < 0) | (x >= limit))[0])
+    raise bad_id(first_row + row, position, int(x[(row, *position)]), limit, name)
 
 
 def bad_id(row: int, position: Sequence[int], got: int, limit: int, name: str) -> InputError:

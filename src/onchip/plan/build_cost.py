@@ -1,7 +1,7 @@
 """Where derived weights (recipes) are computed, and the estimated cost. Pure data: needs no device.
 
-A GPU computes a recipe whose operation one of its kernels supports and which would take NumPy long. NumPy computes all
-others on the host, and they are copied over the bus.
+A recipe is computed on the GPU if a kernel supports its operation and NumPy would take long. NumPy computes the others
+on the host, and the results are copied over the bus.
 """
 
 from __future__ import annotations
@@ -12,70 +12,70 @@ from collections.abc import Iterable, Mapping, Sequence
 from onchip.network.recipe import Recipe, Weight, as_is, in_order, op_name
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Kernel, RecipeMaker
+from onchip.plan.kernel import Kernel, RecipeKernel
 
 HOST_FLOPS = 50e9  # of NumPy's matmul on the host of a GPU, about two cores
-# Bytes/s that NumPy writes to untouched memory: measured with token_tables at small K.
-HOST_BANDWIDTH = 2e9
+HOST_BANDWIDTH = 2e9  # bytes/s that NumPy writes to untouched memory: measured with token_tables at small K
 BUS_BANDWIDTH = 10e9  # bytes/s from pageable memory to a GPU, copied by one core
-ON_DEVICE_FROM_US = 1000.0  # of NumPy time; below this, loading a kernel takes longer
+ON_DEVICE_FROM_US = 1000.0  # of NumPy time: below this, loading a kernel takes longer
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
 
 Weights = Mapping[str, Weight]
 
 
-def makes_of(kernels: Sequence[Kernel], device: Device) -> dict[str, float]:
+def recipe_rates_of(kernels: Sequence[Kernel], device: Device) -> dict[str, float]:
     """The recipe operations that a device's kernels support: operation -> fraction of its fp32 rate."""
-    makers = [k for k in kernels if k.device_kind == device.kind and isinstance(k, RecipeMaker)]
-    return {op: rate for maker in makers for op, rate in maker.makes.items()}
+    supporting = [k for k in kernels if k.device_kind == device.kind and isinstance(k, RecipeKernel)]
+    return {op: rate for kernel in supporting for op, rate in kernel.recipe_rates.items()}
 
 
-def build_us(recipes: Iterable[Recipe], weights: Weights, device: Device, makes: Mapping[str, float]) -> float:
-    """Microseconds to compute these recipes, each where it will be computed. Sources not among them are ready there.
+def build_us(recipes: Iterable[Recipe], weights: Weights, device: Device, rates: Mapping[str, float]) -> float:
+    """Microseconds to compute these recipes, each on the device or the host. Other sources are assumed to exist there.
 
     weights  the network's weights, by the names that recipes use for their sources
-    makes    makes_of the kernels of the plan
+    rates    recipe_rates_of the kernels of the plan
     """
     wanted = dict.fromkeys(recipes)
     if device.kind == "cpu":
         return sum(host_us(recipe, weights, device.flops["fp32"]) for recipe in wanted)
-    there = made_on_device(wanted, weights, makes)
-    on_host = [recipe for recipe in wanted if recipe not in there]
+    on_device = device_recipes(wanted, weights, rates)
+    on_host = [recipe for recipe in wanted if recipe not in on_device]
     read_on_host = {canonical(source, weights) for recipe in on_host for source in recipe.sources}
-    # Each copied once: device reads computed elsewhere, host results the host does not read, device results it does.
-    crossing = {c for recipe in there & wanted.keys() for c in _sources(recipe, weights) if c not in there}
-    crossing |= {recipe for recipe in on_host if recipe not in read_on_host} | (read_on_host & there)
+    # Copied over the bus, once each: what device recipes read and the device did not compute, host results that the
+    # host does not read, and device results that it reads.
+    crossing = {c for recipe in on_device & wanted.keys() for c in _sources(recipe, weights) if c not in on_device}
+    crossing |= {recipe for recipe in on_host if recipe not in read_on_host} | (read_on_host & on_device)
     seconds = sum(_nbytes(each, weights) for each in crossing) / BUS_BANDWIDTH
-    for recipe in there & wanted.keys():
+    for recipe in on_device & wanted.keys():
         moved = recipe.nbytes + sum(_nbytes(source, weights) for source in _sources(recipe, weights))
-        rate = makes[recipe.op] * device.flops["fp32"]
-        seconds += max(recipe.flop / rate, moved / device.bandwidth) + device.launch_us * 1e-6
+        flops = rates[recipe.op] * device.flops["fp32"]
+        seconds += max(recipe.flop / flops, moved / device.bandwidth) + device.launch_us * 1e-6
     return seconds * 1e6 + sum(host_us(recipe, weights) for recipe in on_host)
 
 
 def host_us(recipe: Recipe, weights: Weights, flops: float = HOST_FLOPS) -> float:
     """Microseconds that NumPy takes: flop, plus first-touch writes."""
-    written = 0 if is_another_name(recipe, weights) else recipe.nbytes
+    written = 0 if is_alias(recipe, weights) else recipe.nbytes
     return (recipe.flop / flops + written / HOST_BANDWIDTH) * 1e6
 
 
-def made_on_device(wanted: Iterable[Recipe], weights: Weights, makes: Mapping[str, float]) -> set[Recipe]:
+def device_recipes(wanted: Iterable[Recipe], weights: Weights, rates: Mapping[str, float]) -> set[Recipe]:
     """Which of these recipes, and of their dependencies, are computed on the device and not by NumPy."""
-    there: set[str | Recipe] = set()
-    for name in in_order(wanted, weights) if makes else ():
+    on_device: set[str | Recipe] = set()
+    for name in in_order(wanted, weights) if rates else ():
         recipe = canonical(name, weights)
-        if not isinstance(recipe, Recipe) or recipe.op not in makes:
+        if not isinstance(recipe, Recipe) or recipe.op not in rates:
             continue
         sources = _sources(recipe, weights)
         fits = {dtype_of(source, weights) for source in sources} <= set(DEVICE_DTYPES)
         fits &= recipe.dtype in (*DEVICE_DTYPES, "float8_e4m3fn")  # fp8: tables only
         # A recipe with a source on the device is computed there too, so the source need not be copied back.
-        if fits and (host_us(recipe, weights) >= ON_DEVICE_FROM_US or not there.isdisjoint(sources)):
-            there.add(recipe)
-    return {recipe for recipe in there if isinstance(recipe, Recipe)}
+        if fits and (host_us(recipe, weights) >= ON_DEVICE_FROM_US or not on_device.isdisjoint(sources)):
+            on_device.add(recipe)
+    return {recipe for recipe in on_device if isinstance(recipe, Recipe)}
 
 
-def is_another_name(recipe: Recipe, weights: Weights) -> bool:
+def is_alias(recipe: Recipe, weights: Weights) -> bool:
     """Whether the recipe is its source unchanged, so that there is nothing to compute."""
     return recipe.op == op_name(as_is) and dtype_of(recipe.sources[0], weights) == recipe.dtype
 

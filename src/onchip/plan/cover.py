@@ -9,40 +9,40 @@ from onchip.errors import PlanError
 from onchip.network.graph import Network, Node
 from onchip.network.recipe import Recipe, as_is, reach
 from onchip.network.types import DTYPE_BYTES
-from onchip.plan.build_cost import build_us, makes_of
+from onchip.plan.build_cost import build_us, recipe_rates_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
-# Above any real cost: a layer gets no kernel, or a fallback, only if no other kernel claims it.
+# Above any real cost: a layer is left without a kernel, or to a fallback, only if no other kernel claims it.
 _NO_KERNEL_US = 1e12
 MAX_STATES = 16  # layout states followed per position, cheapest first
 
-# Layouts of live values: (value, layout) for each value that is stored in more than ROWS or in another layout.
+# (value, layout) for each layout of a live value that is not stored only in ROWS.
 State = frozenset[tuple[str, str]]
 _IN_ROWS: State = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
+class _Path:
     """How the search reaches a state at a position."""
 
     cost: float
-    before: _Way | None
+    previous: _Path | None
     claims: tuple[Claim, ...] = ()  # layout conversions, then the claim that leads here
 
     def all_claims(self) -> list[Claim]:
         found: list[Claim] = []
-        way: _Way | None = self
-        while way is not None:
-            found += reversed(way.claims)
-            way = way.before
+        path: _Path | None = self
+        while path is not None:
+            found += reversed(path.claims)
+            path = path.previous
         return found[::-1]
 
 
 def cover(
-    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, rewrites: tuple[str, ...], whole: bool
 ) -> Plan:
     """The plan with the lowest estimate. Groups are consecutive nodes, so the cheapest cover is a shortest path.
 
@@ -51,17 +51,17 @@ def cover(
     that no claim leads to, or that costs as much to reach as the cheapest complete path found so far.
     """
     count = len(net.nodes)
-    best: list[dict[State, _Way]] = [{} for _ in range(count + 1)]
-    best[0][_IN_ROWS] = _Way(0.0, None)
+    best: list[dict[State, _Path]] = [{} for _ in range(count + 1)]
+    best[0][_IN_ROWS] = _Path(0.0, None)
     layouts = _Layouts(net, device, kernels, job)
     refusals: list[Refusal] = []
     claimed: set[str] = set()
     furthest = 0
     for start in range(count):
         furthest = start if best[start] else furthest
-        done = min((way.cost for way in best[count].values()), default=float("inf"))
-        ways = layouts.worth_following({state: way for state, way in best[start].items() if way.cost < done})
-        if not ways:
+        cheapest = min((path.cost for path in best[count].values()), default=float("inf"))
+        paths = layouts.worth_following({state: path for state, path in best[start].items() if path.cost < cheapest})
+        if not paths:
             continue
         claims = _claims(net, start, device, kernels, job, refusals)
         claimed.update(name for claim in claims for name in claim.nodes)
@@ -72,36 +72,36 @@ def cover(
             cost = claim.cost.estimate_us(device, job.precision, job.batch)
             if claim.is_fallback or not claim.kernel:
                 cost += _NO_KERNEL_US
-            for state, way in ways:
-                layouts.step(best[end], end, state, way, claim, cost)
+            for state, path in paths:
+                layouts.step(best[end], end, state, path, claim, cost)
     if not best[count]:
         # No path crosses a layer that no kernel claims: name that layer, if there is one.
         node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
         raise _no_kernel(net, node, device, job, refusals)
-    chosen = min(best[count].values(), key=lambda way: way.cost).all_claims()
+    chosen = min(best[count].values(), key=lambda path: path.cost).all_claims()
     planned = {claim.nodes[0] for claim in chosen if claim.nodes}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
     groups = groups_of(net, chosen)
-    return Plan(net, device, job, groups, told, tuple(shown), build_us=building_us(net, groups, device, kernels))
+    return Plan(net, device, job, groups, rewrites, tuple(shown), build_us=plan_build_us(net, groups, device, kernels))
 
 
-def building_us(net: Network, groups: Sequence[Group], device: Device, kernels: Sequence[Kernel]) -> float:
+def plan_build_us(net: Network, groups: Sequence[Group], device: Device, kernels: Sequence[Kernel]) -> float:
     """Microseconds to compute the weights that the groups need, and their sources."""
     wanted = [recipe for group in groups for recipe in group.claim.recipes.values()]
     recipes = {weight for weight in reach(wanted, net.weights).values() if isinstance(weight, Recipe)}
-    return build_us(recipes, net.weights, device, makes_of(kernels, device))
+    return build_us(recipes, net.weights, device, recipe_rates_of(kernels, device))
 
 
 def _by_value(state: State) -> dict[str, tuple[str, ...]]:
-    """The layouts of each value that is not stored in ROWS alone."""
-    lies: dict[str, tuple[str, ...]] = {}
+    """The layouts of each value that is not stored only in ROWS."""
+    stored: dict[str, tuple[str, ...]] = {}
     for value, layout in sorted(state):
-        lies[value] = (*lies.get(value, ()), layout)
-    return lies
+        stored[value] = (*stored.get(value, ()), layout)
+    return stored
 
 
 class _Layouts:
-    """The layouts of values along a path, and the cost of converting them."""
+    """The layouts of values on a path, and the cost of converting them."""
 
     def __init__(self, net: Network, device: Device, kernels: Sequence[Kernel], job: Job) -> None:
         self._net, self._device, self._job = net, device, job
@@ -110,60 +110,60 @@ class _Layouts:
         self._last_read = {value: i for i, node in enumerate(net.nodes) for value in node.inputs}
         self._last_read |= dict.fromkeys(net.outputs, len(net.nodes))
 
-    def worth_following(self, ways: dict[State, _Way]) -> list[tuple[State, _Way]]:
+    def worth_following(self, paths: dict[State, _Path]) -> list[tuple[State, _Path]]:
         """The cheapest states, without those that conversions from the cheapest state reach at no higher cost."""
-        if len(ways) < 2:
-            return list(ways.items())
-        (least, first), *others = sorted(ways.items(), key=lambda each: each[1].cost)
-        lies = _by_value(least)
-        kept = [(least, first)]
-        for state, way in others:
+        if len(paths) < 2:
+            return list(paths.items())
+        (least, first), *others = sorted(paths.items(), key=lambda each: each[1].cost)
+        stored = _by_value(least)
+        worth = [(least, first)]
+        for state, path in others:
             wanted = [(value, layout) for value, found in _by_value(state).items() for layout in found]
-            wanted += [(value, ROWS) for value in lies.keys() - _by_value(state).keys()]
-            moves: list[Claim] = []
-            reachable = all(self._convert(lies.copy(), {value: layout}, moves) for value, layout in wanted)
-            if not reachable or way.cost < first.cost + self._cost(moves):
-                kept.append((state, way))
-        return kept[:MAX_STATES]
+            wanted += [(value, ROWS) for value in stored.keys() - _by_value(state).keys()]
+            conversions: list[Claim] = []
+            reachable = all(self._convert(stored.copy(), {value: layout}, conversions) for value, layout in wanted)
+            if not reachable or path.cost < first.cost + self._cost(conversions):
+                worth.append((state, path))
+        return worth[:MAX_STATES]
 
-    def _cost(self, moves: Sequence[Claim]) -> float:
-        return sum(m.cost.estimate_us(self._device, self._job.precision, self._job.batch) for m in moves)
+    def _cost(self, claims: Sequence[Claim]) -> float:
+        return sum(claim.cost.estimate_us(self._device, self._job.precision, self._job.batch) for claim in claims)
 
-    def step(self, ways: dict[State, _Way], end: int, state: State, way: _Way, claim: Claim, cost: float) -> None:
-        """Record the path by which a claim leads from a state to position `end`, unless a cheaper one is known."""
-        cost += way.cost
+    def step(self, paths: dict[State, _Path], end: int, state: State, path: _Path, claim: Claim, cost: float) -> None:
+        """Record the path by which a claim leads from a state to position `end`, unless a cheaper one leads there."""
+        cost += path.cost
         before: list[Claim] = []
-        behind: list[Claim] = []
+        tail: list[Claim] = []
         if state or claim.has_layouts:
-            lies = _by_value(state)
+            stored = _by_value(state)
             wanted = {value: claim.layout_read(value) for value in values_read(self._net, claim)}
-            if not self._convert(lies, wanted, before):
+            if not self._convert(stored, wanted, before):
                 return
-            lies |= {value: (layout,) for value, layout in claim.writes.items()}
-            if end == len(self._net.nodes) and not self._convert(lies, dict.fromkeys(self._net.outputs, ROWS), behind):
+            stored |= {value: (layout,) for value, layout in claim.writes.items()}
+            if end == len(self._net.nodes) and not self._convert(stored, dict.fromkeys(self._net.outputs, ROWS), tail):
                 return
-            alive = ((value, found) for value, found in lies.items() if self._last_read.get(value, -1) >= end)
+            alive = ((value, found) for value, found in stored.items() if self._last_read.get(value, -1) >= end)
             state = frozenset((v, layout) for v, found in alive if found != (ROWS,) for layout in found)
-            cost += self._cost((*before, *behind))
-        if state not in ways or cost < ways[state].cost:
-            ways[state] = _Way(cost, way, (*before, claim, *behind))
+            cost += self._cost((*before, *tail))
+        if state not in paths or cost < paths[state].cost:
+            paths[state] = _Path(cost, path, (*before, claim, *tail))
 
-    def _convert(self, lies: dict[str, tuple[str, ...]], wanted: Mapping[str, str], moves: list[Claim]) -> bool:
-        """Bring each value to its wanted layout, appending the moves needed; False if no kernel converts one."""
+    def _convert(self, stored: dict[str, tuple[str, ...]], wanted: Mapping[str, str], claims: list[Claim]) -> bool:
+        """Convert each value to its wanted layout: appends the claims needed; False if no kernel converts one."""
         for value, layout in wanted.items():
-            found = lies.get(value, (ROWS,))
+            found = stored.get(value, (ROWS,))
             if layout not in found:
-                move = self._conversion(value, found[0], layout)
-                if move is None:
+                claim = self._conversion(value, found[0], layout)
+                if claim is None:
                     return False
-                moves.append(move)
-                lies[value] = (*found, layout)
+                claims.append(claim)
+                stored[value] = (*found, layout)
         return True
 
-    def _conversion(self, value: str, given: str, wanted: str) -> Claim | None:
-        key = value, given, wanted
+    def _conversion(self, value: str, layout: str, wanted: str) -> Claim | None:
+        key = value, layout, wanted
         if key not in self._conversions:
-            found = (k.conversion(self._net, value, given, wanted, self._device, self._job) for k in self._converters)
+            found = (k.conversion(self._net, value, layout, wanted, self._device, self._job) for k in self._converters)
             self._conversions[key] = next((claim for claim in found if claim is not None), None)
         return self._conversions[key]
 
@@ -189,20 +189,20 @@ def _claims(
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:
-    """The placeholder of a layer that no kernel claims: its weights as they are, and the bytes any kernel must move."""
-    reads = sum(given.row_bytes for given in net.input_types(node))
-    dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
+    """The placeholder for a layer that no kernel claims: its weights unchanged, and the bytes any kernel must move."""
+    reads = sum(t.row_bytes for t in net.input_types(node))
+    dtypes = {role: t.dtype for role, t in net.node_weight_types(node).items()}
     if node.layer.has_tables and job.tables != "fp32":
         dtypes["weight"] = TABLES[job.tables]
     recipes = {
         role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()
     }
     fixed = sum(recipe.nbytes for recipe in recipes.values())
-    if looked_up := net.row_looked_up(node):  # only these table rows are read; no cache hits are assumed
+    if looked_up := net.row_lookup_elements(node):  # only these table rows are read; no cache hits are assumed
         fixed -= recipes["weight"].nbytes
         reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
     cost = Cost(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
-    label, why = f"none yet for {node.layer.kind}", "no kernel of this device takes it yet"
+    label, why = f"none yet for {node.layer.kind}", "no kernel of this device supports it yet"
     return Claim("", label, (node.name,), cost, why, recipes)
 
 
@@ -212,11 +212,11 @@ def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Seq
         return PlanError(
             f"no kernel of {device.name} trains network '{net.name}'", got=reasons or f"a {node.layer.kind}",
             expected="a network that a training kernel claims as a whole",
-            hint="onchip.mlp, or the network without the layer that is named",
+            hint="onchip.mlp, or remove the layer named above",
         )  # fmt: skip
     return PlanError(
-        f"no kernel of {device.name} takes layer '{node.name}' ({node.layer.kind})",
+        f"no kernel of {device.name} supports layer '{node.name}' ({node.layer.kind})",
         got=reasons or f"{', '.join(str(t) for t in net.input_types(node))}",
-        expected="a layer that a kernel claims, in a precision that it computes in",
+        expected="a layer and precision that a kernel supports",
         hint="onchip check MODEL, or another device",
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, TypeVar
 
-MEASURED_AGAIN = 3  # at most
-TOO_LOW = {"floor": "the time itself: rates too low"}  # the note of a row whose floor was beaten
+MEASURED_AGAIN = 3  # times, at most
+TOO_LOW = {"floor": "the measured time: rates too low"}  # the note of a row whose floor was beaten
 
 Key = TypeVar("Key", bound=Hashable)
 

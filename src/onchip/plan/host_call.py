@@ -53,14 +53,14 @@ def min_us(net: Network, job: Job, device: Device, B: int) -> float:
     return flop * B / device.peak.flops[job.precision] * 1e6
 
 
-def compare(gpu: str, there_us: float, here_us: float, B: int, is_least: bool = False) -> str:
-    """The faster device and why, for "auto": "cpu (auto: 64 rows take about 9.0 µs here, 25.0 µs on cuda:0)".
+def compare(gpu: str, gpu_us: float, cpu_us: float, B: int, is_least: bool = False) -> str:
+    """The faster device and why, for "auto": "cpu (auto: 64 rows take about 9.0 µs, 25.0 µs on cuda:0)".
 
     B         rows per call
     is_least  the CPU time is a lower bound
     """
     rows = "1 row takes" if B == 1 else f"{B:,} rows take"
-    if here_us <= there_us:
-        return f"cpu (auto: {rows} about {format_us(here_us)} here, {format_us(there_us)} on {gpu})"
+    if cpu_us <= gpu_us:
+        return f"cpu (auto: {rows} about {format_us(cpu_us)}, {format_us(gpu_us)} on {gpu})"
     least = "at least " if is_least else ""
-    return f"{gpu} (auto: {rows} about {format_us(there_us)} there, {least}{format_us(here_us)} on the CPU)"
+    return f"{gpu} (auto: {rows} about {format_us(gpu_us)}, {least}{format_us(cpu_us)} on the CPU)"

@@ -47,14 +47,14 @@ class Job:
     is_weighted: bool = False  # training rows have weights
 
     def __post_init__(self) -> None:
-        self._spell("precision", PRECISIONS)
+        self._normalise("precision", PRECISIONS)
         if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
             expected = f"at least 1, at most {MAX_ROWS:,}"
-            raise InputError("bad number of rows in a batch", got=show(self.batch), expected=expected, hint="1024")
+            raise InputError("bad batch size", got=show(self.batch), expected=expected, hint="1024")
         if self.loss:
-            self._spell("loss", LOSSES)
-        self._spell("optimiser", OPTIMISERS)
-        self._spell("tables", TABLES)
+            self._normalise("loss", LOSSES)
+        self._normalise("optimiser", OPTIMISERS)
+        self._normalise("tables", TABLES)
         left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
         object.__setattr__(self, "without", left_out)
         if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
@@ -66,7 +66,7 @@ class Job:
         if not isinstance(self.is_weighted, bool):
             raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
 
-    def _spell(self, field: str, known: Iterable[str]) -> None:
+    def _normalise(self, field: str, known: Iterable[str]) -> None:
         object.__setattr__(self, field, known_name(getattr(self, field), known, field, hint=next(iter(known))))
 
     @property
@@ -76,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of a claim: a part per row and a part per launch."""
+    """The work of a claim, per row and per launch."""
 
     row_flop: int
     row_bytes: int
@@ -86,7 +86,7 @@ class Cost:
     rate: float = 1.0  # fraction of the device's sustained flop/s that the kernel reaches, for the estimate
     transposed_bytes: int = 0  # bytes per row that are reordered before or after: a separate pass
     why_slow: str = ""  # what keeps it above its floor, where no other field explains it
-    min_us: float = 0.0  # minimum time of a launch's work, however small: what a block does in sequence
+    min_us: float = 0.0  # the time of one block's sequential work: no launch is faster, however few its rows
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """The least time of this work on this device: peak rates, and cache bandwidth where the data fits the cache."""
@@ -96,12 +96,12 @@ class Cost:
         return max(compute, memory) * 1e6 + self.launches * peak.launch_us
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
-        """The expected time at sustained rates: what plans are compared by."""
+        """The expected time at sustained rates; plans are compared by it."""
         compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
-        turned = self.transposed_bytes * B / device.bandwidth
+        transposed = self.transposed_bytes * B / device.bandwidth
         launch_us = device.graph_launch_us or device.launch_us  # a network's launches are one graph
-        return max((max(compute, memory) + turned) * 1e6, self.min_us) + self.launches * launch_us
+        return max((max(compute, memory) + transposed) * 1e6, self.min_us) + self.launches * launch_us
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Use:
     """How a claim reads a value."""
 
     layout: str = ROWS  # one of plan/layout.py
-    is_read_often: bool = False  # more than once: it should not be read across the bus
+    is_read_often: bool = False  # more than once: it should not be read over the bus
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Claim:
     reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it does not read in ROWS exactly once
     writes: Mapping[str, str] = field(default_factory=dict)  # the layouts of values that it does not write in ROWS
     is_view: bool = False  # its output is a view of its input: nothing is launched
-    is_fallback: bool = False  # of a kernel that claims any layer: used only if no other kernel claims the layer
+    is_fallback: bool = False  # used only if no other kernel claims the layer
 
     def __post_init__(self) -> None:
         for name in ("recipes", "reads", "writes"):
@@ -158,7 +158,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A kernel's refusal at one node, with its reason."""
+    """Why a kernel cannot run a node."""
 
     kernel: str
     node: str
@@ -174,7 +174,7 @@ class Kernel(Protocol):
     def precisions(self) -> tuple[str, ...]: ...
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Every sequence of nodes beginning at net.nodes[start] that this kernel can run, or why it cannot.
+        """A claim for each sequence of nodes from net.nodes[start] on that this kernel can run, or why it cannot.
 
         A kernel that does not apply to the node yields nothing; that is not a refusal.
         """
@@ -188,16 +188,16 @@ class Converter(Protocol):
     @property
     def device_kind(self) -> str: ...
 
-    def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
+    def conversion(self, net: Network, value: str, source: str, target: str, device: Device, job: Job) -> Claim | None:
         """A claim without nodes that reads the value in one layout and writes it in another; None if it cannot."""
         ...
 
 
 @runtime_checkable
-class RecipeMaker(Protocol):
+class RecipeKernel(Protocol):
     """A kernel that also computes weights on its device."""
 
     @property
-    def makes(self) -> Mapping[str, float]:
+    def recipe_rates(self) -> Mapping[str, float]:
         """Recipe operation -> fraction of the device's fp32 flop/s at which the kernel computes it."""
         ...

@@ -8,17 +8,17 @@ ROWS = "rows"  # (B, C, H, W), row-major: every network input and output, and wh
 CHANNELS_LAST = "channels_last"  # (B, H, W, C)
 
 
-def has_channels(given: TensorType) -> bool:
+def has_channels(t: TensorType) -> bool:
     """Whether NHWC differs from NCHW in memory: more than one channel and more than one pixel."""
-    return len(given.shape) > 2 and 1 < given.row_shape[0] < given.row_size
+    return len(t.shape) > 2 and 1 < t.row_shape[0] < t.row_size
 
 
-def stored_type(given: TensorType, layout: str) -> TensorType:
+def stored_type(t: TensorType, layout: str) -> TensorType:
     """The type of the array that holds a value in memory."""
     if layout == ROWS:
-        return given
-    B, C, *pixels = given.shape
-    return TensorType((B, *pixels, C), given.dtype)
+        return t
+    B, C, *pixels = t.shape
+    return TensorType((B, *pixels, C), t.dtype)
 
 
 def stored_row_axis(axis: int, rank: int, layout: str) -> int:

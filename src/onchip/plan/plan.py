@@ -35,18 +35,18 @@ class Plan:
     device: Device
     job: Job
     groups: tuple[Group, ...]
-    rewrites: tuple[str, ...]  # what was rewritten, one line each
+    rewrites: tuple[str, ...]  # what the rewrites did, one line each
     refusals: tuple[Refusal, ...]
     fold: str = ""  # whether embeddings were folded, and why
-    left_out: tuple[str, ...] = ()  # rewrites that would not pay, one line each
-    build_us: float = 0.0  # to compute, once, all weights that the kernels need
+    left_out: tuple[str, ...] = ()  # rewrites that do not pay, one line each
+    build_us: float = 0.0  # estimated time to compute, once, all weights that the kernels need
 
     @property
     def floor_us(self) -> float:
         return self.floor_at(self.job.batch)
 
     def floor_at(self, B: int) -> float:
-        """The least microseconds that B rows take."""
+        """A lower bound on the time of B rows, in microseconds."""
         return sum(g.claim.cost.floor_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
@@ -54,7 +54,7 @@ class Plan:
         return self.estimate_at(self.job.batch)
 
     def estimate_at(self, B: int) -> float:
-        """The microseconds that B rows should take."""
+        """The estimated time of B rows, in microseconds."""
         return sum(g.claim.cost.estimate_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
@@ -66,46 +66,46 @@ class Plan:
     def types(self) -> Mapping[str, TensorType]:
         """The type of every array that groups read and write, as it is stored in memory."""
         net = self.network
-        found = dict(net.inputs)
+        types = dict(net.inputs)
         for group in self.groups:
             for value in group.claim.nodes or group.claim.writes:
                 layout = group.claim.writes.get(value, ROWS)
-                found[layout_name(net, value, layout)] = stored_type(net.types[value], layout)
-        return found
+                types[layout_name(net, value, layout)] = stored_type(net.types[value], layout)
+        return types
 
     @property
     def is_read_often(self) -> bool:
-        """Whether an input or output of the network is read more than once: by several groups, or repeatedly by one."""
+        """Whether kernels read a network input several times, or read an output back: slow over a bus."""
         ends = {*self.network.inputs, *self.network.outputs}
         reads = [self.stored_in[name] for group in self.groups for name in group.inputs if not group.claim.is_view]
         uses = ((value, use) for group in self.groups for value, use in group.claim.reads.items())
         often = {self.stored_in.get(value, value) for value, use in uses if use.is_read_often}
-        made = {self.stored_in[name] for group in self.groups for name in group.outputs} & set(reads)
-        return bool(ends & (often | made)) or any(reads.count(name) > 1 for name in self.network.inputs)
+        read_back = {self.stored_in[name] for group in self.groups for name in group.outputs} & set(reads)
+        return bool(ends & (often | read_back)) or any(reads.count(name) > 1 for name in self.network.inputs)
 
     @functools.cached_property
     def stored_in(self) -> Mapping[str, str]:
-        """For every array that groups read and write: the array whose memory it uses, for most the array itself.
+        """For every array that groups read or write: the array whose memory it uses, usually itself.
 
         A view uses the memory of its source. A view that is a network output owns the memory and its source uses it,
         unless the source is itself an input or output: then the view has its own memory and is copied there.
         """
         ends = {*self.network.inputs, *self.network.outputs}
-        home = {name: name for group in self.groups for name in (*group.inputs, *group.outputs)}
+        owner = {name: name for group in self.groups for name in (*group.inputs, *group.outputs)}
         for group in self.groups:
             if group.claim.is_view:
-                (seen,), (view,) = group.inputs, group.outputs
+                (source,), (view,) = group.inputs, group.outputs
                 if view not in ends:
-                    home[view] = home[seen]
-                elif home[seen] not in ends:
-                    home |= dict.fromkeys([name for name, at in home.items() if at == home[seen]], view)
-        return home
+                    owner[view] = owner[source]
+                elif owner[source] not in ends:
+                    owner |= dict.fromkeys([name for name, at in owner.items() if at == owner[source]], view)
+        return owner
 
     @functools.cached_property
     def between(self) -> tuple[str, ...]:
         """The arrays with memory of their own that one group writes and another reads."""
-        made = dict.fromkeys(name for group in self.groups for name in group.outputs)
-        return tuple(name for name in made if name not in self.network.outputs and self.stored_in[name] == name)
+        written = dict.fromkeys(name for group in self.groups for name in group.outputs)
+        return tuple(name for name in written if name not in self.network.outputs and self.stored_in[name] == name)
 
     @property
     def rewrite_flop(self) -> int:
@@ -116,39 +116,39 @@ class Plan:
 
     @property
     def tables_unused(self) -> str:
-        """Why tables that were requested in fewer bits are not stored so; "" if they are, or none were requested."""
+        """Why tables are not stored in the requested, narrower dtype; "" if they are, or if fp32 was requested."""
         tables = {n.weights["weight"] for n in self.network.nodes if n.layer.has_tables}
         nbytes = DTYPE_BYTES[TABLES[self.job.tables]]
-        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == nbytes for recipe in self._made_of(tables)):
+        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == nbytes for recipe in self._recipes_of(tables)):
             return ""
-        return "no kernel of this plan keeps them so" if tables else "nothing was folded into any"
+        return "no kernel of this plan supports them" if tables else "no embedding was folded"
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, as the kernels store them."""
         return sum(group.claim.weight_bytes for group in self.groups)
 
-    def _made_of(self, weights: set[str]) -> list[Recipe]:
-        """The kernels' recipes that read some weights, or that derive in one step from all sources of such a weight."""
+    def _recipes_of(self, weights: set[str]) -> list[Recipe]:
+        """The kernels' recipes that read these weights, or compute one directly from the arrays it is derived from."""
         found = []
         for recipe in (recipe for group in self.groups for recipe in group.claim.recipes.values()):
             is_nested = any(isinstance(source, Recipe) for source in recipe.sources)
-            if weights.intersection(recipe.sources) or (is_nested and self._is_of(recipe, weights)):
+            if weights.intersection(recipe.sources) or (is_nested and self._derives_from(recipe, weights)):
                 found.append(recipe)
         return found
 
-    def _is_of(self, recipe: Recipe, weights: set[str]) -> bool:
-        made_of = self._origins(recipe)
-        return any(self._origins(name) <= made_of for name in weights)
+    def _derives_from(self, recipe: Recipe, weights: set[str]) -> bool:
+        origins = self._origins(recipe)
+        return any(self._origins(name) <= origins for name in weights)
 
     def _origins(self, weight: str | Recipe) -> set[str | Recipe]:
         """The arrays, and the recipes without sources, that a weight is derived from."""
         reached = reach([weight], self.network.weights).items()
         return {name for name, found in reached if not isinstance(found, Recipe) or not found.sources}
 
-    def kept_bytes(self, weights: set[str]) -> int:
-        """Bytes of what the kernels store for some weights."""
-        return sum(recipe.nbytes for recipe in self._made_of(weights))
+    def stored_bytes(self, weights: set[str]) -> int:
+        """Bytes that the kernels store for these weights."""
+        return sum(recipe.nbytes for recipe in self._recipes_of(weights))
 
     def slow_because(self, group: Group) -> str:
         """Why a group is estimated at more than twice its floor; "" if it is not."""
@@ -192,7 +192,7 @@ class Plan:
 
     @property
     def without_kernel(self) -> tuple[str, ...]:
-        """The layers that no kernel of the device runs yet. A plan with any cannot run."""
+        """The layers that no kernel of the device supports yet; a plan with such layers cannot run."""
         return tuple(name for group in self.groups if not group.claim.kernel for name in group.claim.nodes)
 
     @property
@@ -201,8 +201,8 @@ class Plan:
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            # A kernel trains a network as a whole: the refusal names the layer.
-            title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'takes {missing[0]}{more}'}"
+            # A training kernel claims the whole network: its refusal names the layer.
+            title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'runs {missing[0]}{more}'}"
         return printable(title)
 
     def __str__(self) -> str:
@@ -233,8 +233,8 @@ class Plan:
         for i, group in enumerate(self.groups):
             claim, nodes = group.claim, group.claim.nodes
             layers = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else next(iter(nodes or claim.writes))
-            given = (self.device, self.job.precision, self.job.batch)
-            times = format_us(claim.cost.floor_us(*given)), format_us(claim.cost.estimate_us(*given))
+            args = (self.device, self.job.precision, self.job.batch)
+            times = format_us(claim.cost.floor_us(*args)), format_us(claim.cost.estimate_us(*args))
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.cost.row_bytes:,}", f"{claim.cost.row_flop:,}"
             rows.append([printable(cell) for cell in (str(i), layers, claim.label, *sizes, *times, claim.why)])
         return head, rows
@@ -245,8 +245,8 @@ class Plan:
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
         lines = [f"{whole}, {self.between_bytes:,} B/row between groups, {weights}"]
-        if turned := [value for group in self.groups for value in group.claim.writes if group.claim.nodes]:
-            lines.append(f"channels last between groups: {', '.join(turned)}")
+        if nhwc := [value for group in self.groups for value in group.claim.writes if group.claim.nodes]:
+            lines.append(f"NHWC between groups: {', '.join(nhwc)}")
         slow = [(i, why) for i, group in enumerate(self.groups) if (why := self.slow_because(group))]
         lines += [f"slow: group {i} takes over twice its floor: {why}" for i, why in slow]
         lines += [f"rewrote: {line}" for line in self.rewrites]
@@ -274,7 +274,7 @@ def layout_name(net: Network, value: str, layout: str) -> str:
 
 
 def values_read(net: Network, claim: Claim) -> list[str]:
-    """The values that a claim's nodes read and other nodes compute, in the order of reading."""
+    """The inputs of a claim's nodes that none of them computes, in the order of their first use."""
     inside = set(claim.nodes)
     found = (value for name in claim.nodes for value in net.by_name[name].inputs)
     return [value for value in dict.fromkeys(found) if value not in inside]
@@ -287,9 +287,9 @@ def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
     read_outside.update(*reads)
     groups = []
     for claim, values in zip(claims, reads, strict=True):
-        taken = values if claim.nodes else list(claim.reads)
-        made = [name for name in claim.nodes if name in read_outside] if claim.nodes else list(claim.writes)
-        inputs = (layout_name(net, value, claim.layout_read(value)) for value in taken)
-        outputs = (layout_name(net, value, claim.writes.get(value, ROWS)) for value in made)
+        read = values if claim.nodes else list(claim.reads)
+        written = [name for name in claim.nodes if name in read_outside] if claim.nodes else list(claim.writes)
+        inputs = (layout_name(net, value, claim.layout_read(value)) for value in read)
+        outputs = (layout_name(net, value, claim.writes.get(value, ROWS)) for value in written)
         groups.append(Group(claim, tuple(inputs), tuple(outputs)))
     return tuple(groups)

@@ -1,6 +1,6 @@
 """A plan as JSON: what another process, now or later, needs to run the same kernels over the same weights.
 
-{"version": 3, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
+{"version": 4, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
@@ -8,7 +8,7 @@ A group lists the values that it reads or writes in layouts other than ROWS ("re
 converts a value from one layout to another.
 
 The JSON records the choice, not its launch details: the kernel is queried for these again, and a different answer is an
-error. Weights given as arrays are stored elsewhere; derived weights are stored as recipes.
+error. Weights in arrays are stored elsewhere; derived weights are stored as recipes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
 from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, real, show, whole
 from onchip.network.recipe import Array, Recipe, Weight, reach
-from onchip.plan.cover import building_us, no_claim
+from onchip.plan.cover import no_claim, plan_build_us
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
@@ -58,56 +58,56 @@ def recipes_to_json(net: Network) -> str:
 
 
 def plan_digest(plan: Plan) -> str:
-    """The same for plans that run the same kernels over weights of the same names and shapes."""
+    """A hash that is equal for plans that run the same kernels over weights of the same names and shapes."""
     return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """What planning needs to choose the same plan for the same network later: the measured rates."""
+    """What planning the same network later needs to choose the same plan: the measured rates."""
     return {"kind": plan.device.kind, "device": _device_to_json(plan.device), "sha256": plan_digest(plan)}
 
 
 def recorded_kind(record: Any) -> str:
-    """The kind of device in a plan_record read from a file; FormatError if it is no such record."""
+    """The kind of device in a plan_record from a file; FormatError if that is not a plan_record."""
     fields(record, ("kind", "device", "sha256"), "its plan")
     if record["kind"] not in ("cpu", "cuda"):
-        raise FormatError("the kind of its device does not fit", got=name_of(record["kind"]), expected="cpu or cuda")
+        raise FormatError("unknown kind of device", got=name_of(record["kind"]), expected="cpu or cuda")
     return str(record["kind"])
 
 
 def recorded_device(record: Any, here: Device) -> Device:
-    """The device in a plan_record, which must be of the same kind as `here`; FormatError if it is no device."""
-    told, like = record["device"], _device_to_json(here)
-    fields(told, tuple(like), "its device")
+    """The device in a plan_record, which must be of the same kind as `here`; FormatError if it is not a device."""
+    stored, like = record["device"], _device_to_json(here)
+    fields(stored, tuple(like), "its device")
     # On a GPU these decide what a kernel can run; on a CPU they only affect speed.
     same = ("kind", "arch", "vector_bytes", *(("units", "fast_bytes") if here.kind == "cuda" else ()))
-    if other := [name for name in same if told[name] != like[name]]:
-        got, expected = (f"{other[0]}: {show(device[other[0]])}" for device in (like, told))
+    if other := [name for name in same if stored[name] != like[name]]:
+        got, expected = (f"{other[0]}: {show(device[other[0]])}" for device in (like, stored))
         raise DeviceError(
-            "the run began on another kind of device", got=got, expected=expected,
-            hint="resume it there, or no --resume to begin anew",
+            "the run started on another kind of device", got=got, expected=expected,
+            hint="resume it on that device, or start over without --resume",
         )  # fmt: skip
-    _check_like(told, like, "its device")
-    return _device(told)
+    _check_like(stored, like, "its device")
+    return _device(stored)
 
 
-def _check_like(told: Any, like: Any, where: str) -> None:
-    """FormatError unless a value from a file has the form of `like`, and a number is within a factor of 1024 of it."""
+def _check_like(stored: Any, like: Any, where: str) -> None:
+    """FormatError unless a value from a file has the structure of `like`, with numbers within a factor of 1024."""
     if isinstance(like, dict):
-        fields(told, tuple(like), where)
+        fields(stored, tuple(like), where)
         for name, value in like.items():
-            _check_like(told[name], value, f"{where}: {name}")
+            _check_like(stored[name], value, f"{where}: {name}")
     elif isinstance(like, str):
-        if not isinstance(told, str):
-            raise FormatError(f"{where} does not fit", got=name_of(told), expected="a text")
+        if not isinstance(stored, str):
+            raise FormatError(f"{where} is not a string", got=name_of(stored), expected="a string")
     elif isinstance(like, int):
-        whole(told, where, min(like, 1), like << 10)
-    elif not like / 1024 <= real(told, where) <= like * 1024:
-        raise FormatError(f"{where} does not fit", got=name_of(told), expected=f"about {like:g}")
+        whole(stored, where, min(like, 1), like << 10)
+    elif not like / 1024 <= real(stored, where) <= like * 1024:
+        raise FormatError(f"{where} is out of range", got=name_of(stored), expected=f"about {like:g}")
 
 
-def given_weights(net: Network) -> dict[str, Array]:
-    """The weights that a plan's JSON does not hold: those given as arrays."""
+def array_weights(net: Network) -> dict[str, Array]:
+    """The weights that a plan's JSON does not contain: those stored as arrays."""
     return {name: w for name, w in _reached(net).items() if not isinstance(w, Recipe)}
 
 
@@ -118,47 +118,45 @@ def _reached(net: Network) -> dict[str, Weight]:
 
 
 def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Kernel]) -> Plan:
-    """The plan of this JSON over these weights; PlanError if its kernels would not do the same now.
+    """The plan of this JSON over these weights; PlanError if its kernels would compute something else now.
 
-    weights  given_weights of the plan's network
+    weights  array_weights of the plan's network
     kernels  of the plan's device
     """
-    told = parse_json(text, "the plan")
-    version = told.get("version") if isinstance(told, dict) else None
+    data = parse_json(text, "the plan")
+    version = data.get("version") if isinstance(data, dict) else None
     if version != VERSION or isinstance(version, bool):
         raise FormatError(
-            "not a plan of this version", got=show(version), expected=f"version {VERSION}", hint="make the plan again"
+            "not a plan of this version", got=show(version), expected=f"version {VERSION}", hint="plan again"
         )
-    assert isinstance(told, dict)
+    assert isinstance(data, dict)
     try:
-        device, job = _device(told["device"]), _job(told["job"])
-        recipes = {name: _recipe_from_json(entry) for name, entry in told["recipes"].items()}
-        net = graph_from_json(json.dumps(told["network"]), {**weights, **recipes})
-        places = {node.name: i for i, node in enumerate(net.nodes)}
-        chosen = [_claim(net, places, entry, device, job, kernels) for entry in told["groups"]]
-        refusals = tuple(Refusal(**entry) for entry in told["refusals"])
+        device, job = _device(data["device"]), _job(data["job"])
+        recipes = {name: _recipe_from_json(entry) for name, entry in data["recipes"].items()}
+        net = graph_from_json(json.dumps(data["network"]), {**weights, **recipes})
+        positions = {node.name: i for i, node in enumerate(net.nodes)}
+        chosen = [_claim(net, positions, entry, device, job, kernels) for entry in data["groups"]]
+        refusals = tuple(Refusal(**entry) for entry in data["refusals"])
         groups = groups_of(net, chosen)
-        building = building_us(net, groups, device, kernels)
-        rewrites, fold, left_out = tuple(map(str, told["rewrites"])), str(told["fold"]), tuple(told["left_out"])
+        building = plan_build_us(net, groups, device, kernels)
+        rewrites, fold, left_out = tuple(map(str, data["rewrites"])), str(data["fold"]), tuple(data["left_out"])
     except OnchipError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
-        raise FormatError(
-            "not a plan", got=got, expected="what plan_to_json wrote", hint="make the plan again"
-        ) from None
+        raise FormatError("not a plan", got=got, expected="what plan_to_json wrote", hint="plan again") from None
     if [name for claim in chosen for name in claim.nodes] != [node.name for node in net.nodes]:
-        raise FormatError("not a plan", got="groups that leave layers out", expected="every layer once, in order")
+        raise FormatError("not a plan", got="groups that omit layers", expected="every layer once, in order")
     return Plan(net, device, job, groups, rewrites, refusals, fold, left_out, building)
 
 
 def _claim(
-    net: Network, places: Mapping[str, int], entry: Mapping[str, Any], device: Device, job: Job,
+    net: Network, positions: Mapping[str, int], entry: Mapping[str, Any], device: Device, job: Job,
     kernels: Sequence[Kernel],
 ) -> Claim:  # fmt: skip
-    """The claim of a group, as its kernel offers it now. `places` maps node names to their indices."""
+    """The claim of a group, as its kernel offers it now. `positions` maps node names to their indices."""
     name, layers = entry["kernel"], tuple(entry["layers"])
-    start = places.get(layers[0], -1) if layers else -1
+    start = positions.get(layers[0], -1) if layers else -1
     if not name and start >= 0:
         return no_claim(net, net.nodes[start], job)
     for kernel in kernels:
@@ -168,30 +166,31 @@ def _claim(
         if start >= 0:
             answers = kernel.claims(net, start, device, job)
         elif not layers and isinstance(kernel, Converter):
-            ((value, wanted),), (given,) = entry["writes"].items(), entry["reads"].values()
-            answers = (kernel.conversion(net, value, given, wanted, device, job),)
+            ((value, wanted),), (layout,) = entry["writes"].items(), entry["reads"].values()
+            answers = (kernel.conversion(net, value, layout, wanted, device, job),)
         for answer in answers:
             if isinstance(answer, Claim) and _group_to_json(answer) == {**entry, "layers": layers}:
                 return answer
     raise PlanError(
-        f"no kernel takes {show(layers[0] if layers else '')} as the plan says",
-        got=show(f"{name}: {entry['label']}, {entry['order'] or 'no sums'}"),
-        expected="a kernel of this onchip that does the same", hint="plan again: the bits of the results may change",
+        f"no kernel runs {show(layers[0] if layers else '')} as planned",
+        got=show(f"{name}: {entry['label']}, {entry['order'] or 'no reduction'}"),
+        expected="a kernel with the same label and reduction order",
+        hint="plan again: the bits of the results may change",
     )  # fmt: skip
 
 
 def _group_to_json(claim: Claim) -> dict[str, Any]:
     """The kernel, its layers, its reduction order, and the layouts of values that are not in ROWS."""
-    told = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
+    group = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
     reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
-    return told | {key: found for key, found in (("reads", reads), ("writes", dict(claim.writes))) if found}
+    return group | {key: found for key, found in (("reads", reads), ("writes", dict(claim.writes))) if found}
 
 
 def _device_to_json(device: Device) -> dict[str, Any]:
-    return _rates(device) | {"peak": _rates(device.peak)}
+    return _fields_of(device) | {"peak": _fields_of(device.peak)}
 
 
-def _rates(of: Device | Peak) -> dict[str, Any]:
+def _fields_of(of: Device | Peak) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in dataclasses.fields(of)} | {"flops": dict(of.flops)}
 
 
@@ -213,7 +212,7 @@ def _recipe_to_json(recipe: Recipe) -> dict[str, Any]:
 
 def _recipe_from_json(entry: Mapping[str, Any]) -> Recipe:
     if not _OPERATION.fullmatch(entry["op"]):
-        raise FormatError("a recipe of an unknown operation", got=show(entry["op"]), expected="module:function")
+        raise FormatError("unknown recipe operation", got=show(entry["op"]), expected="module:function")
     sources = tuple(source if isinstance(source, str) else _recipe_from_json(source) for source in entry["sources"])
     attributes = tuple(sorted((name, _as_tuple(value)) for name, value in entry["attributes"].items()))
     return Recipe(entry["op"], sources, tuple(entry["shape"]), entry["dtype"], entry["flop"], attributes)

@@ -1,4 +1,4 @@
-"""From a network to a plan: the rewrites that pay, then the cheapest cover of the result."""
+"""Plan a network: apply the rewrites that pay, then find the cheapest cover of the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_plan(
 ) -> Plan:
     """Rewrite the network, then cover it with kernel claims at the lowest cost. Computes no weight, touches no device.
 
-    whole  a layer that no kernel claims is a PlanError; else the plan lists it with its floor and no kernel
+    whole  a layer that no kernel claims is a PlanError; if False, the plan lists it without a kernel, with its floor
     """
     job = job or Job()
     if len(net.nodes) > MAX_LAYERS:
@@ -43,35 +43,35 @@ def make_plan(
 
     @functools.cache
     def without(*names: str) -> tuple[Network, tuple[str, ...]]:
-        version, told = rewrite(net, (*job.without, *names))
+        version, notes = rewrite(net, (*job.without, *names))
         if "narrow" not in names:
             version, more = narrow_values(version, job.precision)
-            told = (*told, *more)
-        return version, told
+            notes = (*notes, *more)
+        return version, notes
 
     def plan_without(*names: str) -> Plan | PlanError:
-        version, told = without(*names)
+        version, notes = without(*names)
         try:
-            return cover(version, device, kernels, job, told, whole)
+            return cover(version, device, kernels, job, notes, whole)
         except PlanError as refused:
             return refused
 
-    told = without()[1]
-    return _choose(plan_without, [name for name in (*ESTIMATED, "narrow") if told and without(name)[1] != told])
+    notes = without()[1]
+    return _choose(plan_without, [name for name in (*ESTIMATED, "narrow") if notes and without(name)[1] != notes])
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:
-    """The plan with every rewrite that pays: each is compared with and without, given those before it that paid.
+    """The plan with the rewrites that pay: each in turn is left out if the plan is faster without it.
 
     used  the rewrites that can be estimated and that apply here
     """
-    best, left = plan_without(), list[str]()
+    best, left_out = plan_without(), list[str]()
     answers: dict[str, tuple[bool, str]] = {}
     for name in used:
-        other = plan_without(*left, name)
+        other = plan_without(*left_out, name)
         if isinstance(best, PlanError):
             pays, why = isinstance(other, PlanError), best.what
-        elif name in ("last", "narrow", "beside"):  # same work in another order or dtype: no reason to print
+        elif name in ("last", "narrow", "parallel"):  # the same work in another order or dtype: nothing to report
             pays, why = isinstance(other, PlanError) or best.estimate_us < other.estimate_us, ""
         else:
             pays, why = _pays(best, other, has_tables=name == "tables")
@@ -79,14 +79,14 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
             answers[name] = pays, why
         if not pays:
             best = other
-            left.append(name)
+            left_out.append(name)
     if isinstance(best, PlanError):
         refused = plan_without("tables") if "tables" in used else best
         raise refused if isinstance(refused, PlanError) else best
-    return _told(best, answers)
+    return _with_reasons(best, answers)
 
 
-def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
+def _with_reasons(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
     """The plan, with why each rewrite was applied or left out."""
     lines = []
     for name, (pays, why) in answers.items():
@@ -98,25 +98,25 @@ def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
 
 
 def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, str]:
-    """Whether a rewrite lowers the total time of the job's rows, building included; and from how many rows on.
+    """Whether a rewrite lowers the job's total time, including that to build weights; and from how many rows on.
 
-    It trades work once for less work per row, so it pays from some number of rows on.
+    It adds work once and saves work per row, so it pays from some number of rows on.
 
     full, other  the plans with and without the rewrite
-    has_tables   it derives tables: their whole build time counts. Other weights are repacked anyway, so only the flop
-                 to derive them count, minus a launch: no estimate is more exact than that
+    has_tables   it derives tables: their whole build time counts. Other weights are repacked in any case: only the
+                 flop to derive them counts, minus the time of a launch, as estimates are no more exact than that
     """
     if isinstance(other, PlanError):
         return True, other.what
     device, job = full.device, full.job
     needed = full.network.weight_bytes
     if 0 < device.memory_bytes // 2 < needed and needed > other.network.weight_bytes:  # 0: unknown
-        taken = f"{_size(needed)} of the {_size(device.memory_bytes)} that {device.name} has"
-        return False, f"all weights would take {taken}, more than half"
+        share = f"{_size(needed)} of the {_size(device.memory_bytes)} that {device.name} has"
+        return False, f"all weights would take {share}, more than half"
     flop = full.rewrite_flop - other.rewrite_flop
     used = {name for node in other.network.nodes for name in node.weights.values()}
-    made = {name for node in full.network.nodes for name in node.weights.values()} - used
-    made_bytes = full.kept_bytes(made)
+    derived = {name for node in full.network.nodes for name in node.weights.values()} - used
+    derived_bytes = full.stored_bytes(derived)
     build_us = max(0.0, full.build_us - other.build_us)
     counted_us = build_us if has_tables else max(0.0, flop / device.flops["fp32"] * 1e6 - device.launch_us)
 
@@ -124,15 +124,15 @@ def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, 
         return other.estimate_at(B) - full.estimate_at(B) - counted_us
 
     what = "tables" if any(node.layer.has_tables for node in full.network.nodes) else "weights"
-    made_of = f"{what} of {_size(made_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
+    cost = f"{what} of {_size(derived_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
     most = max(job.batch, _MANY_ROWS)
     if gain_us(most) < 0:
-        return False, f"{made_of}, and a row would be no cheaper" if flop else "a row would be no cheaper"
+        return False, f"{cost}, and the time per row would not drop" if flop else "the time per row would not drop"
     low, high = (0, job.batch) if gain_us(job.batch) >= 0 else (job.batch, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if gain_us(middle) >= 0 else (middle, high)
-    return high <= job.batch, f"{made_of}, which pays from {high:,} rows on; this job has {job.batch:,}"
+    return high <= job.batch, f"{cost}, which pays from {high:,} rows on; this job has {job.batch:,}"
 
 
 def _size(count: int) -> str:

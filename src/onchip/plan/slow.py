@@ -11,26 +11,26 @@ SLOW = 2.0  # times the floor
 
 
 def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refusal]) -> str:
-    """What takes most of the time above the floor; "" if the estimate is near the floor. GPU kernels only."""
-    cost, given = claim.cost, (device, job.precision, job.batch)
-    floor_us, estimate_us = cost.floor_us(*given), cost.estimate_us(*given)
+    """What accounts for most of the time above the floor; "" if the estimate is near it. GPU kernels only."""
+    cost, args = claim.cost, (device, job.precision, job.batch)
+    floor_us, estimate_us = cost.floor_us(*args), cost.estimate_us(*args)
     if device.kind != "cuda" or estimate_us <= SLOW * floor_us:
         return ""
     launches_us = cost.launches * (device.graph_launch_us or device.launch_us)
     if launches_us >= estimate_us / 2:
-        return f"{'a launch is' if cost.launches == 1 else 'launches are'} {launches_us / estimate_us:.0%} of it"
+        return f"{'the launch takes' if cost.launches == 1 else 'launches take'} {launches_us / estimate_us:.0%} of it"
     if cost.why_slow:
         return cost.why_slow
     compute = cost.row_flop * job.batch / (cost.rate * device.flops[cost.precision or job.precision])
     memory = (cost.row_bytes * job.batch + cost.fixed_bytes) / device.bandwidth
-    turned = cost.transposed_bytes * job.batch / device.bandwidth
-    if cost.min_us >= (max(compute, memory) + turned) * 1e6:
-        return "blocks wait for what they read and write, tile by tile"
-    if turned > max(compute, memory):
-        return "values are put in another order"
+    transposed = cost.transposed_bytes * job.batch / device.bandwidth
+    if cost.min_us >= (max(compute, memory) + transposed) * 1e6:
+        return "memory latency: each block loads and stores tile after tile"
+    if transposed > max(compute, memory):
+        return "a pass that transposes values"
     if memory > compute:
-        return "what it reads and writes comes from memory; the floor has it in the cache"
+        return "data comes from memory; the floor assumes the cache"
     others = [f"{r.kernel} {r.why}" for r in refusals if claim.nodes and r.node == claim.nodes[0]]
-    cores = "ordinary cores" if (cost.precision or job.precision) == "fp32" else "tensor cores"
-    told = f"; {'; '.join(others)}" if others and cost.rate < 1 / SLOW else ""
-    return f"{cores} at {cost.rate:.2g} of their steady rate{told}"
+    cores = "CUDA cores" if (cost.precision or job.precision) == "fp32" else "tensor cores"
+    reasons = f"; {'; '.join(others)}" if others and cost.rate < 1 / SLOW else ""
+    return f"{cores} at {cost.rate:.2g} of their sustained rate{reasons}"

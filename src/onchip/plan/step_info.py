@@ -23,8 +23,8 @@ def steps_of(plan: Plan, B: int) -> tuple[StepInfo, ...]:
     """The steps in execution order."""
     infos = []
     for claim in (group.claim for group in plan.groups):
-        cost, given = claim.cost, (plan.device, plan.job.precision, B)
+        cost, args = claim.cost, (plan.device, plan.job.precision, B)
         nbytes, flop = cost.row_bytes * B + cost.fixed_bytes, cost.row_flop * B
-        times = cost.floor_us(*given), cost.estimate_us(*given)
+        times = cost.floor_us(*args), cost.estimate_us(*args)
         infos.append(StepInfo(claim.label, claim.nodes, nbytes, flop, *times))
     return tuple(infos)

@@ -77,7 +77,7 @@ class CheckReport:
     @property
     def passed(self) -> bool:
         verdicts = {row.verdict for row in self.checks}
-        return "ok" in verdicts and "FAIL" not in verdicts  # if nothing could be checked, nothing passes
+        return "ok" in verdicts and "FAIL" not in verdicts  # not passed if nothing could be checked
 
 
 def check_network(
@@ -93,7 +93,7 @@ def check_network(
     """
     Job(tables=tables)  # refuse an unknown type before minutes of work
     if rows is None:
-        longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
+        longest = max(t.row_size for t in (*net.inputs.values(), *net.types.values()))
         flop = sum(net.row_flop(node) for node in net.nodes)
         rows = max(1, min(MAX_BATCHED_ROWS, MAX_NUMBERS // max(1, longest), MAX_FLOP // max(1, flop)))
     if rows < 1:
@@ -106,8 +106,8 @@ def check_network(
     few, few_x = reference.with_used_tokens(net, x)
     truth = reference.forward(few, few_x, "float64")
     gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
-    coarse = few if tables == "fp32" else with_rounded_tables(few, tables)
-    by_dtype = {dtype: _naive(coarse, few_x, truth, dtype) for dtype in sorted(set(NAIVE_DTYPE.values()))}
+    rounded = few if tables == "fp32" else with_rounded_tables(few, tables)
+    by_dtype = {dtype: _naive(rounded, few_x, truth, dtype) for dtype in sorted(set(NAIVE_DTYPE.values()))}
     naive = {precision: by_dtype[dtype] for precision, dtype in NAIVE_DTYPE.items()}
     pairs = [(device, precision) for device in ("cpu", *gpus) for precision in PRECISIONS]
     batch, checks = 1024 if tables == "fp32" else FOLDED_ROWS, []
@@ -135,9 +135,9 @@ def with_rounded_tables(net: Network, tables: str) -> Network:
 
 
 def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:
-    """The error of the naive run and its dtype: the network's own where that is narrower."""
-    own = [given.dtype for given in net.types.values() if "float" in given.dtype]
-    narrowest = min([dtype, *own], key=lambda name: DTYPE_BYTES[name])
+    """The error of the naive run and its dtype: the network's where that is narrower."""
+    dtypes = [t.dtype for t in net.types.values() if "float" in t.dtype]
+    narrowest = min([dtype, *dtypes], key=lambda name: DTYPE_BYTES[name])
     return scaled_error(reference.forward(net, x, narrowest), truth), narrowest
 
 

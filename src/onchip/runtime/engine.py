@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onchip.errors import DeviceError, InputError, ShapeError
-from onchip.kernels.chain import given_ids
+from onchip.kernels.chain import ids_input
 from onchip.network.graph import Network, check_network
 from onchip.network.io import IO, with_io
 from onchip.network.layers import Embedding, TokenConv
@@ -22,7 +22,7 @@ from onchip.network.tokens import check_token_ids
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
+from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.overlap import check_apart
 from onchip.runtime.backend import Backend
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from onchip.runtime.distributed.ranks import Ranks
 
 
-class _Wanted:
+class _ArraySpec:
     """An input or output of a network, with the facts that every call checks."""
 
-    def __init__(self, name: str, given: TensorType) -> None:
-        self.name, self.type = name, given
-        self.row_shape, self.dtype = given.row_shape, numpy_dtype(given.dtype)
+    def __init__(self, name: str, tensor_type: TensorType) -> None:
+        self.name, self.type = name, tensor_type
+        self.row_shape, self.dtype = tensor_type.row_shape, numpy_dtype(tensor_type.dtype)
 
     def fits(self, x: Any) -> bool:
-        """Whether x is such an array and needs no conversion."""
+        """Whether x is an array of this type that needs no conversion."""
         if type(x) is not np.ndarray or x.dtype is not self.dtype:
             return False
         return x.ndim > 0 and x.shape[1:] == self.row_shape and x.flags.c_contiguous
@@ -62,16 +62,15 @@ class Engine:
         self.chosen = chosen  # the device and, for "auto", the reason
         self._backend, self._debug = backend, debug
         net = plan.network
-        self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
-        self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
+        self._inputs = [_ArraySpec(name, tensor_type) for name, tensor_type in net.inputs.items()]
+        self._outputs = [_ArraySpec(name, net.types[name]) for name in net.outputs]
         self._id_limits = id_limits(net)
         # Outputs that the network also reads as ids: no other thread may write to them before that.
-        self._ids_made = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
-        # Every output is distinct and computed by the backend directly into its destination.
-        are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
-        self._is_plain = are_apart and not self._ids_made
+        self._computed_ids = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
+        are_distinct = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
+        self._is_direct = are_distinct and not self._computed_ids  # the backend writes each output to its destination
         self._bound = backend.bind(plan, debug)
-        self._quick_call = self._bound.quick_call() if self._is_plain else None
+        self._quick_call = self._bound.quick_call() if self._is_direct else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: host arrays
 
     @property
@@ -91,7 +90,7 @@ class Engine:
 
         NumPy in, NumPy out: the call returns when the results are complete. CPU tensors of torch return CPU tensors;
         nested lists and data frames return NumPy. Rows of another numeric dtype are converted, with one message; a
-        value that does not fit is an error.
+        value out of the dtype's range is an error.
 
         An engine on a GPU also accepts GPU arrays (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`;
         row-major). It launches on the caller's stream, returns at once, and returns arrays of the same kind. Keep the
@@ -119,36 +118,36 @@ class Engine:
             raise InputError("wrong number of inputs", got=str(len(rows)), expected=self._input_types())
         inputs: dict[str, Array] = {}
         tensors = False
-        for x, wanted in zip(rows, self._inputs, strict=True):
-            if wanted.fits(x):
-                inputs[wanted.name] = x
+        for x, spec in zip(rows, self._inputs, strict=True):
+            if spec.fits(x):
+                inputs[spec.name] = x
             else:
-                inputs[wanted.name], tensors = self._convert(x, wanted), tensors or is_tensor(x)
+                inputs[spec.name], tensors = self._convert(x, spec), tensors or is_tensor(x)
         B = len(inputs[self._inputs[0].name])
         if len(inputs) > 1 and any(len(x) != B for x in inputs.values()):
             got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
-            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="equal numbers")
         if out is None:
-            made = tuple([np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in self._outputs])
+            outputs = tuple([np.empty((B, *spec.row_shape), spec.dtype) for spec in self._outputs])
         else:
-            made = self._check_outs(out, inputs.values(), B, tensors)
+            outputs = self._check_outs(out, inputs.values(), B, tensors)
         if not self._bound.checks_ids:
             for name, limit in self._id_limits.items():
                 # A private copy: other threads may write to the caller's after the check.
                 inputs[name] = inputs[name].copy()
                 check_token_ids(inputs[name], limit, name=name)
-        if B and self._is_plain:
-            self._bound.run(inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
+        if B and self._is_direct:
+            self._bound.run(inputs, dict(zip(self.plan.network.outputs, outputs, strict=True)), B)
         elif B:
-            self._run(inputs, made, B)
+            self._run(inputs, outputs, B)
         if out is not None:
             return out[0] if isinstance(out, tuple) and len(out) == 1 else out
-        results = tuple([array_tensor(y) for y in made]) if tensors else made
+        results = tuple([array_tensor(y) for y in outputs]) if tensors else outputs
         return results if len(results) > 1 else results[0]
 
     def _in_order(self, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """The inputs in the network's order: by position first, then by name, like Python arguments."""
-        names = [wanted.name for wanted in self._inputs]
+        names = [spec.name for spec in self._inputs]
         net, expected = self.plan.network.name, self._input_types()
         for name in named:
             if name not in names:
@@ -164,19 +163,19 @@ class Engine:
         return (*rows, *(named[name] for name in rest))
 
     def _input_types(self) -> str:
-        return ", ".join(f"{wanted.name}: {wanted.type}" for wanted in self._inputs)
+        return ", ".join(f"{spec.name}: {spec.type}" for spec in self._inputs)
 
-    def _convert(self, x: Any, wanted: _Wanted) -> Array:
+    def _convert(self, x: Any, spec: _ArraySpec) -> Array:
         net = self.plan.network
         meaning = net.meaning if len(self._inputs) == 1 else Meaning()
-        return convert_rows(x, wanted.name, wanted.type, net.name, meaning)
+        return convert_rows(x, spec.name, spec.type, net.name, meaning)
 
     def warm_up(self) -> None:
         """Run one row of zeros, so that every kernel is compiled and loaded."""
         with np.errstate(all="ignore"):  # the result of zeros is not used
-            for number in (0, 1):  # a network that looks up ids minus one rejects 0
+            for value in (0, 1):  # a network that looks up ids minus one rejects 0
                 with contextlib.suppress(InputError):
-                    self(*(np.full((1, *wanted.row_shape), number, wanted.dtype) for wanted in self._inputs))
+                    self(*(np.full((1, *spec.row_shape), value, spec.dtype) for spec in self._inputs))
                     return
 
     def wait(self) -> None:
@@ -186,51 +185,51 @@ class Engine:
     def _find_run(self, x: Any) -> Run | None:
         """The function that runs arrays of x's type in place."""
         run = None if isinstance(x, np.ndarray) else self._bound.run_like(x)
-        if run is None and _lies_on_gpu(x):
+        if run is None and _is_on_gpu(x):
             got, hint = f"{type(x).__module__}.{type(x).__name__} on a GPU", "onchip.compile(net, device='cuda')"
-            raise InputError("the rows lie on a GPU", got=got, expected=f"NumPy rows, for {self.chosen}", hint=hint)
+            raise InputError("the rows are on a GPU", got=got, expected=f"NumPy rows, for {self.chosen}", hint=hint)
         if run is not None:  # cache only successes: a later array of this type may be on the device
             self._runs[type(x)] = run
         return run
 
     def check_ids(self, *rows: Array, first_row: int = 0) -> None:
         """Raise InputError if an id is outside its table; messages count rows from `first_row`."""
-        for x, wanted in zip(rows, self._inputs, strict=True):
-            if wanted.name in self._id_limits:
-                check_token_ids(x, self._id_limits[wanted.name], first_row, wanted.name)
+        for x, spec in zip(rows, self._inputs, strict=True):
+            if spec.name in self._id_limits:
+                check_token_ids(x, self._id_limits[spec.name], first_row, spec.name)
 
     def _check_outs(self, out: Any, inputs: Iterable[Array], B: int, tensors: bool) -> tuple[Array, ...]:
         """`out` as NumPy arrays: views of CPU tensors where an input is one."""
-        given_out = out if isinstance(out, tuple) else (out,)
-        if len(given_out) != len(self._outputs):
-            raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(self._outputs)}")
+        outs = out if isinstance(out, tuple) else (out,)
+        if len(outs) != len(self._outputs):
+            raise ShapeError("wrong number of outputs", got=f"{len(outs)} arrays", expected=f"{len(self._outputs)}")
         arrays: list[Array] = []
-        for y, wanted in zip(given_out, self._outputs, strict=True):
+        for y, spec in zip(outs, self._outputs, strict=True):
             if not (is_tensor(y) if tensors else isinstance(y, np.ndarray)):
                 kind = "torch tensors" if tensors else "NumPy"
                 got = f"an out that is {type(y).__module__}.{type(y).__name__}, for inputs that are {kind}"
                 hint = "all inputs and outputs on the GPU, or all NumPy, or all CPU tensors of torch"
                 raise InputError("arrays of different kinds", got=got, expected=kind, hint=hint)
             arrays.append(tensor_array(y, "out") if tensors else y)
-            _check_out(arrays[-1], (B, *wanted.row_shape), wanted.type.dtype)
+            _check_out(arrays[-1], (B, *spec.row_shape), spec.type.dtype)
         check_apart(arrays, inputs, np.may_share_memory)
         return tuple(arrays)
 
-    def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
+    def _run(self, inputs: dict[str, Array], arrays: tuple[Array, ...], B: int) -> None:
         net = self.plan.network
         outputs: dict[str, Array] = {}
-        for name, array in zip(net.outputs, made, strict=True):
+        for name, array in zip(net.outputs, arrays, strict=True):
             if name not in inputs:
-                outputs.setdefault(name, np.empty_like(array) if name in self._ids_made else array)
+                outputs.setdefault(name, np.empty_like(array) if name in self._computed_ids else array)
         if outputs:
             self._bound.run(inputs, outputs, B)
-        for name, array in zip(net.outputs, made, strict=True):
+        for name, array in zip(net.outputs, arrays, strict=True):
             source = inputs[name] if name in inputs else outputs[name]
             if source is not array:  # an input that is also an output, a repeated output, or ids
                 array[...] = source
 
     def __reduce__(self) -> tuple[object, ...]:
-        weights = given_weights(self.plan.network)
+        weights = array_weights(self.plan.network)
         return bind_plan, (plan_to_json(self.plan), weights, self._backend.requested, self.chosen, self._debug)
 
     def __repr__(self) -> str:
@@ -243,32 +242,33 @@ class Engine:
 def id_limits(net: Network) -> dict[str, int]:
     """For each input that holds ids: the row count of the smallest table that they index.
 
-    The kernel that looks up computed ids checks those.
+    Computed ids are checked by the kernel that looks them up.
     """
     limits: dict[str, int] = {}
     for node in net.nodes:
         if isinstance(node.layer, Embedding | TokenConv):
             V = net.weights[node.weights["weight"]].shape[0]
-            for name in given_ids(net, node.inputs[0]) or ():
+            for name in ids_input(net, node.inputs[0]) or ():
                 limits[name] = min(V, limits.get(name, V))
     return limits
 
 
-def _lies_on_gpu(x: Any) -> bool:
+def _is_on_gpu(x: Any) -> bool:
     """Whether x is an array on a GPU, of any library."""
     if is_tensor(x):
         return bool(x.is_cuda)
-    ask = getattr(type(x), "__dlpack_device__", None)
-    if ask is not None:
-        return int(ask(x)[0]) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+    query = getattr(type(x), "__dlpack_device__", None)
+    if query is not None:
+        return int(query(x)[0]) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     return hasattr(type(x), "__cuda_array_interface__")
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
-    fits = isinstance(out, np.ndarray) and out.shape == shape and out.dtype == numpy_dtype(dtype)
-    if not (fits and out.flags.c_contiguous and out.flags.writeable):
-        got = f"{getattr(out, 'dtype', type(out).__name__)}{list(getattr(out, 'shape', []))}"
-        raise ShapeError("out does not fit", got=got, expected=f"{dtype}{list(shape)}, row-major and writable")
+    has_type = out.shape == shape and out.dtype == numpy_dtype(dtype)
+    if not (has_type and out.flags.c_contiguous and out.flags.writeable):
+        what = "out is not row-major and writable" if has_type else "out has the wrong shape or dtype"
+        got, expected = f"{out.dtype}{list(out.shape)}", f"{dtype}{list(shape)}, row-major and writable"
+        raise ShapeError(what, got=got, expected=expected)
 
 
 def compile(
@@ -294,10 +294,10 @@ def compile(
 def bind_plan(
     plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], chosen: str, debug: bool
 ) -> Engine:
-    """The engine of a plan (JSON) made elsewhere, on a device like the one it was made for.
+    """The engine of a plan (JSON) from another process, on a device of the same kind.
 
-    weights  given_weights of the plan's network
-    asked    the device name and thread count, as for find_device
+    weights    array_weights of the plan's network
+    requested  the device name and thread count, as for find_device
     """
     return Engine(*read_plan(plan, weights, requested), chosen, debug)
 
@@ -305,20 +305,20 @@ def bind_plan(
 def read_plan(
     plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], ranks: Ranks | None = None
 ) -> tuple[Plan, Backend]:
-    """A plan (JSON) and the device to bind it on, as for bind_plan; DeviceError if it was made for another kind.
+    """A plan (JSON) and the device to bind it on, as for bind_plan; DeviceError if it is for another kind.
 
-    ranks  that also bind it
+    ranks  the ranks that also bind it
     """
     here, backend, _ = find_device(*requested)
-    made = plan_from_json(plan, weights, kernels_for(here))
-    if (here.kind, here.arch) != (made.device.kind, made.device.arch):
-        got, expected = (f"{found.name}, {found.arch}" for found in (here, made.device))
+    loaded = plan_from_json(plan, weights, kernels_for(here))
+    if (here.kind, here.arch) != (loaded.device.kind, loaded.device.arch):
+        got, expected = (f"{found.name}, {found.arch}" for found in (here, loaded.device))
         if ranks is not None and ranks.size > 1:
-            hint = "ranks on machines of one kind, as by mpiexec --host or sbatch --constraint"
+            hint = "select machines of one kind: mpiexec --host, sbatch --constraint"
             raise DeviceError("another kind of device than rank 0's", got=got, expected=expected, hint=hint)
-        hint = "onchip.save the network there, onchip.compile it here"
-        raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
-    return made, CpuBackend(requested[1], ranks) if here.kind == "cpu" else backend
+        hint = "onchip.save the network on that machine, onchip.compile it on this one"
+        raise DeviceError("the engine was compiled for another kind of device", got=got, expected=expected, hint=hint)
+    return loaded, CpuBackend(requested[1], ranks) if here.kind == "cpu" else backend
 
 
 def apply_io(net: Network, io: str) -> Network:

@@ -1,6 +1,6 @@
 """Compare a loaded torch module with the network that was read from it, on rows like the example.
 
-torch's exporter silently writes some operators as others that compute something else. The network's side is its float64
+torch's exporter silently replaces some operators by others that compute something else. The network runs in its float64
 reference. The module runs in float64 where it can, and in its own dtypes where it cannot or where the two differ, since
 constants in the graph are rounded to those.
 """
@@ -42,45 +42,45 @@ def check_module(net: Network, source: TorchModule) -> None:
     work = sum(map(net.row_flop, net.nodes)) + VALUE_WORK * sum(value.row_size for value in net.types.values())
     rows = min(MAX_ROWS, max(MIN_ROWS, MAX_WORK // max(1, work)))
     example = tuple(x[:rows] for x in source.inputs)
-    for inputs in (_with_noise(net, source, rows, rng), _moved(example, rng), example):
+    for inputs in (_with_noise(net, source, rows, rng), _perturbed(example, rng), example):
         try:
             found = _difference(net, source, inputs)
         except InputError:  # raised by the module's forward, or an id outside its table
             continue
         if found:
-            nearby = _moved(inputs, rng)
+            nearby = _perturbed(inputs, rng)
             with contextlib.suppress(InputError):
                 found = _difference(net, source, nearby) and found
         if found:
             layer = _first_that_differs(net, source, inputs)
             raise InputError(
-                f"module {source.name}: the network that was read computes something else", got=f"{layer}: {found}",
-                expected="what the module computes, but for rounding",
-                hint="the same by other operators of torch: its ONNX exporter does not write this one as it computes",
+                f"module {source.name}: the imported network computes something else", got=f"{layer}: {found}",
+                expected="the module's outputs, up to rounding",
+                hint="use other torch operators: its ONNX exporter does not export this one correctly",
             )  # fmt: skip
         return
 
 
 def _with_noise(net: Network, source: TorchModule, rows: int, rng: np.random.Generator) -> tuple[Any, ...]:
-    """The example's rows with noise; of more than four rows, two stay without. Ids are drawn from their table; other
+    """The example's rows with noise; of more than four rows, two have none. Ids are drawn from their table, other
     ints from the example.
     """
-    torch, limits, made = sys.modules["torch"], id_limits(net), []
+    torch, limits, inputs = sys.modules["torch"], id_limits(net), []
     noise = np.resize(NOISE, rows)
     noise[: MIN_ROWS if rows > 2 * MIN_ROWS else 0] = 0
     for name, x in zip(source.names, source.inputs, strict=True):
-        given = x[np.arange(rows) % len(x)]
+        rows_of_x = x[np.arange(rows) % len(x)]
         if x.is_floating_point():
-            drawn = noise.reshape(-1, *[1] * (x.ndim - 1)) * rng.standard_normal(given.shape)
-            made.append(_shifted(given, drawn, _size(x)))
+            drawn = noise.reshape(-1, *[1] * (x.ndim - 1)) * rng.standard_normal(rows_of_x.shape)
+            inputs.append(_shifted(rows_of_x, drawn, _size(x)))
             continue
         shape = (np.count_nonzero(noise), *x.shape[1:])
         drawn = rng.integers(0, limits[name], shape) if name in limits else rng.choice(_array(x).ravel(), shape)
-        made.append(torch.cat([given[noise == 0], torch.as_tensor(drawn, device=x.device).to(x.dtype)]))
-    return tuple(made)
+        inputs.append(torch.cat([rows_of_x[noise == 0], torch.as_tensor(drawn, device=x.device).to(x.dtype)]))
+    return tuple(inputs)
 
 
-def _moved(inputs: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+def _perturbed(inputs: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
     """The same rows, slightly shifted, so that no value stays next to a step or a tie."""
     return tuple(
         _shifted(x, NEARBY * rng.standard_normal(x.shape), _size(x)) if x.is_floating_point() else x for x in inputs
@@ -109,18 +109,18 @@ def _difference(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> s
     truth = _outputs(few, xs, "float64")
     exact = [np.zeros(len(xs[0]))] * len(truth)
     with contextlib.suppress(InputError):  # not every module can run in float64
-        if not _beyond(source.run(inputs, in_double=True), truth, exact, ULP["fp32"]):
+        if not _mismatch(source.run(inputs, in_double=True), truth, exact, ULP["fp32"]):
             return ""
-    dtypes = [given.dtype for given in net.types.values() if "float" in given.dtype]
+    dtypes = [t.dtype for t in net.types.values() if "float" in t.dtype]
     narrowest = min(["float32", *dtypes], key=lambda name: DTYPE_BYTES[name])
     naive = [_errors(y, true) for y, true in zip(_outputs(few, xs, narrowest), truth, strict=True)]
-    return _beyond(source.run(inputs), truth, naive, DTYPE_ULP.get(narrowest, ULP["fp32"]))
+    return _mismatch(source.run(inputs), truth, naive, DTYPE_ULP.get(narrowest, ULP["fp32"]))
 
 
 def _read_by(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[Network, tuple[Array, ...]]:
     """The network restricted to the tokens used, and its inputs. Inputs that the module leaves unused are dropped."""
-    given = dict(zip(source.names, inputs, strict=True))
-    return reference.with_used_tokens(net, tuple(_array(given[name]) for name in net.inputs))
+    by_name = dict(zip(source.names, inputs, strict=True))
+    return reference.with_used_tokens(net, tuple(_array(by_name[name]) for name in net.inputs))
 
 
 def _outputs(net: Network, xs: tuple[Array, ...], dtype: str) -> list[Array]:
@@ -128,20 +128,20 @@ def _outputs(net: Network, xs: tuple[Array, ...], dtype: str) -> list[Array]:
     return [values[name] for name in net.outputs]
 
 
-def _beyond(made: tuple[Any, ...], truth: list[Array], naive: list[Array], ulp: float) -> str:
+def _mismatch(outputs: tuple[Any, ...], truth: list[Array], naive: list[Array], ulp: float) -> str:
     """The first output of the module that differs by more than rounding explains; "" if none does."""
-    if len(made) != len(truth):
-        return f"{len(truth)} outputs, {len(made)} of the module"
-    for i, (y, true, by_rounding) in enumerate(zip(map(_array, made), truth, naive, strict=True)):
+    if len(outputs) != len(truth):
+        return f"{len(truth)} outputs, the module has {len(outputs)}"
+    for i, (y, true, by_rounding) in enumerate(zip(map(_array, outputs), truth, naive, strict=True)):
         if y.shape != true.shape:
-            return f"output {i} is {list(true.shape)}, {list(y.shape)} of the module"
+            return f"output {i} is {list(true.shape)}, the module's is {list(y.shape)}"
         errors = _errors(y, true)
         # Over all rows: in a single row, a naive sum may be exact by chance.
         by_rounding = np.maximum(by_rounding, by_rounding[np.isfinite(by_rounding)].max(initial=0.0))
         allowed = FACTOR * by_rounding + ULPS * ulp
         if (errors > allowed).any():
             row = int(np.argmax(errors > allowed))
-            return f"output {i} is {errors[row]:.2g} off, relative, where rounding explains {allowed[row]:.2g}"
+            return f"output {i} has relative error {errors[row]:.2g}, rounding explains {allowed[row]:.2g}"
     return ""
 
 
@@ -162,7 +162,7 @@ def _errors(got: Array, truth: Array) -> Array:
 
 
 def _first_that_differs(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> str:
-    """The first layer whose values the module does not compute, and from which no later correct value follows."""
+    """The first layer whose values the module does not compute, and that no later correct layer reads."""
     few, xs = _read_by(net, source, inputs)
     values = reference.forward_all(few, xs)
     computed: dict[int, list[Array]] = {}
@@ -170,13 +170,13 @@ def _first_that_differs(net: Network, source: TorchModule, inputs: tuple[Any, ..
     for array in (*xs, *arrays):
         computed.setdefault(array.size, []).append(array)
     allowed = ULPS * ULP["fp32"] if in_double else NEARBY
-    right: set[str] = set()
+    correct: set[str] = set()
     for node in reversed(few.nodes):
         y = values[node.name]
         rows = (array.reshape(y.shape) for array in computed.get(y.size, ()))
-        if node.name in right or any((_errors(row, y) <= allowed).all() for row in rows):
-            right |= {node.name, *node.inputs}
-    node = next((node for node in few.nodes if node.name not in right), few.by_name[few.outputs[0]])
+        if node.name in correct or any((_errors(row, y) <= allowed).all() for row in rows):
+            correct |= {node.name, *node.inputs}
+    node = next((node for node in few.nodes if node.name not in correct), few.by_name[few.outputs[0]])
     return f"layer '{node.name}' ({node.layer.kind}) is the first that differs"
 
 
@@ -189,11 +189,11 @@ def _computed(source: TorchModule, inputs: tuple[Any, ...]) -> tuple[list[Array]
 
     class Keep(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-            made = function(*args, **(kwargs or {}))
-            for leaf in torch.utils._pytree.tree_leaves(made):
+            results = function(*args, **(kwargs or {}))
+            for leaf in torch.utils._pytree.tree_leaves(results):
                 if isinstance(leaf, torch.Tensor) and not leaf.is_complex():
                     found.append(_array(leaf).copy())  # a later operator may write into it
-            return made
+            return results
 
     for in_double in (True, False):
         found.clear()

@@ -61,10 +61,10 @@ class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
         """Run one node; opset_version selects the version of its operator, by default the newest."""
         opset = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
-        given = [onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs]
+        types = [onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs]
         graph = onnx.helper.make_graph(
             [node], "node",
-            [onnx.helper.make_tensor_value_info(n, t, a.shape) for n, t, a in zip(names, given, inputs, strict=True)],
+            [onnx.helper.make_tensor_value_info(n, t, a.shape) for n, t, a in zip(names, types, inputs, strict=True)],
             [onnx.helper.make_empty_tensor_value_info(name) for name in node.output],
         )  # fmt: skip
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
@@ -90,17 +90,17 @@ class OnchipRep(BackendRep):  # type: ignore[misc]
         self._one_row = False
 
     def run(self, inputs: Sequence[Array], **kwargs: Any) -> tuple[Array, ...]:
-        given = dict(zip(self._inputs, inputs, strict=True))
-        operands = {name: np.asarray(given[name]) for name in self._operands}
+        arrays = dict(zip(self._inputs, inputs, strict=True))
+        operands = {name: np.asarray(arrays[name]) for name in self._operands}
         if self._engine is None:
             self._engine, self._bound = self._compile(operands), operands
         elif any(not np.array_equal(array, self._bound[name]) for name, array in operands.items()):
             raise InputError("the operands changed", expected="those of the first run", hint="prepare the model again")
-        rows = [np.asarray(given[name]) for name in self._inputs if name not in operands]
+        rows = [np.asarray(arrays[name]) for name in self._inputs if name not in operands]
         if self._one_row:
             rows = [array[None] for array in rows]
-        made = self._engine(*rows)
-        outputs = made if isinstance(made, tuple) else (made,)
+        results = self._engine(*rows)
+        outputs = results if isinstance(results, tuple) else (results,)
         return tuple(array[0] for array in outputs) if self._one_row else outputs
 
     def _compile(self, operands: dict[str, Array]) -> Engine:

@@ -19,16 +19,16 @@ from onchip.runtime.cpu.backend import CpuBackend, this_cpu
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
-    """A device of this machine by name ("auto", "cpu", "cuda", "cuda:1"), its backend, and its name with the reason.
+    """A device of this machine by name ("auto", "cpu", "cuda", "cuda:1"), its backend, and its name (why, if "auto").
 
     Without a network, "auto" is the GPU if there is one; `place` decides per network.
     """
     name = device_name(name)
     found = _find_gpus(name, threads)
     if found:
-        at = _device_number(name.partition(":")[2], len(found))
-        return found[at], _backend(f"cuda:{at}"), f"cuda:{at}" + (" (auto: a GPU is here)" if name == "auto" else "")
-    return this_cpu(), _backend("cpu", threads), _cpu_chosen(name, threads)
+        i = _device_index(name.partition(":")[2], len(found))
+        return found[i], _backend(f"cuda:{i}"), f"cuda:{i}" + (" (auto: a GPU is available)" if name == "auto" else "")
+    return this_cpu(), _backend("cpu", threads), _cpu_and_reason(name, threads)
 
 
 def may_use_gpu(device: str, threads: int | None) -> bool:
@@ -43,10 +43,10 @@ def device_name(name: str) -> str:
     if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
         return kind + colon + number
     if kind in KNOWN:
-        got, hint = f"{name}, which can be planned for", f"onchip plan MODEL --device {kind}, or --device cuda there"
+        got, hint = f"{name}, only for planning", f"onchip plan MODEL --device {kind}, or --device cuda on that GPU"
         raise DeviceError("no device to run on", got=got, expected="auto, cpu, cuda or cuda:N", hint=hint)
     hint = did_you_mean(kind, ("auto", "cpu", "cuda", *KNOWN)) or "onchip devices"
-    expected = f"auto, cpu, cuda or cuda:N; to plan for also {', '.join(KNOWN)}"
+    expected = f"auto, cpu, cuda or cuda:N; for planning also {', '.join(KNOWN)}"
     raise DeviceError("unknown device", got=str(name), expected=expected, hint=hint)
 
 
@@ -56,7 +56,7 @@ def _find_gpus(name: str, threads: int | None) -> list[Device]:
         return []
     if threads is not None:
         got = f"threads={threads} and device '{name}'"
-        raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
+        raise InputError("only a CPU has threads", got=got, expected="threads with device 'cpu'", hint="--device cpu")
 
     from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
@@ -69,19 +69,19 @@ def _find_gpus(name: str, threads: int | None) -> list[Device]:
     return found
 
 
-def _cpu_chosen(name: str, threads: int | None) -> str:
-    """The CPU as the choice, with the reason if "auto" was requested and no GPU was considered."""
+def _cpu_and_reason(name: str, threads: int | None) -> str:
+    """The name of the CPU and, if "auto" was requested, why no GPU was chosen."""
     if name == "cpu":
         return "cpu"
     if threads is not None:
-        return f"cpu (auto: threads={threads} asks for it)"
+        return f"cpu (auto: threads={threads} selects it)"
     from onchip.runtime.cuda.devices import why_no_cuda
 
     return f"cpu (auto: {why_no_cuda()})"
 
 
 def _backend(name: str, threads: int | None = None) -> Backend:
-    """The backend of "cpu" or "cuda:N". A GPU's allocates memory there, so only the chosen device gets one."""
+    """The backend of "cpu" or "cuda:N". A CudaBackend allocates GPU memory: create one for the chosen device only."""
     if name == "cpu":
         return CpuBackend(threads)
     from onchip.runtime.cuda.backend import CudaBackend
@@ -89,7 +89,7 @@ def _backend(name: str, threads: int | None = None) -> Backend:
     return CudaBackend(int(name.partition(":")[2]))
 
 
-def _device_number(text: str, count: int) -> int:
+def _device_index(text: str, count: int) -> int:
     if not text:
         return 0
     if not is_count(text) or int(text) >= count:
@@ -111,13 +111,13 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
     """The plan for a device of this machine, or for a known one ("h200", "a100", ...: `onchip devices`).
 
-    For a known device, layers that its kernels do not support yet are in the plan with their floor.
+    A plan for a known device also lists layers without a kernel, with their floor.
     """
     return plan_and_reason(net, device, job)[0]
 
 
 def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None = None) -> tuple[Plan, str]:
-    """The plan, and its device with, for "auto", the reason."""
+    """The plan and the name of its device; for "auto", also why it was chosen."""
     if isinstance(device, Device):
         return make_plan(net, device, kernels_for(device), job), device.name
     if (name := str(device).lower()) in KNOWN:
@@ -128,9 +128,9 @@ def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None
 def place(
     net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
 ) -> tuple[Plan, Backend, str]:
-    """Plan for the device and create its backend. "auto" is the device with the lower estimate for a call on host rows.
+    """Plan for a device and create its backend. "auto": the device with the lowest estimate for a call on host rows.
 
-    call_rows  most rows of the job in one call; None: all of them
+    call_rows  the most rows per call; None: all rows of the job
     """
     plan, chosen = _choose(net, device, job, threads, call_rows)
     return plan, _backend(chosen.partition(" ")[0], threads), chosen
@@ -140,34 +140,33 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
     device = device_name(device)
     found = _find_gpus(device, threads)
     if not found:
-        return _plan_here(net, job), _cpu_chosen(device, threads)
-    at = _device_number(device.partition(":")[2], len(found))
-    gpu, name = found[at], f"cuda:{at}"
-    is_auto, cpu_can = device == "auto", job.precision == CPU_PRECISION
+        return _plan_on_cpu(net, job), _cpu_and_reason(device, threads)
+    index = _device_index(device.partition(":")[2], len(found))
+    gpu, name = found[index], f"cuda:{index}"
+    is_auto, cpu_supports = device == "auto", job.precision == CPU_PRECISION
     try:
-        there = make_plan(net, gpu, kernels_for(gpu), job)
-    except PlanError as refused:
-        if not (is_auto and cpu_can):
+        gpu_plan = make_plan(net, gpu, kernels_for(gpu), job)
+    except PlanError as refusal:
+        if not (is_auto and cpu_supports):
             raise
-        return _plan_here(net, job), f"cpu (auto: {refused.what})"
+        return _plan_on_cpu(net, job), f"cpu (auto: {refusal.what})"
     if not is_auto:
-        return there, name
-    if not cpu_can:
-        return there, f"{name} (auto: the CPU does not compute in {job.precision})"
-    # Not counted: computing the weights and loading the code. An engine is called many times, and only the weights have
-    # an estimate.
+        return gpu_plan, name
+    if not cpu_supports:
+        return gpu_plan, f"{name} (auto: the CPU does not compute in {job.precision})"
+    # Excludes computing the weights and loading code: an engine is called many times.
     B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
-    there_us, least = call_us(there, B), min_us(net, job, cpu, B)
-    if least > there_us:
-        return there, compare(name, there_us, least, B, is_least=True)
+    gpu_us, min_cpu_us = call_us(gpu_plan, B), min_us(net, job, cpu, B)
+    if min_cpu_us > gpu_us:
+        return gpu_plan, compare(name, gpu_us, min_cpu_us, B, is_least=True)
     try:
-        here = make_plan(net, cpu, kernels_for(cpu), job)
-    except PlanError as refused:
-        return there, f"{name} (auto: on the CPU, {refused.what})"
-    here_us = call_us(here, B)
-    return here if here_us <= there_us else there, compare(name, there_us, here_us, B)
+        cpu_plan = make_plan(net, cpu, kernels_for(cpu), job)
+    except PlanError as refusal:
+        return gpu_plan, f"{name} (auto: on the CPU, {refusal.what})"
+    cpu_us = call_us(cpu_plan, B)
+    return cpu_plan if cpu_us <= gpu_us else gpu_plan, compare(name, gpu_us, cpu_us, B)
 
 
-def _plan_here(net: Network, job: Job) -> Plan:
+def _plan_on_cpu(net: Network, job: Job) -> Plan:
     cpu = this_cpu()
     return make_plan(net, cpu, kernels_for(cpu), job)

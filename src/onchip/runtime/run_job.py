@@ -1,4 +1,4 @@
-"""Start a run: make or reload its plan, cut the chunks, create the engines here and on the other ranks."""
+"""Start a run: create or reload its plan, cut the chunks, create the engines here and on the other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.network.reading import is_count
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import (
-    given_weights,
+    array_weights,
     plan_digest,
     plan_record,
     plan_to_json,
@@ -60,15 +60,15 @@ def start_job(
     on_plan  called with the plan before the weights are computed
     """
     if how.gpus and ranks.size > 1:
-        got, hint = f"--gpus and {ranks.size} ranks", "one of them: a rank has one GPU"
-        raise InputError("several GPUs a rank", got=got, expected="one GPU a rank", hint=hint)
+        got, hint = f"--gpus and {ranks.size} ranks", "use only one of the two: each rank has one GPU"
+        raise InputError("several GPUs per rank", got=got, expected="one GPU per rank", hint=hint)
     total = len(sources[0])
-    names = [f"cuda:{number}" for number in how.gpus]
+    names = [f"cuda:{index}" for index in how.gpus]
     placed: list[tuple[Plan, Backend, str]] = []
     if output is not None and output.is_resumed:
-        with output.blaming_manifest():
+        with output.manifest_errors():
             names = names or [recorded_kind(output.plan) if how.device == "auto" else how.device]
-            plan = _plan_again(output.plan, net, job, names[0])
+            plan = _rebuild_plan(output.plan, net, job, names[0])
         cuts = output.cuts
     else:
         plan, backend, chosen = place(net, names[0] if names else how.device, job, how.threads, how.batch)
@@ -78,7 +78,7 @@ def start_job(
         cuts = _cuts(plan, total, how.batch, len(names) * ranks.size)
         placed = [(plan, backend, chosen)]
     on_plan(plan)
-    kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
+    kind, text, weights = plan.device.kind, plan_to_json(plan), array_weights(plan.network)
     threads = rank_threads(how.threads, ranks) if kind == "cpu" else None
     for name in names[len(placed) :]:
         placed.append((*read_plan(text, weights, (name, threads), ranks), name))
@@ -97,7 +97,7 @@ def start_job(
     return engines, chunks_of(cuts, total)
 
 
-def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
+def _rebuild_plan(record: Any, net: Network, job: Job, name: str) -> Plan:
     """The plan of a resumed run, rebuilt with the recorded rates: a plan read from a file could compute anything.
 
     record  a plan_record read from a file
@@ -107,8 +107,8 @@ def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
     plan = make_plan(net, device, kernels_for(device), job)
     if plan_digest(plan) != record["sha256"]:
         raise InputError(
-            "the run cannot be resumed: its plan was another one", got="other kernels, or other weights to make",
-            expected="the plan by which the finished chunks were run", hint="no --resume, to begin anew",
+            "cannot resume the run: its plan has changed", got="other kernels, or other derived weights",
+            expected="the plan that ran the finished chunks", hint="start over without --resume",
         )  # fmt: skip
     return plan
 
@@ -119,7 +119,7 @@ def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
     if device == "auto":
         device = "cuda" if cuda_devices() else "cpu"
     if not device.startswith("cuda"):
-        return 1, "a process has all cores already"
+        return 1, "one process uses all cores"
     if device != "cuda":
         return 1, f"{device} is one GPU"
     return choose_ranks(plan_and_reason(net, device, job)[0], job.batch, len(cuda_devices()))
@@ -137,13 +137,13 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """ "4" is the first four GPUs, "0,2" the GPUs with these indices."""
     parts = text.split(",")
     if not all(is_count(part.strip()) for part in parts):
-        raise InputError("bad --gpus", got=text, expected="a number of GPUs, or numbers as 0,1", hint="--gpus 0,1")
-    numbers = tuple(int(part) for part in parts)
+        raise InputError("bad --gpus", got=text, expected="a number of GPUs, or indices such as 0,1", hint="--gpus 0,1")
+    indices = tuple(int(part) for part in parts)
     count = len(cuda_devices())
-    if len(numbers) == 1:
-        numbers = tuple(range(min(numbers[0], count + 1)))  # one too many is enough to be refused
-    if not numbers or max(numbers) >= count:
+    if len(indices) == 1:
+        indices = tuple(range(min(indices[0], count + 1)))  # one too many is enough for the error below
+    if not indices or max(indices) >= count:
         got = f"--gpus {text}, of {count} here" + (f": {why_no_cuda()}" if not count else "")
         hint = f"--gpus {count}" if count else "--device cpu"
         raise DeviceError("no such GPUs", got=got, expected="GPUs of this machine", hint=hint)
-    return numbers
+    return indices

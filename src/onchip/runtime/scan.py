@@ -45,19 +45,19 @@ def scan(
         y = scan(_numpy_of(x), op, exclusive, axis, device, None if out is None else _numpy_of(out))
         return torch.from_numpy(y) if out is None else out
     if _is_on_gpu(x):
-        return _scan_there(x, how, axis, device, out)
+        return _scan_on_gpu(x, how, axis, device, out)
     if isinstance(x, np.ma.MaskedArray):
-        raise InputError("a masked array has no running totals", hint="x.filled(0)")
+        raise InputError("cannot scan a masked array", hint="x.filled(0)")
     try:
         x = np.asarray(x)
     except ValueError as error:
-        raise InputError("not an array", got=str(error), expected="as many numbers in each row") from None
+        raise InputError("not an array", got=str(error), expected="rows of equal length") from None
     dtype, at = check_dtype(x.dtype), check_axis(axis, x.shape)
     if out is None:
         out = np.empty(x.shape, x.dtype)
     elif not isinstance(out, np.ndarray) or not out.flags.writeable:
         got = "a read-only array" if isinstance(out, np.ndarray) else type(out).__name__
-        raise InputError("out cannot be written to", got=got, expected="a NumPy array, as x is one")
+        raise InputError("out cannot be written to", got=got, expected="a NumPy array, like x")
     else:
         check_out(out.shape, str(out.dtype), x.shape, dtype)
     scan_array(x, out, how, at, device)
@@ -74,16 +74,16 @@ def scan_into(
 ) -> str:
     """Scan one row of any length, x to y, both flat, in host memory or memory-mapped files; returns the device used.
 
-    progress(elements done) is called after every part. The bits equal those of a single call.
+    progress(elements done) is called after every PART elements. The bits equal those of a single call.
     """
-    gpu, said = find_place(device, threads)
+    gpu, chosen = find_scan_device(device, threads)
     dtype = check_dtype(x.dtype)
     check_out(y.shape, str(y.dtype), x.shape, dtype)
     row: Callable[[Array, Array], None]
     if gpu is not None:
-        from onchip.runtime.cuda.scan import row_on_gpu
+        from onchip.runtime.cuda.scan import row_scanner
 
-        row, step = row_on_gpu(gpu, how, dtype, len(x), PART)
+        row, step = row_scanner(gpu, how, dtype, len(x), PART)
     else:
         from onchip.kernels.cpu.scan.scan import scan_rows
 
@@ -98,14 +98,14 @@ def scan_into(
         part = slice(start, start + step)
         row(x[part], y[part])
         progress(min(len(x), start + step))
-    return said
+    return chosen
 
 
 def _numpy_of(x: Any) -> Array:
     """The memory of a CPU torch tensor as a NumPy array."""
     if not hasattr(x, "layout") or x.device.type != "cpu" or str(x.layout) != "torch.strided":
         got = f"{x.layout} on {x.device}" if hasattr(x, "layout") else type(x).__name__
-        raise InputError("no torch tensor with memory on the CPU", got=got, expected="torch.strided on cpu")
+        raise InputError("not a dense CPU tensor", got=got, expected="torch.strided on cpu")
     check_dtype(str(x.dtype).removeprefix("torch."))
     array: Array = x.detach().resolve_neg().numpy()
     return array
@@ -119,14 +119,14 @@ def _is_on_gpu(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
-def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str]:
+def find_scan_device(device: str, threads: int | None = None) -> tuple[Gpu | None, str]:
     """The GPU that host arrays are streamed through, or None for the CPU, and its description.
 
     "auto" is the CPU: its memory is faster than the bus to any GPU.
     """
     if device in ("auto", "cpu"):
         count = check_threads(threads)
-        why = " (auto: the numbers are there)" if device == "auto" else ""
+        why = " (auto: x is in host memory)" if device == "auto" else ""
         return None, f"cpu, {count} thread{'s' * (count > 1)}{why}"
     chosen = find_device(device, threads)[2]  # DeviceError where there is none
     from onchip.runtime.cuda.gpu import Gpu
@@ -137,46 +137,46 @@ def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str
 def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", threads: int | None = None) -> str:
     """Scan x along axis `at` into y of the same shape and dtype in one call; returns the device used."""
     outer, N, inner = math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
-    gpu, said = find_place(device, threads)
+    gpu, chosen = find_scan_device(device, threads)
     # Kernels read and write contiguous rows, each element once: x may be y, but must not partially overlap it.
     is_same = x.ctypes.data == y.ctypes.data and x.flags.c_contiguous
-    free = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
-    made = y if free else np.empty(y.shape, y.dtype)
-    given = np.ascontiguousarray(x)
+    is_direct = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
+    target = y if is_direct else np.empty(y.shape, y.dtype)
+    source = np.ascontiguousarray(x)
     if gpu is not None:
         from onchip.runtime.cuda.scan import scan_rows_through
 
         if inner == 1:
-            scan_rows_through(gpu, given.reshape(outer, N), made.reshape(outer, N), how)
+            scan_rows_through(gpu, source.reshape(outer, N), target.reshape(outer, N), how)
         else:
-            rows = np.ascontiguousarray(np.moveaxis(given.reshape(outer, N, inner), 1, 2))
+            rows = np.ascontiguousarray(np.moveaxis(source.reshape(outer, N, inner), 1, 2))
             scan_rows_through(gpu, rows.reshape(-1, N), rows.reshape(-1, N), how)
-            made.reshape(outer, N, inner)[...] = np.moveaxis(rows, 2, 1)
+            target.reshape(outer, N, inner)[...] = np.moveaxis(rows, 2, 1)
     else:
         from onchip.kernels.cpu.scan.scan import scan_columns, scan_rows
 
         count = check_threads(threads)
         if inner == 1:
-            scan_rows(given.reshape(outer, N), made.reshape(outer, N), how, count)
+            scan_rows(source.reshape(outer, N), target.reshape(outer, N), how, count)
         else:
-            scan_columns(given.reshape(outer, N, inner), made.reshape(outer, N, inner), how, count)
-    if made is not y:
-        y[...] = made
-    return said
+            scan_columns(source.reshape(outer, N, inner), target.reshape(outer, N, inner), how, count)
+    if target is not y:
+        y[...] = target
+    return chosen
 
 
-def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
+def _scan_on_gpu(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
     from onchip.runtime.arrays.adapters import kind_of
     from onchip.runtime.cuda.gpu import Gpu
-    from onchip.runtime.cuda.scan import scan_there
+    from onchip.runtime.cuda.scan import scan_on_gpu
 
     if device == "cpu":
         raise InputError("x is on a GPU", got="device 'cpu'", expected="the GPU that x is on", hint="device='auto'")
-    gpu = Gpu.get(_index_of(x)) if device == "auto" else find_place(device)[0]
+    gpu = Gpu.get(_index_of(x)) if device == "auto" else find_scan_device(device)[0]
     assert gpu is not None
     kind = kind_of(x, gpu)
     assert kind is not None, type(x)
-    return scan_there(x, kind, gpu, how, axis, out)
+    return scan_on_gpu(x, kind, gpu, how, axis, out)
 
 
 def _index_of(x: Any) -> int:

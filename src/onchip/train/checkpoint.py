@@ -69,12 +69,12 @@ class Checkpoints:
         arrays = {"losses": at.losses}
         for kind, group in (("weight", at.weights), ("state", at.state), ("best", at.best_weights)):
             arrays |= {f"{kind}/{name}": array for name, array in group.items()}
-        told = {
+        header = {
             "version": VERSION, "job": self.job, "epoch": at.epoch, "step": at.step, "epoch_correct": at.epoch_correct,
             "epoch_rows": at.epoch_rows, "epoch_seconds": at.epoch_seconds,
             "seconds": at.seconds, "history": at.history, "best_epoch": at.best_epoch,
         }  # fmt: skip
-        text = json.dumps(told)
+        text = json.dumps(header)
         metadata = {_ENTRY: text, "sha256": digest_of(text, arrays)}
         write_tensors(self.folder / _NAME.format(len(at.losses)), arrays, metadata)
         for old in self.paths()[KEPT:]:
@@ -94,10 +94,10 @@ class Checkpoints:
             return self._checked(paths[0], run)
         except FormatError as error:
             good = next((path for path in paths[1:] if self._is_sound(path, run)), None)
-            hint = f"remove it to go on from {good}" if good else "remove it to begin anew: no other is left"
+            hint = f"remove it to continue from {good}" if good else "remove it to start over: no other is left"
             got = f"{error.what}: {error.got}" + (f", expected {error.expected}" if error.expected else "")
             raise FormatError(
-                f"checkpoint {paths[0]} is damaged", got=got, expected="a checkpoint as this run wrote it", hint=hint
+                f"checkpoint {paths[0]} is damaged", got=got, expected="the checkpoint that the run wrote", hint=hint
             ) from None
 
     def _is_sound(self, path: Path, run: TrainingRun) -> bool:
@@ -109,27 +109,27 @@ class Checkpoints:
 
     def _checked(self, path: Path, run: TrainingRun) -> Checkpoint:
         """Read and check a checkpoint; FormatError if it is invalid, InputError if it belongs to another run."""
-        told, arrays = _read(path)
-        self._check_job(path, told["job"])
-        check_content(told, arrays, run)
+        header, arrays = _read(path)
+        self._check_job(path, header["job"])
+        check_content(header, arrays, run)
         groups: dict[str, dict[str, Array]] = {"weight": {}, "state": {}, "best": {}}
         for name, array in arrays.items():
             kind, slash, rest = name.partition("/")
             if slash:
                 groups[kind][rest] = array
         return Checkpoint(
-            epoch=told["epoch"], step=told["step"], epoch_correct=told["epoch_correct"],
-            epoch_rows=told["epoch_rows"], epoch_seconds=told["epoch_seconds"], seconds=told["seconds"],
-            history=tuple(told["history"]), best_epoch=told["best_epoch"], losses=arrays["losses"],
+            epoch=header["epoch"], step=header["step"], epoch_correct=header["epoch_correct"],
+            epoch_rows=header["epoch_rows"], epoch_seconds=header["epoch_seconds"], seconds=header["seconds"],
+            history=tuple(header["history"]), best_epoch=header["best_epoch"], losses=arrays["losses"],
             weights=groups["weight"], state=groups["state"], best_weights=groups["best"],
         )  # fmt: skip
 
     def _check_job(self, path: Path, job: Any) -> None:
         fields(job, tuple(self.job), "its job")
-        for what, said in (("network", "another network"), ("data", "other data"), ("state", "another state")):
+        for what, got in (("network", "another network"), ("data", "other data"), ("state", "another state")):
             if job[what] != self.job[what]:
                 raise InputError(
-                    f"checkpoint {path} belongs to another run", got=said, expected="the run that wrote it",
+                    f"checkpoint {path} belongs to another run", got=got, expected="the run that wrote it",
                     hint="resume with the same network and data, or choose another folder",
                 )  # fmt: skip
         fields(job["options"], tuple(self.job["options"]), "its options")
@@ -155,14 +155,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         raise FormatError("not a checkpoint", got=f"no text in '{_ENTRY}'", expected="a file that fit wrote")
     if digest != digest_of(text, arrays):
         raise FormatError("its content has changed", got="another digest", expected=name_of(digest))
-    told = parse_json(text, "the checkpoint")
-    version = told.get("version") if isinstance(told, dict) else None
+    header = parse_json(text, "the checkpoint")
+    version = header.get("version") if isinstance(header, dict) else None
     if type(version) is int and version != VERSION:
         raise InputError(
             f"checkpoint {path} is of another version", got=f"version {show(version)}", expected=f"version {VERSION}",
             hint="resume with the onchip that wrote it, or choose another folder",
         )  # fmt: skip
-    fields(told, NAMES, "the checkpoint")
-    assert isinstance(told, dict)
-    whole(told["version"], "version", VERSION, VERSION)
-    return told, arrays
+    fields(header, NAMES, "the checkpoint")
+    assert isinstance(header, dict)
+    whole(header["version"], "version", VERSION, VERSION)
+    return header, arrays

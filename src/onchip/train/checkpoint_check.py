@@ -28,16 +28,16 @@ _EPOCH_NAMES = (
 )  # fmt: skip
 
 
-def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: TrainingRun) -> None:
+def check_content(header: Mapping[str, Any], arrays: Mapping[str, Array], run: TrainingRun) -> None:
     """Raise FormatError for the first value that a checkpoint of this run cannot have.
 
-    told    the parsed JSON, an object with NAMES
+    header  the parsed JSON, an object with NAMES
     arrays  "losses", and others as "weight/<name>", "state/<name>" and "best/<name>"
     run     the run, before its first step
     """
     options, has_classes = run.options, run.options.loss == "cross_entropy"
-    epoch = whole(told["epoch"], "epoch", 0, options.epochs)
-    history = told["history"]
+    epoch = whole(header["epoch"], "epoch", 0, options.epochs)
+    history = header["history"]
     if not isinstance(history, list) or len(history) != epoch:
         got = f"{len(history)} epochs" if isinstance(history, list) else name_of(history)
         raise FormatError("'history' does not fit", got=got, expected=f"a list of {epoch}")
@@ -48,28 +48,28 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
         whole(entry["epoch"], f"{where}: its number", i + 1, i + 1)
         real(entry["loss"], f"{where}: loss")
         _share(entry["accuracy"], f"{where}: accuracy", has_classes)
-        _share(entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(run.held) > 0)
+        _share(entry["validation_accuracy"], f"{where}: validation accuracy", has_classes and len(run.held) > 0)
         _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
         real(entry["seconds"], f"{where}: seconds")
-        real(entry["samples_per_s"], f"{where}: rows a second")
+        real(entry["samples_per_s"], f"{where}: rows per second")
         held_loss = entry["validation_loss"]
         if not len(run.held):
-            _nothing(held_loss, f"{where}: loss of rows held back")
-        elif real(held_loss, f"{where}: loss of rows held back") < best_loss and options.patience:
+            _nothing(held_loss, f"{where}: validation loss")
+        elif real(held_loss, f"{where}: validation loss") < best_loss and options.patience:
             best, best_loss = i + 1, held_loss
         if options.patience and i + 1 - best >= options.patience:
             is_done = True
             if i + 1 < epoch:
-                got = f"{epoch} epochs, the best of them the {best}."
+                got = f"{epoch} epochs, best epoch {best}"
                 raise FormatError("the run would have stopped earlier", got=got, expected=f"{i + 1} epochs")
-    whole(told["best_epoch"], "best_epoch", best, best)
+    whole(header["best_epoch"], "best_epoch", best, best)
 
-    step = whole(told["step"], "step", 0, 0 if is_done else run.steps - 1)
+    step = whole(header["step"], "step", 0, 0 if is_done else run.steps - 1)
     rows, total = step * run.batch, epoch * run.steps + step
-    whole(told["epoch_rows"], "epoch_rows", rows, rows)
-    whole(told["epoch_correct"], "epoch_correct", 0, rows if has_classes else 0)
-    real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
-    real(told["seconds"], "seconds")
+    whole(header["epoch_rows"], "epoch_rows", rows, rows)
+    whole(header["epoch_correct"], "epoch_correct", 0, rows if has_classes else 0)
+    real(header["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
+    real(header["seconds"], "seconds")
 
     _check_arrays(arrays, total, bool(best), run)
     for i, entry in enumerate(history):
@@ -86,21 +86,21 @@ def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, run: 
     if missing := expected.keys() - arrays.keys():
         raise FormatError("an array is missing", got="no such array", expected=show(min(missing)))
     if unknown := arrays.keys() - expected.keys():
-        raise FormatError("an array is not one of this run's", got=show(min(unknown)), expected="no more arrays")
+        raise FormatError("an array does not belong to this run", got=show(min(unknown)), expected="no other arrays")
     for name, like in expected.items():
         array = arrays[name]
         if array.shape != like.shape or array.dtype != like.dtype:
             got = f"{array.dtype.name}{list(array.shape)}"
             raise FormatError(f"array '{name}' does not fit", got=got, expected=f"{like.dtype.name}{list(like.shape)}")
         if not name.startswith("state/") and not np.isfinite(array).all():
-            raise FormatError(f"array '{name}' does not fit", got="NaN or an infinity", expected="finite numbers")
+            raise FormatError(f"array '{name}' does not fit", got="NaN or an infinity", expected="finite values")
     if (arrays["losses"] < 0).any():
         got = f"{arrays['losses'].min():g}"
         raise FormatError("array 'losses' does not fit", got=got, expected="losses of at least 0")
-    kept = {name: arrays[f"state/{name}"] for name in state}
-    run.trainer.check(weights, kept)
+    saved_state = {name: arrays[f"state/{name}"] for name in state}
+    run.trainer.check(weights, saved_state)
     done = int(state["steps"][0]) + total
-    whole(int(kept["steps"][0]), "steps of the optimiser", done, done)
+    whole(int(saved_state["steps"][0]), "steps of the optimiser", done, done)
 
 
 def _in_group(group: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

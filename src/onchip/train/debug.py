@@ -9,10 +9,10 @@ from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.reading import show
 from onchip.network.recipe import Array
-from onchip.train.together import Together
+from onchip.train.together import ConcurrentRuns
 
 
-def take_checked_step(together: Together) -> None:
+def take_checked_step(together: ConcurrentRuns) -> None:
     """Take one step of a single run; raise KernelError if its loss or an updated weight is not finite."""
     (run,) = together.runs
     assert run is not None
@@ -21,17 +21,17 @@ def take_checked_step(together: Together) -> None:
     together.advance(1)
     loss = run.losses[-1][-1]
     after = run.trainer.weights()
-    broken = next((name for name, w in after.items() if not np.isfinite(w).all()), None)
-    if np.isfinite(loss) and broken is None:
+    bad_name = next((name for name, w in after.items() if not np.isfinite(w).all()), None)
+    if np.isfinite(loss) and bad_name is None:
         return
     net = run.net.replace(weights={**run.net.weights, **before})
     got = _first_value(net, run.trainer.x[rows], rows)
     if not got and np.isnan(loss):
-        got = "loss nan of outputs that are finite: see the targets"
+        got = "loss nan of finite outputs: check the targets"
     elif not got:
-        got = f"the update made {_bad(after[broken])} of weight {show(broken)}" if broken else f"loss {loss}"
+        got = f"weight {show(bad_name)} is {_bad(after[bad_name])} after the update" if bad_name else f"loss {loss}"
     raise KernelError(
-        f"a number is not finite in {where}", got=got, expected="finite numbers",
+        f"a value is not finite in {where}", got=got, expected="finite values",
         hint="a smaller --lr (lr=), or rows and targets without NaN and infinity",
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def _first_value(net: Network, x: Array, rows: Array) -> str:
     for name, value in values.items():
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:
-            what = "the input has" if name in net.inputs else f"layer {show(name)} gives"
+            what = "the input has" if name in net.inputs else f"layer {show(name)} returns"
             return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]} of the training rows"
     return ""
 

@@ -93,10 +93,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def _options(self) -> TrainOptions:
         names = {field.name for field in fields(TrainOptions)}
-        given = {name: value for name, value in self.get_params(deep=False).items() if name in names}
+        chosen = {name: value for name, value in self.get_params(deep=False).items() if name in names}
         if self.early_stopping:
-            given |= {"validation": given["validation"] or 0.1, "patience": given["patience"] or 10}
-        return TrainOptions(**given)
+            chosen |= {"validation": chosen["validation"] or 0.1, "patience": chosen["patience"] or 10}
+        return TrainOptions(**chosen)
 
     def _new_network(self, targets: Array) -> Network:
         activation = known_name(self.activation, ACTIVATIONS, "activation", "activation='ReLU'")
@@ -133,7 +133,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if not self.scale and most >= MAX_APART * least:
             what = "columns" if targets.ndim == 1 else "columns and targets"
             warnings.warn(
-                f"the largest values of {what} range from {least:.3g} to {most:.3g}, and networks train badly on such; "
+                f"the largest values of {what} range from {least:.3g} to {most:.3g}, which hurts training; "
                 f"try {type(self).__name__}(scale=True), or a StandardScaler before it", UserWarning, stacklevel,
             )  # fmt: skip
 
@@ -165,7 +165,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if state is not None and self._kind(options) != self._trained_as:
             raise InputError(
                 "the optimiser has changed since the last pass", got=self._kind(options), expected=self._trained_as,
-                hint="fit again, or set it back",
+                hint="fit again, or restore the optimiser",
             )  # fmt: skip
         where: dict[str, Any] = {"sample_weight": weights, "device": self.device, "threads": self.threads}
         self._keep(fit(net, x, targets, state=state, **where, **asdict(one)), standard)
@@ -221,13 +221,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """
         is_first = not hasattr(self, "network_")
         if is_first and classes is None:
-            expected = "all labels that later calls will bring"
+            expected = "all labels of this and later calls"
             raise InputError("the first partial_fit needs classes", expected=expected, hint="classes=np.unique(y)")
         if classes is not None:
-            given = np.unique(np.asarray(classes))
-            if not is_first and not np.array_equal(given, self.classes_):
-                raise InputError("classes have changed", got=str(given), expected=str(self.classes_))
-            self.classes_: Array = given
+            labels = np.unique(np.asarray(classes))
+            if not is_first and not np.array_equal(labels, self.classes_):
+                raise InputError("classes have changed", got=str(labels), expected=str(self.classes_))
+            self.classes_: Array = labels
         return self._train_pass(*self._prepare(X, y, reset=is_first, known=True), sample_weight)
 
     def predict(self, X: Any) -> Array:
@@ -247,9 +247,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         if not known:
             self.classes_ = np.unique(y)
         targets = np.searchsorted(self.classes_, y)
-        strange = np.flatnonzero(self.classes_[np.minimum(targets, len(self.classes_) - 1)] != y)
-        if strange.size:
-            got = f"{y[strange[0]]!r} in row {strange[0]}"
+        unknown = np.flatnonzero(self.classes_[np.minimum(targets, len(self.classes_) - 1)] != y)
+        if unknown.size:
+            got = f"{y[unknown[0]]!r} in row {unknown[0]}"
             raise InputError("a label is not one of the classes", got=got, expected=", ".join(map(str, self.classes_)))
         return x, targets
 
@@ -259,13 +259,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _options(self) -> TrainOptions:
         if not isinstance(self.class_weight, Mapping):
             return super()._options()
-        places = {label: i for i, label in enumerate(self.classes_.tolist())}
-        if strange := [label for label in self.class_weight if label not in places]:
-            expected = ", ".join(map(str, places))
-            raise InputError("no such class has a weight", got=repr(strange[0]), expected=expected)
-        by_number = {places[label]: weight for label, weight in self.class_weight.items()}
+        indices = {label: i for i, label in enumerate(self.classes_.tolist())}
+        if unknown := [label for label in self.class_weight if label not in indices]:
+            expected = ", ".join(map(str, indices))
+            raise InputError("class_weight names an unknown class", got=repr(unknown[0]), expected=expected)
+        by_index = {indices[label]: weight for label, weight in self.class_weight.items()}
         others: TrainOptions = copy(self).set_params(class_weight=None)._options()
-        return replace(others, class_weight=by_number)
+        return replace(others, class_weight=by_index)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -22,7 +22,7 @@ from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard
 from onchip.train.training_run import FitResult
 
-_NUMBERS = ("loss", "mean score", "spread", "folds")  # columns after those of the parameters
+_SCORE_COLUMNS = ("loss", "mean score", "spread", "folds")  # columns after those of the parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class ManyResult:
 
     def __str__(self) -> str:
         head, rows = self._table()
-        return columns(head, rows, right=[c for c, name in enumerate(head) if name in _NUMBERS])
+        return columns(head, rows, right=[c for c, name in enumerate(head) if name in _SCORE_COLUMNS])
 
     def __repr__(self) -> str:
         best = "" if self.best_params is None else f", best {dict(self.best_params)}"
@@ -69,7 +69,7 @@ class ManyResult:
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         names = list(dict.fromkeys(name for setting in self.settings for name in setting.params))
-        head = [*names, _NUMBERS[0], *([*_NUMBERS[1:], ""] if self.best_params is not None else [])]
+        head = [*names, _SCORE_COLUMNS[0], *([*_SCORE_COLUMNS[1:], ""] if self.best_params is not None else [])]
         rows = []
         for setting in self.settings:
             row = [str(setting.params.get(name, "")) for name in names]
@@ -105,7 +105,7 @@ def fit_many(
     if not isinstance(estimator, Estimator):
         raise InputError(
             "fit_many fits onchip's estimators", got=type(estimator).__name__, expected="Classifier or Regressor",
-            hint="transform X first, or take GridSearchCV for a Pipeline",
+            hint="transform X first, or use GridSearchCV for a Pipeline",
         )  # fmt: skip
     base = clone(estimator)
     settings = list(ParameterGrid({} if grid is None else grid))
@@ -114,18 +114,18 @@ def fit_many(
     splits: list[tuple[Any, Any]] = [(None, None)]
     if folds is not None:
         splits = list(check_cv(folds, targets, classifier=is_classifier(base)).split(x, targets))
-    made = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
+    estimators = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
     weights = check_sample_weight(sample_weight, len(x))
-    for unscaled in [one for one in made if not one.scale][:1]:
+    for unscaled in [one for one in estimators if not one.scale][:1]:
         unscaled._warn_of_scales(x, targets)
-    results, standards = _fit_all(made, [rows for rows, _ in splits], x, targets, weights, spread)
-    diverged = {id(one) for one, result in zip(made, results, strict=True) if isinstance(result, KernelError)}
-    for one, result, standard in zip(made, results, standards, strict=True):
+    results, standards = _fit_all(estimators, [rows for rows, _ in splits], x, targets, weights, spread)
+    diverged = {id(one) for one, result in zip(estimators, results, strict=True) if isinstance(result, KernelError)}
+    for one, result, standard in zip(estimators, results, standards, strict=True):
         if isinstance(result, FitResult):
             one._keep(result, standard)
-    if len(diverged) == len(made):
+    if len(diverged) == len(estimators):
         raise next(result for result in results if isinstance(result, KernelError))
-    by_setting = [tuple(made[i : i + len(splits)]) for i in range(0, len(made), len(splits))]
+    by_setting = [tuple(estimators[i : i + len(splits)]) for i in range(0, len(estimators), len(splits))]
     if folds is None:
         return ManyResult(tuple(Setting(p, fitted) for p, fitted in zip(settings, by_setting, strict=True)))
 
@@ -147,23 +147,23 @@ def fit_many(
 
 
 def _fit_all(
-    made: Sequence[Estimator], folds: Sequence[Any], x: Array, targets: Array, weights: Array | None, spread: bool
+    estimators: Sequence[Estimator], folds: Sequence[Any], x: Array, targets: Array, weights: Array | None, spread: bool
 ) -> tuple[list[FitResult | KernelError], list[Standard]]:
     """Train each estimator on its fold; return the results and the scaling of each.
 
-    made   for every setting, one per fold
-    folds  row indices or a mask; None: all rows
+    estimators  for every setting, one per fold
+    folds       row indices or a mask; None: all rows
     """
-    runs = [Run(m._new_network(targets), m._options(), folds[i % len(folds)]) for i, m in enumerate(made)]
-    where: dict[str, Any] = {"device": made[0].device, "threads": made[0].threads, "spread": spread}
-    standards = [Standard()] * len(made)
-    plain = [i for i, one in enumerate(made) if not one.scale]
+    runs = [Run(m._new_network(targets), m._options(), folds[i % len(folds)]) for i, m in enumerate(estimators)]
+    where: dict[str, Any] = {"device": estimators[0].device, "threads": estimators[0].threads, "spread": spread}
+    standards = [Standard()] * len(estimators)
+    plain = [i for i, one in enumerate(estimators) if not one.scale]
     done = fit_runs([runs[i] for i in plain], x, targets, sample_weight=weights, **where)
     results = dict(zip(plain, done, strict=True))
-    if scaled := [i for i, one in enumerate(made) if one.scale]:
+    if scaled := [i for i, one in enumerate(estimators) if one.scale]:
         # Each fold has its own mean and deviation, so its scaled rows are stored separately in the shared array.
         rows = [np.arange(len(x))[... if fold is None else fold] for fold in folds]
-        of_fold = [made[scaled[0]]._new_standard(x[some], targets[some]) for some in rows]
+        of_fold = [estimators[scaled[0]]._new_standard(x[some], targets[some]) for some in rows]
         parts = [standard.apply(x[some], targets[some]) for standard, some in zip(of_fold, rows, strict=True)]
         ends = np.cumsum([len(some) for some in rows])
         for i in scaled:
@@ -174,7 +174,7 @@ def _fit_all(
         weights = None if weights is None else np.concatenate([weights[some] for some in rows])
         done = fit_runs([runs[i] for i in scaled], x, targets, sample_weight=weights, **where)
         results |= zip(scaled, done, strict=True)
-    return [results[i] for i in range(len(made))], standards
+    return [results[i] for i in range(len(estimators))], standards
 
 
 def _check_settings(settings: list[dict[str, Any]], base: Estimator) -> None:
@@ -185,4 +185,4 @@ def _check_settings(settings: list[dict[str, Any]], base: Estimator) -> None:
         check_name(name, known, "parameter")
         if name in ("device", "threads"):
             hint = f"{type(base).__name__}({name}=...)"
-            raise InputError(f"{name} is one for all runs", got=f"{name} in the grid", expected="none", hint=hint)
+            raise InputError(f"{name} is the same for all runs", got=f"{name} in the grid", expected="none", hint=hint)

@@ -23,11 +23,11 @@ from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.checkpoint import Checkpoints
-from onchip.train.options import TrainOptions, own_names
+from onchip.train.options import TrainOptions, canonical_names
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
 from onchip.train.spread import check_batches, plan_device
-from onchip.train.together import begin_runs
+from onchip.train.together import start_runs
 from onchip.train.training_run import (
     REPORT_SECONDS,
     Epoch,
@@ -100,25 +100,25 @@ def fit(
     Dropout layers are ignored during training; the run logs that.
     """
     check_network(net)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "loss": loss, "label_smoothing": label_smoothing, "class_weight": class_weight, "optimiser": optimiser,
         "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
         "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
         "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
     }  # fmt: skip
     defaults = fit.__kwdefaults__ or {}
-    for name, value in own_names(other, defaults).items():
-        if given[name] != defaults[name]:
-            got, hint = f"{given[name]} and {value}", f"{name} alone"
+    for name, value in canonical_names(other, defaults).items():
+        if options[name] != defaults[name]:
+            got, hint = f"{options[name]} and {value}", f"only {name}"
             raise InputError(f"two values of {name}", got=got, expected="one", hint=hint)
-        given[name] = value
-    given["loss"] = known_name(given["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
+        options[name] = value
+    options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
     if state is not None and not isinstance(state, Mapping):
         raise InputError("bad state", got=type(state).__name__, expected="a dict of arrays", hint="state=result.state")
     rows, held = None, None
     if validation_data is not None:
-        x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, given)
-    chosen = TrainOptions(**given)
+        x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, options)
+    chosen = TrainOptions(**options)
     if not (isinstance(checkpoint_every, int | float) and 0 <= checkpoint_every < math.inf):
         raise InputError(
             "bad time between checkpoints", got=str(checkpoint_every), expected="seconds, at least 0",
@@ -131,7 +131,7 @@ def fit(
     if ranks.size > 1 and (checkpoint is not None or debug):
         ranks.leave()
         got, hint = f"a checkpoint folder or debug, with {ranks.size} ranks", "one process"
-        raise InputError("ranks that share batches leave no checkpoints", got=got, expected="neither", hint=hint)
+        raise InputError("ranks that share batches write no checkpoints", got=got, expected="neither", hint=hint)
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
     planning = partial(plan_run, net, x, y, chosen, shared, sample_weight=sample_weight, rows=rows, held=held)
     text = ""
@@ -146,7 +146,7 @@ def fit(
         except InputError:
             ranks.leave()  # all ranks raise the same error
             raise
-    together = begin_runs([planned], x, y, shared)
+    together = start_runs([planned], x, y, shared)
     (run,) = together.runs
     assert run is not None
     if state is not None:
@@ -154,17 +154,17 @@ def fit(
     if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
         run.max_epochs, together.runs_ahead = 1, False  # train no epoch before the previous one is checked
     together.runs_ahead &= not debug  # one step at a time: the weights are checked after each
-    kept = None
+    checkpoints = None
     if checkpoint is not None:
         data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
-        kept = Checkpoints(_folder(checkpoint), net, chosen, data, state or {})
-    if kept is not None:
-        if resume and (newest := kept.load(run)) is not None:
-            run.take_up(newest)
-        elif not resume and kept.paths():
+        checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data, state or {})
+    if checkpoints is not None:
+        if resume and (newest := checkpoints.load(run)) is not None:
+            run.resume_from(newest)
+        elif not resume and checkpoints.paths():
             raise InputError(
-                "there is a run in this folder already", got=str(kept.paths()[0]), expected="an empty folder",
-                hint="--resume (resume=True) to go on from it, or another folder",
+                "the folder has checkpoints of another run", got=str(checkpoints.paths()[0]), expected="no checkpoint",
+                hint="--resume (resume=True) to continue it, or another folder",
             )  # fmt: skip
     elif resume:
         raise InputError("nothing to resume from", got="no checkpoint folder", hint="--checkpoint FOLDER")
@@ -187,43 +187,43 @@ def fit(
                 on_epoch(run.history[-1])
             is_stopped = stop is not None and bool(stop(run.history[-1]))
         is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
-        if kept is not None:
+        if checkpoints is not None:
             together.runs_ahead = may_run_ahead and not is_time  # the GPU must be idle for a checkpoint
             if is_time and run.is_settled:
-                kept.save(run.checkpoint())
+                checkpoints.save(run.checkpoint())
                 saved = time.perf_counter()
     ranks.leave()
     return run.result()
 
 
-def _folder(given: object) -> Path:
-    if not isinstance(given, str | os.PathLike) or str(given) == "" or "\0" in str(given):
+def _folder(folder: object) -> Path:
+    if not isinstance(folder, str | os.PathLike) or str(folder) == "" or "\0" in str(folder):
         expected, hint = "the path of a folder", 'checkpoint="runs/1"'
-        raise InputError("bad checkpoint folder", got=show(given), expected=expected, hint=hint)
-    return Path(given)
+        raise InputError("bad checkpoint folder", got=show(folder), expected=expected, hint=hint)
+    return Path(folder)
 
 
 def _with_validation(
-    x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
+    x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, options: dict[str, Any]
 ) -> tuple[Array, Array, Array | None, Array, Array]:
     """Concatenate rows, targets and weights; return them with the indices to train on and to validate on."""
     if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
-        is_row = isinstance(validation_data, tuple | list)
-        got = f"{len(validation_data)} of them" if is_row else type(validation_data).__name__
+        is_pair = isinstance(validation_data, tuple | list)
+        got = f"{len(validation_data)} values" if is_pair else type(validation_data).__name__
         expected, hint = "two arrays, rows and their targets", "validation_data=(x_held, y_held)"
         raise InputError("bad validation_data", got=got, expected=expected, hint=hint)
-    if given["validation"]:
-        got, hint = f"validation={given['validation']} and validation_data", "leave one of them out"
-        raise InputError("rows to validate on are given twice", got=got, expected="one of them", hint=hint)
-    sides = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (x, validation_data[0])]
-    if not len(sides[1]):
+    if options["validation"]:
+        got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
+        raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
+    parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (x, validation_data[0])]
+    if not len(parts[1]):
         raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
-    targets = [as_targets(each, given["loss"]) for each in (y, validation_data[1])]
-    targets = [check_targets(net, len(s), each, given["loss"]) for s, each in zip(sides, targets, strict=True)]
-    count, held = map(len, sides)
-    given["validation"] = held / (count + held)
+    targets = [as_targets(each, options["loss"]) for each in (y, validation_data[1])]
+    targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
+    count, held = map(len, parts)
+    options["validation"] = held / (count + held)
     weights = check_sample_weight(sample_weight, count)
     if weights is not None:
         weights = np.concatenate([weights, np.ones(held, np.float32)])
-    x, y = np.concatenate(sides), np.concatenate(targets)
+    x, y = np.concatenate(parts), np.concatenate(targets)
     return x, y, weights, np.arange(count), np.arange(count, count + held)

@@ -25,7 +25,7 @@ from onchip.runtime.io.host_rows import check_rows
 from onchip.train.options import TrainOptions
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
-from onchip.train.together import begin_runs
+from onchip.train.together import start_runs
 from onchip.train.training_run import (
     REPORT_SECONDS,
     FitResult,
@@ -63,7 +63,7 @@ def fit_runs(
     x, y         as in fit, and sample_weight; all networks have the same input and output types, all losses the same
                  kind of target
     on_progress  called with the number of finished runs, including fractions of those in flight
-    spread       under mpiexec: every rank makes this call, trains some of the runs and receives all results
+    spread       under mpiexec: every rank calls this, trains some of the runs and receives all results
     """
     if not runs:
         return []
@@ -73,17 +73,17 @@ def fit_runs(
         if _data_of(run) != _data_of(runs[0]):
             expected = " ".join(_data_of(runs[0]))
             raise ShapeError(
-                "the runs do not share their data", got=" ".join(_data_of(run)), expected=expected,
-                hint="a call for each kind",
+                "the runs need different data", got=" ".join(_data_of(run)), expected=expected,
+                hint="one call per kind of data",
             )  # fmt: skip
     weights = check_sample_weight(sample_weight, len(x))
     shared, shares, stop = SharedData(len(runs)), [0.0] * len(runs), False
     ranks: Ranks = find_ranks() if spread else OneRank()
 
     def plan(run: Run, text: str = "") -> PlannedRun:
-        numbers = None if run.rows is None else _row_numbers(run.rows, len(x))
+        indices = None if run.rows is None else _row_indices(run.rows, len(x))
         return plan_run(
-            run.net, x, y, run.options, shared, device=device, threads=threads, sample_weight=weights, rows=numbers,
+            run.net, x, y, run.options, shared, device=device, threads=threads, sample_weight=weights, rows=indices,
             text=text,
         )  # fmt: skip
 
@@ -92,15 +92,15 @@ def fit_runs(
     if ranks.size > 1:
         device, threads = plan_device(texts[0], ranks, device, threads)
         planned = [plan(run, text) for run, text in zip(runs, texts, strict=True)]
-    own = share_of(ranks, len(runs))
+    local = share_of(ranks, len(runs))
 
-    def train(numbers: Sequence[int]) -> dict[int, FitResult | KernelError]:
+    def train(indices: Sequence[int]) -> dict[int, FitResult | KernelError]:
         """Train these runs until all are done; finished runs leave the group."""
-        together = begin_runs([planned[i] for i in numbers], x, y, shared)
+        together = start_runs([planned[i] for i in indices], x, y, shared)
         results: dict[int, FitResult | KernelError] = {}
         while any(together.runs) and not stop:
             together.advance()
-            for at, (i, run) in enumerate(zip(numbers, together.runs, strict=True)):
+            for at, (i, run) in enumerate(zip(indices, together.runs, strict=True)):
                 if run is None:
                     continue
                 try:
@@ -116,72 +116,72 @@ def fit_runs(
                     together.runs[at] = None
         return results
 
-    def train_own() -> dict[int, FitResult | KernelError]:
+    def train_local() -> dict[int, FitResult | KernelError]:
         nonlocal stop
         results: dict[int, FitResult | KernelError] = {}
         with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
-            waiting = {pool.submit(train, numbers) for numbers in _teams(planned, own)}
+            waiting = {pool.submit(train, indices) for indices in _launch_groups(planned, local)}
             try:
                 while waiting:
                     done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                     for future in done:
                         results |= future.result()  # any other error of one run ends them all
                     if on_progress is not None:  # progress of other ranks is unknown: assume the same rate
-                        on_progress(sum(shares) * len(runs) / max(1, len(own)))
+                        on_progress(sum(shares) * len(runs) / max(1, len(local)))
             except BaseException:
                 stop = True
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return results
 
-    mine: dict[int, FitResult | KernelError] | OnchipError
+    outcome: dict[int, FitResult | KernelError] | OnchipError
     try:
-        mine = train_own()
+        outcome = train_local()
     except OnchipError as error:
-        mine = error
-    results = all_results(ranks, mine, planned)
+        outcome = error
+    results = all_results(ranks, outcome, planned)
     ranks.leave()
     return [results[i] for i in range(len(runs))]
 
 
-def _teams(planned: Sequence[PlannedRun], own: Sequence[int]) -> list[list[int]]:
+def _launch_groups(planned: Sequence[PlannedRun], local: Sequence[int]) -> list[list[int]]:
     """Group this rank's run indices by what can be trained in the same launches."""
-    alike: list[list[int]] = []
-    for i in own:
+    similar: list[list[int]] = []
+    for i in local:
         run = planned[i]
-        for others in alike:
+        for others in similar:
             if run.is_like(planned[others[0]]):
                 others.append(i)
                 break
         else:
-            alike.append([i])
-    teams = []
-    for numbers in alike:
-        while numbers:
-            size = planned[numbers[0]].bound.together(len(numbers))
-            teams.append(numbers[:size])
-            numbers = numbers[size:]
-    return teams
+            similar.append([i])
+    groups = []
+    for indices in similar:
+        while indices:
+            size = planned[indices[0]].bound.together(len(indices))
+            groups.append(indices[:size])
+            indices = indices[size:]
+    return groups
 
 
-def _row_numbers(rows: Array, n: int) -> Array:
+def _row_indices(rows: Array, n: int) -> Array:
     """Check row indices and copy them as values from 0: the kernels read these rows without bounds checks."""
     try:
-        numbers: Array = np.arange(n)[np.array(rows)]
+        indices: Array = np.arange(n)[np.array(rows)]
     except IndexError as error:
         got = str(error)
     else:
-        if numbers.ndim == 1:
-            return numbers
-        got = f"an array of {numbers.ndim} axes"
+        if indices.ndim == 1:
+            return indices
+        got = f"an array of {indices.ndim} axes"
     raise InputError(
-        "no such rows to train on", got=got, expected=f"row numbers below {n}, or a mask of {n}",
-        hint="splits of these rows",
+        "bad rows to train on", got=got, expected=f"row indices below {n}, or a mask of length {n}",
+        hint="use splits of these rows",
     )  # fmt: skip
 
 
 def _data_of(run: Run) -> tuple[str, str, str]:
-    target = "classes" if run.options.loss == "cross_entropy" else "numbers"
+    target = "classes" if run.options.loss == "cross_entropy" else "target values"
     return str(run.net.input), str(run.net.output), target
 
 

@@ -21,7 +21,7 @@ ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels compute in float32
 MAX_COUNT = 2**63 - 1  # and count in int64
 # Accepted aliases from other libraries.
-OTHER_NAMES = {"learning_rate": "lr", "optimizer": "optimiser"}
+ALIASES = {"learning_rate": "lr", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrainOptions:
     epochs: int = 30
     validation: float = 0.0  # share of the rows held out and evaluated after every epoch
     patience: int = 0  # stop after so many epochs without a better validation loss, keep the best weights; 0: never
-    shuffle: bool = True  # a new order every epoch; False: the given order
+    shuffle: bool = True  # a new row order every epoch; False: the order of x
     seed: int = 0  # of the row order and the validation split
     precision: str = "fp32"  # of gemm inputs; "tf32", "bf16", "fp16" on a GPU; weights and accumulation stay float32
 
@@ -58,38 +58,38 @@ class TrainOptions:
         for name, known in (("loss", LOSSES), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES),
                             ("precision", TRAINING_PRECISIONS)):  # fmt: skip
             object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
-        _number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
-        _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
-        _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
-        _number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
-        _number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
-        _number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
-        _number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        _check_number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
+        _check_number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
+        _check_number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
+        _check_number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
+        _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
+        _check_number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
-            _count(name, getattr(self, name), least)
+            _check_count(name, getattr(self, name), least)
         if not isinstance(self.shuffle, bool):
             raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
         if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
             name = "label_smoothing" if self.label_smoothing else "class_weight"
             raise InputError(
-                f"{name} is of classes", got=f"{name}={getattr(self, name)} with {self.loss}",
+                f"{name} is for classes", got=f"{name}={getattr(self, name)} with {self.loss}",
                 expected=f"no {name}", hint="loss='cross_entropy'",
             )  # fmt: skip
         if self.momentum and self.optimiser != "sgd":
             raise InputError(
-                "momentum is sgd's", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
+                "momentum is for sgd", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
                 hint="optimiser='sgd'",
             )  # fmt: skip
         if self.patience and not self.validation:
             raise InputError(
-                "patience needs rows to validate on", got=f"patience={self.patience}, validation=0",
+                "patience needs validation rows", got=f"patience={self.patience}, validation=0",
                 expected="a share above 0", hint="validation=0.1",
             )  # fmt: skip
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainOptions:
+    def of(cls, options: Mapping[str, Any]) -> TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
-        return cls(**own_names(given))
+        return cls(**canonical_names(options))
 
     def lr_at(self, epoch: int) -> float:
         """Learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
@@ -100,16 +100,16 @@ class TrainOptions:
         return self.lr
 
 
-def own_names(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+def canonical_names(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
     """Map aliases to the names of TrainOptions; unknown names raise InputError, with suggestions also from `others`."""
     known = [field.name for field in dataclasses.fields(TrainOptions)]
     chosen: dict[str, Any] = {}
-    for name, value in given.items():
-        own = OTHER_NAMES.get(name, name)
-        check_name(own, known, "training option", [*OTHER_NAMES, *others])
-        if own in chosen:
-            raise InputError(f"two values of {own}", got=", ".join(given), expected="one", hint=f"{own} alone")
-        chosen[own] = value
+    for name, value in options.items():
+        key = ALIASES.get(name, name)
+        check_name(key, known, "training option", [*ALIASES, *others])
+        if key in chosen:
+            raise InputError(f"two values of {key}", got=", ".join(options), expected="one", hint=f"only {key}")
+        chosen[key] = value
     return chosen
 
 
@@ -120,27 +120,27 @@ def check_name(name: str, known: list[str], what: str, others: Iterable[str] = (
         raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
 
 
-def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | None:
+def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | None:
     """Parse class weights: None, "balanced", one per class, or a dict, whose keys are strings in JSON and TOML."""
-    if given is None:
+    if value is None:
         return None
-    if callable(to_dict := getattr(given, "to_dict", None)):  # a pandas Series, by its index
-        given = to_dict()
+    if callable(to_dict := getattr(value, "to_dict", None)):  # a pandas Series, by its index
+        value = to_dict()
     try:
-        if isinstance(given, str) and given.lower() != "balanced":
-            given = [float(number) for number in given.split(",")]
-        if isinstance(given, str):
-            return given.lower()
-        if isinstance(given, Mapping):
-            weights: Any = {_class(label): float(number) for label, number in given.items()}
-            numbers = [*weights.values(), 1.0]  # other classes have weight 1
+        if isinstance(value, str) and value.lower() != "balanced":
+            value = [float(each) for each in value.split(",")]
+        if isinstance(value, str):
+            return value.lower()
+        if isinstance(value, Mapping):
+            weights: Any = {_class(label): float(each) for label, each in value.items()}
+            values = [*weights.values(), 1.0]  # other classes have weight 1
         else:
-            weights = tuple(numbers := [float(number) for number in given])
+            weights = tuple(values := [float(each) for each in value])
     except (TypeError, ValueError):
-        numbers = [math.nan]
-    if not all(0 <= number <= MAX_FLOAT32 for number in numbers) or not any(numbers):
+        values = [math.nan]
+    if not all(0 <= each <= MAX_FLOAT32 for each in values) or not any(values):
         raise InputError(
-            "bad class weight", got=show(given), expected="'balanced', or numbers of at least 0, not all 0, by class",
+            "bad class weight", got=show(value), expected="'balanced', or weights per class, at least 0, not all 0",
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
@@ -153,7 +153,7 @@ def _class(label: Any) -> int:
     return number
 
 
-def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:
+def _check_number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (is_number and abs(value) <= MAX_FLOAT32 and fits(value)):  # also false for NaN
         words = {"lr": "learning rate"}.get(name, name.replace("_", " "))
@@ -161,7 +161,7 @@ def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> 
         raise InputError(f"bad {words}", got=show(value), expected=expected, hint=hint)
 
 
-def _count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MAX_COUNT:
         expected = f"at least {least}, at most {MAX_COUNT:,}"
         words = "number of epochs" if name == "epochs" else name.replace("_", " ")

@@ -10,7 +10,7 @@ import numpy as np
 from onchip.network.recipe import Array
 
 _THREADS = 4
-_HELD_OUT = 2**31  # in place of the epoch: a separate generator
+_HELD_OUT = 2**31  # instead of an epoch: a separate generator
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> Array:

@@ -12,20 +12,20 @@ from onchip.network.recipe import Array
 from onchip.train.rows import as_array
 
 
-def check_sample_weight(given: Any, n: int) -> Array | None:
-    """Check a user's sample weights for n rows and return them as (n,) float32; None if none were given."""
-    if given is None:
+def check_sample_weight(sample_weight: Any, n: int) -> Array | None:
+    """Check a user's sample weights for n rows and return them as (n,) float32; None stays None."""
+    if sample_weight is None:
         return None
-    array = np.asarray(as_array(given))
+    array = np.asarray(as_array(sample_weight))
     if array.shape != (n,) or array.dtype.kind not in "fiub":
         got = f"{array.dtype.name}{list(array.shape)}"
-        raise ShapeError("sample weights do not fit", got=got, expected=f"numbers [{n}]", hint="one for each row")
+        raise ShapeError("sample weights do not fit", got=got, expected=f"numbers [{n}]", hint="one weight per row")
     with np.errstate(over="ignore"):
         weights: Array = array.astype(np.float32)  # a copy: the kernels read it throughout the run
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if bad.size:
         got = f"{array[bad[0]]} in row {bad[0]}"
-        raise InputError("a sample weight is no weight", got=got, expected="finite numbers of at least 0")
+        raise InputError("a sample weight is negative or not finite", got=got, expected="finite, at least 0")
     return weights
 
 
@@ -50,13 +50,13 @@ def weights_of_rows(
         counts = np.bincount(y[rows], minlength=D_out)
         of_class = len(rows) / (np.count_nonzero(counts) * np.maximum(counts, 1))
     elif isinstance(class_weight, dict):
-        strange = [label for label in class_weight if not 0 <= label < D_out]
-        if strange:
-            raise InputError("no such class has a weight", got=show(strange[0]), expected=f"0 to {D_out - 1}")
+        unknown = [label for label in class_weight if not 0 <= label < D_out]
+        if unknown:
+            raise InputError("class_weight names an unknown class", got=show(unknown[0]), expected=f"0 to {D_out - 1}")
         of_class[list(class_weight)] = list(class_weight.values())
     elif len(class_weight) != D_out:
-        got, hint = f"{len(class_weight)} class weights", "{class: weight} for some of them"
-        raise InputError("class weights do not fit", got=got, expected=f"{D_out}, one for each", hint=hint)
+        got, hint = f"{len(class_weight)} class weights", "{class: weight} for some classes"
+        raise InputError("class weights do not fit", got=got, expected=f"{D_out}, one per class", hint=hint)
     else:
         of_class[:] = class_weight
     weights = of_class[y] if sample_weight is None else of_class[y] * sample_weight

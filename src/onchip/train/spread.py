@@ -1,6 +1,6 @@
-"""Training runs over MPI ranks: every rank makes the same call, trains its share and receives all results.
+"""Training runs over MPI ranks: every rank calls the same function, trains its share and receives all results.
 
-Results are bit-identical to those of one process: all ranks use rank 0's plans, and one rank trains a whole run.
+Results are bit-identical to those of one process: all ranks use rank 0's plans, and each run is trained by one rank.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tu
 
 
 def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
-    """Raise InputError if these ranks cannot share the batches of a run on so many rows, or if it does not pay."""
+    """Raise InputError if these ranks cannot share the batches of a run on `rows` rows, or if sharing does not pay."""
     batch = min(plan.job.batch, rows)
     if plan.device.kind != "cpu":
         got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"
-        raise InputError("batches are shared by ranks on CPUs only", got=got, expected="--device cpu", hint=hint)
+        raise InputError("only ranks on CPUs can share batches", got=got, expected="--device cpu", hint=hint)
     if batch < BLOCK * ranks.size:
         raise InputError(
-            "a step is too short to be shared by ranks", got=f"batches of {batch:,} rows, {ranks.size} ranks",
-            expected=f"at least {BLOCK * ranks.size:,} rows: a block of {BLOCK:,} for each rank, as in a full batch",
+            "batches are too small to be shared by ranks", got=f"batches of {batch:,} rows, {ranks.size} ranks",
+            expected=f"at least {BLOCK * ranks.size:,} rows: {BLOCK:,} per rank, as in a full batch",
             hint="one process: a message to another rank takes as long as a small step; or --seeds",
         )  # fmt: skip
 
 
 def all_results(
-    ranks: Ranks, mine: Mapping[int, FitResult | KernelError] | OnchipError, planned: Sequence[PlannedRun]
+    ranks: Ranks, local: Mapping[int, FitResult | KernelError] | OnchipError, planned: Sequence[PlannedRun]
 ) -> dict[int, FitResult | KernelError]:
     """Results of all ranks by run index; raises the error of a rank that failed.
 
-    mine  results of this rank's runs, or the error that ended them
+    local  results of this rank's runs, or the error that ended them
     """
     if ranks.size == 1:
-        if isinstance(mine, OnchipError):
-            raise mine
-        return dict(mine)
-    packed = mine if isinstance(mine, OnchipError) else {i: _pack(result) for i, result in mine.items()}
+        if isinstance(local, OnchipError):
+            raise local
+        return dict(local)
+    packed = local if isinstance(local, OnchipError) else {i: _pack(result) for i, result in local.items()}
     results: dict[int, FitResult | KernelError] = {}
-    for rank, told in enumerate(gather_all(ranks, packed)):
-        if isinstance(told, OnchipError):
+    for rank, received in enumerate(gather_all(ranks, packed)):
+        if isinstance(received, OnchipError):
             ranks.leave()
-            what = f"{told.what} (rank {rank} on {ranks.hosts[rank]})"
-            raise type(told)(what, got=told.got, expected=told.expected, hint=told.hint)
-        results |= {i: _unpack(result, planned[i]) for i, result in told.items()}
+            what = f"{received.what} (rank {rank} on {ranks.hosts[rank]})"
+            raise type(received)(what, got=received.got, expected=received.expected, hint=received.hint)
+        results |= {i: _unpack(result, planned[i]) for i, result in received.items()}
     return results
 
 

@@ -25,7 +25,7 @@ LARGEST, SMALLEST = 1e30, 1e-30  # largest value; deviations below SMALLEST coun
 # an error of 1.2e-7 times this ratio, relative to its outputs' deviation. Years (220) are folded. Above 2^10, where the
 # error reaches 1e-4, an Add subtracts the means.
 FAR = 1024.0
-_CHUNK = 1 << 18  # elements converted to float64 at a time
+CHUNK = 1 << 18  # elements converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +48,10 @@ class Columns:
     def standardise(self, x: Array) -> Array:
         """(n, D) float32 from raw (n, D)."""
         check_memory(4 * x.size, "the standardised rows")
-        made, factor = np.empty(x.shape, np.float32), self.factor
+        scaled, factor = np.empty(x.shape, np.float32), self.factor
         for rows in _chunks(x):
-            made[rows] = (x[rows] - self.mean) * factor
-        return made
+            scaled[rows] = (x[rows] - self.mean) * factor
+        return scaled
 
 
 def columns_of(x: Array, names: Sequence[str] = (), what: str = "column") -> Columns:
@@ -72,7 +72,7 @@ def columns_of(x: Array, names: Sequence[str] = (), what: str = "column") -> Col
 
 
 def _chunks(x: Array) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(1, x.shape[1]))
+    step = max(1, CHUNK // max(1, x.shape[1]))
     return (slice(first, first + step) for first in range(0, len(x), step))
 
 
@@ -83,7 +83,7 @@ def _check_values(x: Array, first: int, names: Sequence[str], what: str) -> None
         name = show(names[column]) if names else str(column)
         raise InputError(
             f"{what} {name} cannot be standardised", got=f"{x[row, column]:g} in row {first + row}",
-            expected=f"finite numbers of at most {LARGEST:g}", hint="fill it in, or leave the row out",
+            expected=f"finite values of at most {LARGEST:g}", hint="replace the value or omit the row",
         )  # fmt: skip
 
 
@@ -111,9 +111,9 @@ class Standard:
         linear, weights, nodes = linear_nodes(net), dict(net.weights), list(net.nodes)
         if self.rows is not None:
             mean, factor, first = self.rows.mean, self.rows.factor, linear[0]
-            W = _wide(weights, first.weights["weight"]) * factor
+            W = _as_float64(weights, first.weights["weight"]) * factor
             if self.raw is not None:  # columns that are constant in these rows keep their trained weights
-                W = np.where(factor == 0, _wide(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
+                W = np.where(factor == 0, _as_float64(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
             if (np.abs(mean) * factor).max() > FAR:
                 name = "centre"
                 while name in net.types:  # a name in a file may collide
@@ -122,11 +122,11 @@ class Standard:
                 mean, at = mean + centre, nodes.index(first)
                 nodes[at] = Node(first.name, first.layer, (name,), first.weights)
                 nodes.insert(at, Node(name, Add(), first.inputs, {"constant": f"{name}.constant"}))
-            _put(weights, first, W, _wide(weights, first.weights["bias"]) - _shift(W, mean))
+            _set_linear(weights, first, W, _as_float64(weights, first.weights["bias"]) - _shift(W, mean))
         if self.targets is not None:
             last, deviation = linear[-1], self.targets.divisor
-            W, b = (_wide(weights, last.weights[role]) for role in ("weight", "bias"))
-            _put(weights, last, W * deviation[:, None], b * deviation + self.targets.mean)
+            W, b = (_as_float64(weights, last.weights[role]) for role in ("weight", "bias"))
+            _set_linear(weights, last, W * deviation[:, None], b * deviation + self.targets.mean)
         return net.replace(nodes=nodes, weights=weights)
 
     def unfold(self) -> Network:
@@ -135,12 +135,12 @@ class Standard:
         net, centre = (self.raw, 0.0) if self.rows is None else without_centre(self.raw)
         linear, weights = linear_nodes(net), dict(net.weights)
         if self.rows is not None:
-            W, b = (_wide(weights, linear[0].weights[role]) for role in ("weight", "bias"))
-            _put(weights, linear[0], W * self.rows.deviation, b + _shift(W, self.rows.mean + centre))
+            W, b = (_as_float64(weights, linear[0].weights[role]) for role in ("weight", "bias"))
+            _set_linear(weights, linear[0], W * self.rows.deviation, b + _shift(W, self.rows.mean + centre))
         if self.targets is not None:
-            W, b = (_wide(weights, linear[-1].weights[role]) for role in ("weight", "bias"))
+            W, b = (_as_float64(weights, linear[-1].weights[role]) for role in ("weight", "bias"))
             divisor = self.targets.divisor
-            _put(weights, linear[-1], W / divisor[:, None], (b - self.targets.mean) / divisor)
+            _set_linear(weights, linear[-1], W / divisor[:, None], (b - self.targets.mean) / divisor)
         return net.replace(weights=weights)
 
 
@@ -157,7 +157,7 @@ def without_centre(net: Network) -> tuple[Network, Array | float]:
         return net, 0.0
     first = Node(rest[0].name, rest[0].layer, add.inputs, rest[0].weights)
     weights = {name: weight for name, weight in net.weights.items() if name != constant}
-    return net.replace(nodes=(first, *rest[1:]), weights=weights), _wide(net.weights, constant)
+    return net.replace(nodes=(first, *rest[1:]), weights=weights), _as_float64(net.weights, constant)
 
 
 def why_not_foldable(net: Network) -> str:
@@ -165,7 +165,7 @@ def why_not_foldable(net: Network) -> str:
     net, _ = without_centre(net)
     chain = find_chain(net, 0, TRAINED)
     if chain is None or len(chain.nodes) < len(net.nodes) or chain.vectors != 1:
-        return "it is no MLP"
+        return "it is not an MLP"
     if why_not := why_not_float32(net, chain):
         return why_not
     if any(layer.bias is None for layer in (chain.layers[0], chain.layers[-1])):
@@ -173,7 +173,7 @@ def why_not_foldable(net: Network) -> str:
     return "an activation follows its last layer" if chain.layers[-1].activation is not None else ""
 
 
-def _wide(weights: Mapping[str, Weight], name: str) -> Array:
+def _as_float64(weights: Mapping[str, Weight], name: str) -> Array:
     return materialise(name, weights).astype(np.float64)
 
 
@@ -182,5 +182,5 @@ def _shift(W: Array, mean: Array) -> Array:
     return (W.astype(np.float32) * mean).sum(axis=1)  # type: ignore[no-any-return]
 
 
-def _put(weights: dict[str, Weight], node: Node, W: Array, b: Array) -> None:
+def _set_linear(weights: dict[str, Weight], node: Node, W: Array, b: Array) -> None:
     weights |= {node.weights["weight"]: W.astype(np.float32), node.weights["bias"]: b.astype(np.float32)}

@@ -13,7 +13,7 @@ import numpy as np
 from onchip.cache import print_unless_quiet
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.training import (
-    Piece,
+    Epochs,
     SharedData,
     Trained,
     Trainer,
@@ -27,7 +27,7 @@ from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.plan.plan_json import given_weights, plan_from_json
+from onchip.plan.plan_json import array_weights, plan_from_json
 from onchip.runtime.backend import Bound
 from onchip.runtime.placement import find_device, kernels_for, may_use_gpu, place
 from onchip.train.options import TrainOptions
@@ -86,7 +86,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """The result of training: the trained network, the loss of every step and epoch, and the device used."""
+    """The result of training: `network`, `losses` (one per step), `history` (an Epoch each), `chosen` (the device)."""
 
     network: Network
     losses: Array  # float64, one per step: the batch's loss before the update
@@ -100,14 +100,15 @@ class FitResult:
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
+        """The mean loss of every epoch."""
         return tuple(epoch.loss for epoch in self.history)
 
     def __repr__(self) -> str:
         last, count = self.history[-1], len(self.history)
-        told = [plural(count, "epoch"), f"loss {last.loss:.4g}"]
-        told += [f"accuracy {last.accuracy:.4f}"] if last.accuracy is not None else []
-        told += [f"best epoch {self.best_epoch}"] if self.best_epoch != count else []
-        return f"FitResult({', '.join(told)}, {self.seconds:.3g} s on {self.chosen})"
+        parts = [plural(count, "epoch"), f"loss {last.loss:.4g}"]
+        parts += [f"accuracy {last.accuracy:.4f}"] if last.accuracy is not None else []
+        parts += [f"best epoch {self.best_epoch}"] if self.best_epoch != count else []
+        return f"FitResult({', '.join(parts)}, {self.seconds:.3g} s on {self.chosen})"
 
     def _repr_html_(self) -> str:
         """The last epochs as a table."""
@@ -152,8 +153,8 @@ def plan_run(
     """
     for node in net.nodes:
         if isinstance(node.layer, LEFT_OUT):
-            told = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) drops nothing: it is left out of training"
-            print_unless_quiet(told)
+            note = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) is ignored during training"
+            print_unless_quiet(note)
     all_rows = np.arange(len(x)) if rows is None else rows
     row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
@@ -161,15 +162,15 @@ def plan_run(
         all_rows, held = all_rows[train], all_rows[chosen_rows]
     if not len(all_rows):
         raise InputError(
-            "nothing is left to train on", got=f"{len(held)} rows, validation={options.validation}",
-            expected="at least one row on each side", hint="a smaller validation share",
+            "no rows left to train on", got=f"{len(held)} validation rows, validation={options.validation}",
+            expected="at least one training row", hint="a smaller validation share",
         )  # fmt: skip
-    for some, what in ((all_rows, "some rows to learn from"), (held, "some rows to validate on")):
+    for some, what in ((all_rows, "a training row of weight > 0"), (held, "a validation row of weight > 0")):
         if row_weights is not None and len(some) and not row_weights[some].any():
-            raise InputError("all weights of the rows are zero", got="0 for each", expected=what)
+            raise InputError("all row weights are zero", got="only zeros", expected=what)
     if text:
         here, backend, chosen = find_device(device, threads)
-        plan = plan_from_json(text, given_weights(net), kernels_for(here))
+        plan = plan_from_json(text, array_weights(net), kernels_for(here))
         return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
@@ -203,13 +204,13 @@ class TrainingRun:
         self.epoch = self.step = self.correct = 0  # epochs done; steps and correct predictions of the current epoch
         self.losses: list[Array] = []
         self._epoch_begins = 0  # index into losses
-        self.max_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per piece
-        self._trained: deque[tuple[Array, Array, float]] = deque()  # not processed yet: losses, hits, seconds
-        self.told = 0.0  # sum of the losses of the epoch so far
+        self.max_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per chunk
+        self._trained: deque[tuple[Array, Array, float]] = deque()  # not processed yet: losses, correct, seconds
+        self._loss_sum = 0.0  # sum of the losses of the epoch so far
         self.history: list[Epoch] = []
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
-        self.piece = min(self.steps, 16)
+        self._chunk_steps = min(self.steps, 16)
         self._ahead = 0  # steps sent to the trainer and not processed yet
         self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # train is 0, 1, 2, ...
         self._orders: dict[int, Array] = {}  # by epoch; computed while the device trains the previous ones
@@ -239,12 +240,12 @@ class TrainingRun:
         if not self.options.shuffle:
             return [self.train] * len(epochs)
         epochs = range(epochs.start, min(epochs.stop, self.options.epochs))
-        kept = {epoch: order for epoch, order in self._orders.items() if epoch >= epochs.start}
-        missing = [epoch for epoch in epochs if epoch not in kept]
-        made = epoch_orders(len(self.train), self.options.seed, missing)
+        cached = {epoch: order for epoch, order in self._orders.items() if epoch >= epochs.start}
+        missing = [epoch for epoch in epochs if epoch not in cached]
+        orders = epoch_orders(len(self.train), self.options.seed, missing)
         if not self._has_all_rows:
-            made = [self.train[order] for order in made]
-        self._orders = kept | dict(zip(missing, made, strict=True))
+            orders = [self.train[order] for order in orders]
+        self._orders = cached | dict(zip(missing, orders, strict=True))
         return [self._orders[epoch] for epoch in epochs]
 
     def next_rows(self) -> Array:
@@ -252,7 +253,7 @@ class TrainingRun:
         (order,) = self._orders_of(range(self.epoch, self.epoch + 1))
         return order[self.step * self.batch : (self.step + 1) * self.batch]
 
-    def next_chunk(self, steps: int | None = None) -> Piece | None:
+    def next_chunk(self, steps: int | None = None) -> Epochs | None:
         """The next chunk for the trainer: steps of one epoch, by default for about REPORT_SECONDS, or several short
         epochs. None: the trainer has received all steps.
         """
@@ -260,12 +261,12 @@ class TrainingRun:
         o, left = self.options, self.options.epochs - epoch
         if not left:
             return None
-        count = min(steps or self.piece, self.steps - step)
-        epochs = 1 if steps or step else max(1, min(self.piece // self.steps, self.max_epochs, left))
+        count = min(steps or self._chunk_steps, self.steps - step)
+        epochs = 1 if steps or step else max(1, min(self._chunk_steps // self.steps, self.max_epochs, left))
         self._ahead += epochs * count
-        numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
-        orders = [order[rows] for order in self._orders_of(numbers)]
-        return Piece(orders, [o.lr_at(number) for number in numbers], o.momentum, o.weight_decay)
+        epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
+        orders = [order[rows] for order in self._orders_of(epoch_numbers)]
+        return Epochs(orders, [o.lr_at(epoch_number) for epoch_number in epoch_numbers], o.momentum, o.weight_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -280,7 +281,7 @@ class TrainingRun:
     def keep(self, trained: Trained, took: float) -> None:
         """Queue the results of a chunk that took so many seconds."""
         self._trained.extend((losses, correct, took / len(trained)) for losses, correct in trained)
-        self._choose_piece(sum(len(losses) for losses, _ in trained), took)
+        self._choose_chunk_steps(sum(len(losses) for losses, _ in trained), took)
 
     def take_trained(self) -> Array:
         """Process the next queued steps and return their losses."""
@@ -290,14 +291,14 @@ class TrainingRun:
         self._ahead -= len(losses)
         self.correct += int(correct.sum())
         self.losses.append(losses)
-        self.told += float(losses.sum())
+        self._loss_sum += float(losses.sum())
         self.epoch_seconds += took
         self.seconds += took
         return losses
 
-    def _choose_piece(self, count: int, took: float) -> None:
+    def _choose_chunk_steps(self, count: int, took: float) -> None:
         """Set the steps of the next chunk from the time of the last one."""
-        self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
+        self._chunk_steps = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
 
     def end_epoch(self) -> None:
         """Evaluate the epoch and prepare for the next."""
@@ -306,7 +307,7 @@ class TrainingRun:
         loss = self.epoch_loss(losses, self.epoch)
         if not np.isfinite(loss):
             raise self._diverged(f"loss {loss}", "a finite loss")
-        told = self.progress()
+        progress = self.progress()
         held_loss, held_accuracy = None, None
         if len(self.held):
             held_loss, held_correct = self.trainer.evaluate(self.held)
@@ -319,10 +320,10 @@ class TrainingRun:
                 if not np.isfinite(w).all():
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
-            Epoch(told.epoch, loss, told.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
-                  self.epoch_seconds, told.samples_per_s)
+            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
+                  self.epoch_seconds, progress.samples_per_s)
         )  # fmt: skip
-        self.epoch, self.step, self.correct, self.told = self.epoch + 1, 0, 0, 0.0
+        self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
@@ -339,7 +340,7 @@ class TrainingRun:
         return float(losses @ weights / weights.sum())
 
     def _diverged(self, got: str, expected: str) -> KernelError:
-        hint = "a smaller --lr (lr=), rows and targets without NaN; --debug (debug=True) says where it begins"
+        hint = "a smaller --lr (lr=), rows and targets without NaN; --debug (debug=True) locates the first NaN"
         return KernelError("training diverged", got=f"{got} in epoch {self.epoch + 1}", expected=expected, hint=hint)
 
     def _best_loss(self) -> float:
@@ -354,7 +355,7 @@ class TrainingRun:
         rows = min(self.step * self.batch, len(self.train))
         accuracy = self.correct / max(rows, 1) if self._has_classes else None
         rate = self.epoch_rows / max(self.epoch_seconds, 1e-9)
-        mean = self.told / max(self.step, 1)
+        mean = self._loss_sum / max(self.step, 1)
         return Progress(self.epoch + 1, self.options.epochs, self.step, self.steps, mean, accuracy, rate)
 
     def checkpoint(self) -> Checkpoint:
@@ -365,19 +366,19 @@ class TrainingRun:
             self.best_epoch, losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
         )  # fmt: skip
 
-    def take_up(self, at: Checkpoint) -> None:
+    def resume_from(self, at: Checkpoint) -> None:
         """Resume from a checkpoint of the same job."""
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.correct, self.seconds = at.epoch, at.step, at.epoch_correct, at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
         self.losses = [at.losses]
-        self.told = float(at.losses[len(at.losses) - at.step :].sum())
+        self._loss_sum = float(at.losses[len(at.losses) - at.step :].sum())
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
 
     def result(self) -> FitResult:
-        kept = self.best_weights if self.options.patience else self.trainer.weights()
-        trained = self.net.replace(weights={**self.net.weights, **kept})
+        weights = self.best_weights if self.options.patience else self.trainer.weights()
+        trained = self.net.replace(weights={**self.net.weights, **weights})
         best = self.best_epoch if self.options.patience else self.epoch
         losses = np.concatenate(self.losses)
         return FitResult(
@@ -398,17 +399,17 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
     if loss == "cross_entropy":
         if y.shape != (n,) or y.dtype.kind not in "iu":
             got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
-            hint = "numbers of classes, one a row; for targets that are numbers loss 'mse'"
+            hint = "one class index per row; loss 'mse' for real-valued targets"
             raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
         y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
         bad = np.flatnonzero((y < 0) | (y >= D_out))
         if bad.size:
-            got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with an output for each class, or classes from 0 on"
+            got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with one output per class, or classes counted from 0"
             raise InputError("a class is out of range", got=got, expected=f"0 to {D_out - 1}", hint=hint)
         return np.ascontiguousarray(y, np.int64)
     if y.shape != (n, D_out) or y.dtype != np.float32:
         got, expected = f"{y.dtype.name}{list(y.shape)}", f"float32[{n}, {D_out}]"
-        hint = "a number for each output"
+        hint = "one value per output"
         if y.dtype.kind in "iu":
             hint = "loss 'cross_entropy', if these are classes"
         elif y.size == n * D_out and y.dtype == np.float32:

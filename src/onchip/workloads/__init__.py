@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onchip.errors import InputError
-from onchip.formats.load import SUFFIXES, load_file, no_open_sizes
-from onchip.network.graph import Network, check_network, held_network
+from onchip.formats.load import SUFFIXES, load_file, shapes_error
+from onchip.network.graph import Network, check_network, network_attribute
 from onchip.network.names import did_you_mean
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
@@ -33,10 +33,10 @@ def load(model: Any, example: Any = None, *, shapes: Shapes | None = None) -> Ne
     """
     is_path = isinstance(model, str | os.PathLike)
     if shapes is not None and (not is_path or str(model).lower() in WORKLOADS):
-        raise no_open_sizes(str(model) if is_path else f"a {type(model).__name__}")
+        raise shapes_error(str(model) if is_path else f"a {type(model).__name__}")
     if isinstance(model, Network):
         return model
-    if held_network(model):
+    if network_attribute(model):
         check_network(model)
     if not is_path:
         from onchip.formats.torch.module import read_torch, take_module

@@ -28,7 +28,7 @@ TRAIN = TrainOptions(loss="half_sse", lr=2e-4, momentum=2e-3, batch_size=PATTERN
 def network(
     pixels: int = PIXELS, hidden: Sequence[int] = HIDDEN, seed: int = 0, activation: str = "Sigmoid"
 ) -> Network:
-    """The network with small uniform weights: a saturated sigmoid hardly learns.
+    """The network with small uniform weights: saturated sigmoids hardly learn.
 
     `rng = numpy.random.default_rng(seed)`; then for each layer, first to last,
     `rng.random((D_out, D_in), dtype=float32) - float32(0.5)`; biases are zero.
@@ -42,7 +42,7 @@ def network(
 
 
 def load_data(name: str = "auto") -> Dataset:
-    """The data of `digits.load_data` with one-hot targets (n, 10) float32."""
+    """`digits.load_data` with one-hot targets (n, 10) float32."""
     data = digits.load_data(name)
     return dataclasses.replace(data, y_train=one_hot(data.y_train), y_test=one_hot(data.y_test))
 
@@ -66,10 +66,10 @@ class Patterns:
 
 
 def patterns(n: int) -> tuple[Patterns, str]:
-    """n patterns of MNIST, repeated if there are fewer, or random ones of the same shape; and which of the two."""
+    """n MNIST patterns, repeated if MNIST has fewer, or random ones if it is not found; and the name of the data."""
     if digits.find_mnist() is None:
         rng = np.random.default_rng(0)
-        x = rng.integers(0, 256, (n, PIXELS), dtype=np.uint8).astype(np.float32) / np.float32(255)  # as MNIST
+        x = rng.integers(0, 256, (n, PIXELS), dtype=np.uint8).astype(np.float32) / np.float32(255)  # scaled like MNIST
         return Patterns(x, one_hot(rng.integers(0, CLASSES, n))), "random data"
     data = load_data("mnist")
     rows = np.arange(n) % len(data.x_train)

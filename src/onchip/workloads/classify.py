@@ -79,32 +79,32 @@ def train_and_test(
     return score_outputs(result, y, data.y_test, data.y_train)
 
 
-def score_outputs(result: FitResult, y: Array, truth: Array, learnt: Array) -> Trained:
+def score_outputs(result: FitResult, y: Array, truth: Array, training_targets: Array) -> Trained:
     """Score outputs y of the test rows against the truth: classes (n,), or values (n, D_out), which may be one-hot.
 
-    learnt  the targets of the training rows, of the same kind
+    training_targets  of the same kind, for the baseline
     """
     y = flat(y)
     if not len(y):
         return Trained(result, y.argmax(axis=1) if truth.ndim == 1 else y)
     if truth.ndim == 1:
         predictions = y.argmax(axis=1)
-        return Trained(result, predictions, **_class_scores(predictions, truth, learnt))
-    wide = truth.astype(np.float64)
-    mean = learnt.mean(axis=0, dtype=np.float64)
-    trained = Trained(result, y, test_mse=_mse(y, wide), r2=_r2(y, wide), baseline_mse=_mse(mean, wide))
+        return Trained(result, predictions, **_class_scores(predictions, truth, training_targets))
+    targets = truth.astype(np.float64)
+    mean = training_targets.mean(axis=0, dtype=np.float64)
+    trained = Trained(result, y, test_mse=_mse(y, targets), r2=_r2(y, targets), baseline_mse=_mse(mean, targets))
     if not _is_one_hot(truth):
         return trained
-    return replace(trained, **_class_scores(*(each.argmax(axis=1) for each in (y, truth, learnt))))
+    return replace(trained, **_class_scores(*(each.argmax(axis=1) for each in (y, truth, training_targets))))
 
 
-def _class_scores(predictions: Array, truth: Array, learnt: Array) -> dict[str, Any]:
+def _class_scores(predictions: Array, truth: Array, training_targets: Array) -> dict[str, Any]:
     is_right = predictions == truth
     count = int(max(predictions.max(), truth.max())) + 1
-    right, told = (np.bincount(each, minlength=count) for each in (truth[is_right], np.append(predictions, truth)))
+    correct, counts = (np.bincount(each, minlength=count) for each in (truth[is_right], np.append(predictions, truth)))
     return {
-        "accuracy": float(is_right.mean()), "f1": float((2 * right[told > 0] / told[told > 0]).mean()),
-        "baseline_accuracy": float((truth == np.bincount(learnt).argmax()).mean()),
+        "accuracy": float(is_right.mean()), "f1": float((2 * correct[counts > 0] / counts[counts > 0]).mean()),
+        "baseline_accuracy": float((truth == np.bincount(training_targets).argmax()).mean()),
     }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _is_one_hot(truth: Array) -> bool:
 def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
     """Reshape the data's rows to the network's input."""
     if x.shape[1] != net.input.row_size:
-        got, other = f"{x.shape[1]} numbers a row", "other data"
+        got, other = f"{x.shape[1]} values per row", "other data"
         if data.side is not None:
             got, other = f"{data.side}x{data.side} pixels", f"--data {'sklearn' if data.name == 'mnist' else 'mnist'}"
         raise ShapeError(
@@ -156,9 +156,9 @@ def check_model_path(path: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise OutputError if files cannot be written into `folder`, which need not exist yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if there.is_dir():
-        check_writable(there / "file")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if existing.is_dir():
+        check_writable(existing / "file")
     else:
-        got, hint = f"{there} is a file", "another folder"
+        got, hint = f"{existing} is a file", "another folder"
         raise OutputError(f"cannot write into {folder}", got=got, expected="a folder", hint=hint)

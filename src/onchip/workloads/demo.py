@@ -72,7 +72,7 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         got = error.strerror or str(error)
         raise OutputError(
-            f"cannot make the folder {folder}", got=got, expected="a place to write to", hint="another one: --out DIR"
+            f"cannot create folder {folder}", got=got, expected="a writable folder", hint="another one: --out DIR"
         ) from None
 
 
@@ -100,7 +100,7 @@ def time_rows(
     the machine affects all of them. on_progress receives the fraction done and the current task.
     """
     check_rows_to_time(rows)
-    tell = on_progress or (lambda part, what: None)
+    report = on_progress or (lambda part, what: None)
     net, x = engine.plan.network, np.resize(images, (rows, images.shape[1]))
     truth = reference.forward(net, images, "float64")
     allowed = FACTOR * scaled_error(reference.forward(net, images, "float32"), truth) + ULPS * ULP["fp32"]
@@ -110,15 +110,15 @@ def time_rows(
     devices = {"onchip": ours, "NumPy, layer by layer": "cpu"}
     if (in_torch := torch_layers(net, ours)) is not None:
         runners["PyTorch, layer by layer"], devices["PyTorch, layer by layer"] = in_torch
-    tell(0.0, "checking")
+    report(0.0, "checking")
     errors = {name: scaled_error(run(x), truth) for name, run in runners.items()}
     for name, error in errors.items():
         if error > allowed:
             expected = f"at most {allowed:.1e}"
-            raise KernelError(f"{name} is wrong: it gets no time", got=f"error {error:.1e}", expected=expected)
+            raise KernelError(f"{name} is wrong, so it is not timed", got=f"error {error:.1e}", expected=expected)
     times: dict[str, list[float]] = {name: [] for name in runners}
-    for turn in range(REPEATS):
-        tell(turn / REPEATS, f"turn {turn + 1} of {REPEATS}")
+    for i in range(REPEATS):
+        report(i / REPEATS, f"round {i + 1} of {REPEATS}")
         for name, run in runners.items():
             run(x)  # untimed: threads of the previous engine still spin, which would cost PyTorch a factor of two
             start = time.perf_counter()
@@ -131,7 +131,7 @@ def time_rows(
     return tuple(timings)
 
 
-def plan_beside(plan: Plan, median_ms: float) -> tuple[Plan, str]:
+def plan_with_floor(plan: Plan, median_ms: float) -> tuple[Plan, str]:
     """The plan with its floor from the current CPU rates, and a note on that floor.
 
     If a run beats its floor, the rates were measured while the machine was busy; they are measured again.
@@ -142,7 +142,7 @@ def plan_beside(plan: Plan, median_ms: float) -> tuple[Plan, str]:
         lambda: {"": replace(plan, device=this_cpu()).floor_us / 1e3}, {"": median_ms},
         functools.partial(this_cpu, measure=True),
     )  # fmt: skip
-    too_low = "the run took less than this floor: the rates of this CPU were measured beside other work"
+    too_low = "the run took less than this floor: the rates of this CPU were measured under load"
     return replace(plan, device=this_cpu()), too_low if floors[""].note else ""
 
 

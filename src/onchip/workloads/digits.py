@@ -39,7 +39,7 @@ def load_data(name: str = "auto") -> Dataset:
     if name == "sklearn" or (name == "auto" and folder is None):
         return _sklearn_digits()
     if folder is None:
-        raise FormatError("the MNIST files are not here", got="no mnist folder in $ONCHIP_DATA or the cache folder",
+        raise FormatError("the MNIST files are missing", got="no mnist folder in $ONCHIP_DATA or the cache folder",
                           expected=", ".join(f"{file}[.gz]" for file in _FILES),
                           hint="onchip data mnist, ONCHIP_DATA=the folder of mnist/, or --data sklearn")  # fmt: skip
     return _mnist(folder)
@@ -47,7 +47,7 @@ def load_data(name: str = "auto") -> Dataset:
 
 def find_mnist() -> Path | None:
     """The folder with the four MNIST files: $ONCHIP_DATA/mnist, then the user's cache folder."""
-    roots = [Path(given)] if (given := os.environ.get("ONCHIP_DATA")) else []
+    roots = [Path(folder)] if (folder := os.environ.get("ONCHIP_DATA")) else []
     for root in (*roots, cache_dir() / "data"):
         if all(_find(root / "mnist", file) for file in _FILES):
             return root / "mnist"
@@ -66,7 +66,7 @@ def _mnist(folder: Path) -> Dataset:
     images, labels, test_images, test_labels = mnist_files(folder)
     x_train, y_train, note = _images_and_classes(images, labels)
     x_test, y_test, test_note = _images_and_classes(test_images, test_labels)
-    notes = tuple(told for told in (note, test_note) if told)
+    notes = tuple(each for each in (note, test_note) if each)
     return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes, scale=BYTE_SCALE)
 
 

@@ -61,9 +61,9 @@ def _curve(losses: Sequence[float], epoch_losses: Sequence[float]) -> list[str]:
         return _BOTTOM - (math.log10(loss) - low) / (high - low) * (_BOTTOM - _TOP)
 
     def points(values: Sequence[float], first: float, step: float) -> str:
-        places = ((first + i * step, loss) for i, loss in enumerate(values))
+        positions = ((first + i * step, loss) for i, loss in enumerate(values))
         width = (_RIGHT - _LEFT) / epochs
-        return " ".join(f"{_LEFT + at * width:.1f},{height(v):.1f}" for at, v in places if 0 < v < math.inf)
+        return " ".join(f"{_LEFT + at * width:.1f},{height(v):.1f}" for at, v in positions if 0 < v < math.inf)
 
     lines = [f'<text x="{_LEFT}" y="20" font-size="14">training: loss (cross entropy)</text>']
     for power in range(low, high + 1):

@@ -24,9 +24,9 @@ from onchip.errors import FormatError, InputError, OnchipError
 from onchip.files import open_input, open_locked, write_error
 
 _CHUNK_BYTES = 1 << 16
-_PIECES_AHEAD = 16  # queued for writing
-_TIMEOUT_S = 30.0  # without any byte; also a base for the total time limit
-_MIN_BYTES_S = 10_000  # slower sources are abandoned; received bytes are kept for the next attempt
+_MAX_QUEUED_CHUNKS = 16  # queued for writing
+TIMEOUT_S = 30.0  # without any byte; also a base for the total time limit
+MIN_BYTES_S = 10_000  # slower sources are abandoned; received bytes are kept for the next attempt
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def fetch(data: DataSet, folder: Path, sources: Sequence[str] = (), progress: Pr
     return fetched
 
 
-def _add(progress: Progress, before: int, here: int) -> None:
-    progress(before + here)
+def _add(progress: Progress, before: int, position: int) -> None:
+    progress(before + position)
 
 
 def _fetch_file(file: DataFile, folder: Path, sources: Sequence[str], progress: Progress) -> None:
@@ -102,9 +102,9 @@ def _fetch_file(file: DataFile, folder: Path, sources: Sequence[str], progress: 
         except _SourceError as refused:
             refusals.append(f"{source}: {refused}")
     raise FormatError(
-        f"{file.name} could not be fetched", got="; ".join(refusals),
+        f"{file.name} could not be downloaded", got="; ".join(refusals),
         expected=f"{file.size_bytes:,} B with its checksum",
-        hint="the same command again goes on where it stopped; --from URL or FOLDER names another place",
+        hint="repeat the command to resume; --from URL or FOLDER for another source",
     )  # fmt: skip
 
 
@@ -118,13 +118,13 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
         locked = open_locked(part)
         if locked is None:
             got, hint = f"{part} is being written", "wait until the other onchip data has ended"
-            raise InputError("another process fetches this file", got=got, expected="one at a time", hint=hint)
+            raise InputError("another process downloads this file", got=got, expected="one at a time", hint=hint)
         with io.BufferedRandom(locked) as out:
             _append(source, file, out, progress)
             out.seek(0)
             if hashlib.file_digest(out, "sha256").hexdigest() != file.sha256:
                 part.unlink()  # resuming after wrong bytes cannot succeed
-                raise _SourceError("the bytes are not those that were published")
+                raise _SourceError("the checksum differs from the published one")
             os.replace(part, folder / file.name)  # before closing, which releases the lock
     except (OnchipError, _SourceError):
         raise
@@ -134,59 +134,59 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
 
 def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> None:
     """Append the missing bytes."""
-    there = out.seek(0, os.SEEK_END)
-    if there == file.size_bytes:
+    present = out.seek(0, os.SEEK_END)
+    if present == file.size_bytes:
         return
-    end_s = time.monotonic() + _TIMEOUT_S + file.size_bytes / _MIN_BYTES_S
-    here = -1
-    for piece in _pieces(source, file, there if there < file.size_bytes else 0, end_s):
-        if isinstance(piece, int):  # a server without range support starts over
-            here = out.seek(piece)
+    end_s = time.monotonic() + TIMEOUT_S + file.size_bytes / MIN_BYTES_S
+    position = -1
+    for chunk in _chunks(source, file, present if present < file.size_bytes else 0, end_s):
+        if isinstance(chunk, int):  # a server without range support starts over
+            position = out.seek(chunk)
             out.truncate()
         else:
-            here += out.write(piece)
-            progress(here)
-    if here < file.size_bytes:
-        raise _SourceError(f"it ends after {here:,} B")
+            position += out.write(chunk)
+            progress(position)
+    if position < file.size_bytes:
+        raise _SourceError(f"it ends after {position:,} B")
 
 
-def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[int | bytes]:
+def _chunks(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[int | bytes]:
     """Yield the source's start offset, then its chunks up to the file size; _SourceError on failure or timeout.
 
     A separate thread reads: a server that keeps sending a few bytes could block the caller forever.
     """
-    came: queue.Queue[int | bytes | Exception] = queue.Queue(_PIECES_AHEAD)
+    received: queue.Queue[int | bytes | Exception] = queue.Queue(_MAX_QUEUED_CHUNKS)
     is_over = threading.Event()
 
     def read() -> None:
         try:
             with _opened(source, file.name, begin) as (incoming, begins):
-                came.put(begins)  # the first item: the queue has space
+                received.put(begins)  # the first item: the queue has space
                 left = file.size_bytes - begins
-                while not is_over.is_set() and left and (piece := incoming.read1(min(_CHUNK_BYTES, left))):
-                    came.put(piece, timeout=_TIMEOUT_S)
-                    left -= len(piece)
-            came.put(b"", timeout=_TIMEOUT_S)
+                while not is_over.is_set() and left and (chunk := incoming.read1(min(_CHUNK_BYTES, left))):
+                    received.put(chunk, timeout=TIMEOUT_S)
+                    left -= len(chunk)
+            received.put(b"", timeout=TIMEOUT_S)
         except Exception as error:  # servers and addresses cause HTTPException, ValueError, UnicodeError, OSError, ..
             with suppress(queue.Full):
-                came.put(error, timeout=_TIMEOUT_S)
+                received.put(error, timeout=TIMEOUT_S)
 
     threading.Thread(target=read, name="onchip-fetch", daemon=True).start()
-    here = 0
+    position = 0
     try:
         while True:
             try:
-                piece = came.get(timeout=max(0.0, end_s - time.monotonic()))
+                chunk = received.get(timeout=max(0.0, end_s - time.monotonic()))
             except queue.Empty:
-                raise _SourceError(f"it is too slow: {here:,} B came in time") from None
-            if isinstance(piece, Exception):
-                reasons = (getattr(piece, name, None) for name in ("got", "reason", "strerror"))
-                reason = next(filter(None, reasons), None) or str(piece) or type(piece).__name__
-                raise _SourceError(f"{reason}" + (f" after {here:,} B" if here else ""))
-            if piece == b"":
+                raise _SourceError(f"it is too slow: {position:,} B before the time limit") from None
+            if isinstance(chunk, Exception):
+                reasons = (getattr(chunk, name, None) for name in ("got", "reason", "strerror"))
+                reason = next(filter(None, reasons), None) or str(chunk) or type(chunk).__name__
+                raise _SourceError(f"{reason}" + (f" after {position:,} B" if position else ""))
+            if chunk == b"":
                 return
-            here = piece if isinstance(piece, int) else here + len(piece)
-            yield piece
+            position = chunk if isinstance(chunk, int) else position + len(chunk)
+            yield chunk
     finally:
         is_over.set()
 
@@ -196,7 +196,7 @@ def _opened(source: str, name: str, begin: int) -> Iterator[tuple[Any, int]]:
     """Open a file of a source; also return its start offset, `begin` if the source supports it."""
     if source.startswith(("http://", "https://")):
         request = urllib.request.Request(f"{source.rstrip('/')}/{name}", headers={"Range": f"bytes={begin}-"})
-        with urllib.request.urlopen(request if begin else request.full_url, timeout=_TIMEOUT_S) as incoming:
+        with urllib.request.urlopen(request if begin else request.full_url, timeout=TIMEOUT_S) as incoming:
             yield incoming, begin if incoming.status == 206 else 0
     else:
         with open_input(Path(source.removeprefix("file://")) / name) as stored:

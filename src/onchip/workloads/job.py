@@ -10,11 +10,11 @@ from onchip import __version__
 from onchip.errors import InputError
 from onchip.formats.graph_json import graph_to_json
 from onchip.formats.images import is_image
-from onchip.formats.load import no_open_sizes
+from onchip.formats.load import shapes_error
 from onchip.formats.weights.tensor_file import digest_of
 from onchip.network.graph import Network
 from onchip.plan.kernel import Job
-from onchip.plan.plan_json import given_weights, recipes_to_json
+from onchip.plan.plan_json import array_weights, recipes_to_json
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ def job_network(
     shapes   sizes of inputs that an ONNX file leaves open
     """
     if shapes is not None and model in WEIGHT_FILES:
-        raise no_open_sizes(model)
+        raise shapes_error(model)
     if model == "faces":
         return faces.network(weights, pixels=pixels)
     if model == "sentiment":
         return sentiment.network(weights, lengths=lengths)
     if weights is not None:
         got, expected = f"--weights {weights} for {model}", " or ".join(WEIGHT_FILES)
-        raise InputError("this model has no weight file", got=got, expected=expected, hint="leave --weights out")
+        raise InputError("this model has no weight file", got=got, expected=expected, hint="omit --weights")
     return load(model, shapes=shapes)
 
 
@@ -53,7 +53,7 @@ def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
     if weights is not None or model not in WORKLOADS or not net.weights:
         return []
     results = "pictures" if is_image(net.output) else "results"
-    return [f"weights: none given: random ones from seed 0; the {results} mean nothing"]
+    return [f"weights: random, from seed 0; the {results} mean nothing"]
 
 
 def run_record(
@@ -64,8 +64,8 @@ def run_record(
     files    the inputs, identified by path, size and modification time
     options  of the command line
     """
-    told = graph_to_json(net) + recipes_to_json(net) + net.meaning.to_text()
-    network = digest_of(told, given_weights(net))
+    text = graph_to_json(net) + recipes_to_json(net) + net.meaning.to_text()
+    network = digest_of(text, array_weights(net))
     stats = {name: (path, path.stat()) for name, path in files.items()}
     changed = {name: (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for name, (path, stat) in stats.items()}
     return {

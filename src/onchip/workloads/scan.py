@@ -10,13 +10,13 @@ from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, TensorType
 
-NUMBERS = 1 << 24  # per row
+ELEMENTS = 1 << 24  # elements per row
 
 
-def network(N: int = NUMBERS) -> Network:
+def network(N: int = ELEMENTS) -> Network:
     return sequential(TensorType((BATCH, N)), [("sums", CumSum())], {}, name="scan")
 
 
-def inputs(N: int = NUMBERS, seed: int = 1) -> Array:
+def inputs(N: int = ELEMENTS, seed: int = 1) -> Array:
     """(N,) float32, standard normal."""
     return np.random.default_rng(seed).standard_normal(N, dtype=np.float32)

@@ -30,7 +30,7 @@ class SeedResults:
     @property
     def best_seed(self) -> int:
         """The seed with the lowest validation loss or, without validation rows, training loss."""
-        return min(self.done, key=lambda seed: kept_loss(self.done[seed]))
+        return min(self.done, key=lambda seed: best_loss(self.done[seed]))
 
     def scores(self) -> list[float]:
         """Test accuracies, or errors for regression, of the runs that did not diverge."""
@@ -45,15 +45,15 @@ class SeedResults:
                 continue
             shown = "" if trained.test_mse is None else f"{trained.test_mse:.6g}"
             shown = shown if trained.accuracy is None else f"{trained.accuracy:.2%}"
-            rows.append([str(seed), f"{kept_loss(trained):.4f}", shown])
+            rows.append([str(seed), f"{best_loss(trained):.4f}", shown])
         has_classes = any(trained.accuracy is not None for trained in self.done.values())
         return columns(["seed", "loss", "accuracy" if has_classes else "test error"], rows, right=range(3))
 
 
-def kept_loss(trained: Trained) -> float:
-    """The loss of the epoch whose weights were kept: the validation loss if there is one."""
-    kept = trained.fit.history[trained.fit.best_epoch - 1]
-    return kept.loss if kept.validation_loss is None else kept.validation_loss
+def best_loss(trained: Trained) -> float:
+    """The loss of the best epoch: its validation loss if there is one."""
+    best = trained.fit.history[trained.fit.best_epoch - 1]
+    return best.loss if best.validation_loss is None else best.validation_loss
 
 
 def train_seeds(
@@ -63,7 +63,7 @@ def train_seeds(
     """Train networks of `count` seeds, starting with the job's own, on the same rows, and test each.
 
     on_progress  called with the number of finished runs, including fractions of those in flight
-    spread       over the ranks, each of which makes this call
+    spread       over the ranks, each of which calls this
     """
     seeds = tuple(range(job.options.seed, job.options.seed + count))
     jobs = [job.seeded(seed) for seed in seeds]

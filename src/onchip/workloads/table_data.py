@@ -1,7 +1,7 @@
 """Data sets from a user's files: .csv tables, .npy arrays, idx files (the format of MNIST), gzipped or not.
 
-Bytes are pixels and are divided by 255; other values are unchanged. For "cross_entropy" labels are classes: integers
-from 0 are kept, other values and words are numbered in sorted order. For the other losses labels are target values.
+uint8 pixels are divided by 255. With "cross_entropy", labels are classes: integers from 0 up are class indices, other
+integers and text are numbered in sorted order. With other losses, labels are target values.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from onchip.formats.tables.csv_rows import POSITIONS, csv_columns, is_float, rea
 from onchip.network.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset
-from onchip.workloads.kept import Kept, read_once
+from onchip.workloads.table_cache import CachedTable, read_cached
 
 TEST_SHARE = 0.2  # of the rows, if no test rows are given
 MAX_CLASSES = 1 << 16
-BYTE_SCALE = 255.0  # bytes are pixels
+BYTE_SCALE = 255.0  # uint8 values are pixels
 _ARRAYS = (".npy", ".gz", ".idx")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
-_SHOWN_WORDS = 10
-_SHOWN_SIGNS = 400
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
+_SHOWN_NAMES = 10
+_SHOWN_CHARACTERS = 400
 _PEAK_BYTES = 8  # per element: as float32, plus a copy when test rows are split off
 
 
 @dataclass(frozen=True)
 class Source:
-    """The source of the rows. Labels are a file, or a column of the .csv: "first", "last" or its name."""
+    """Where rows and labels come from. Labels are a file, or a column of the .csv: "first", "last" or its name."""
 
-    data: str | None = None  # a file; for a workload the name of a data set, or None
+    data: str | None = None  # a file; or, for a workload, a data set's name or None
     labels: str | None = None
     test_data: str | None = None
     test_labels: str | None = None  # for a .csv, defaults to `labels`
     test_share: float | None = None  # of the rows, if there is no test_data
 
     def files(self) -> dict[str, str]:
-        """The fields that are files, by name: neither names of data sets nor columns of a .csv."""
+        """The fields that name files (not data sets or columns of a .csv), by field name."""
         pairs = (("data", self.data, "labels", self.labels),
                  ("test_data", self.test_data, "test_labels", self.test_labels))  # fmt: skip
         found = {}
@@ -63,9 +63,9 @@ def is_file(data: str) -> bool:
 
 
 def load_table(source: Source, classes: bool, seed: int) -> Dataset:
-    """Read the source. Test rows come from files too, or are a share of the rows, chosen by the seed.
+    """Read the source. Test rows come from `test_data`, or are a share of the rows, chosen by the seed.
 
-    classes  labels are classes; else target values
+    classes  whether labels are classes, not target values
     """
     share = source.test_share or 0.0
     if not 0 <= share < 1:
@@ -74,86 +74,86 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
         raise InputError("labels without rows", got=f"--test-labels {source.test_labels}", expected="--test-data too")
     if source.test_data is not None and source.test_share is not None:
         raise InputError(
-            "rows to test on are given twice", got=f"--test-data and --test-share {share}", expected="one of them",
-            hint="leave --test-share out",
+            "two sources of test rows", got=f"--test-data and --test-share {share}", expected="one of them",
+            hint="omit --test-share",
         )  # fmt: skip
     assert source.data is not None
     train, notes = _read(source.data, source.labels, classes, "--labels")
     assert train.y is not None
     if source.test_data is not None:
-        labels = source.test_labels or (source.labels if _is_table(source.test_data) else None)
-        test, more = _read(source.test_data, labels, classes, "--test-labels")
-        x_train, y_train, x_test, y_test = train.x, train.y, test.x, _like(train, test)
+        labels = source.test_labels or (source.labels if _is_csv(source.test_data) else None)
+        test, test_notes = _read(source.test_data, labels, classes, "--test-labels")
+        x_train, y_train, x_test, y_test = train.x, train.y, test.x, _renumbered(train, test)
         if x_test.shape[1] != x_train.shape[1]:
-            got, expected = f"{x_test.shape[1]} numbers a row", f"{x_train.shape[1]}, as in {source.data}"
-            raise ShapeError(f"{source.test_data} does not fit", got=got, expected=expected, hint="the same columns")
-        notes += more
+            got, expected = f"{x_test.shape[1]} columns", f"{x_train.shape[1]}, as in {source.data}"
+            raise ShapeError(f"{source.test_data} does not match", got=got, expected=expected, hint="the same columns")
+        notes += test_notes
     else:
-        rows, held = hold_out(len(train.x), share, seed)
-        if not len(rows):
-            got, expected = f"{len(train.x)} rows, --test-share {share}", "a row that is left to train on"
+        train_rows, test_rows = hold_out(len(train.x), share, seed)
+        if not len(train_rows):
+            got, expected = f"{len(train.x)} rows, --test-share {share}", "at least one training row"
             raise InputError("nothing to train on", got=got, expected=expected, hint="--test-share 0")
-        x_test, y_test = train.x[held], train.y[held]
-        x_train, y_train = (train.x[rows], train.y[rows]) if len(held) else (train.x, train.y)
-        notes.append(f"test: {len(held):,} of {len(train.x):,} rows ({share:.0%}), chosen by seed {seed}")
+        x_test, y_test = train.x[test_rows], train.y[test_rows]
+        x_train, y_train = (train.x[train_rows], train.y[train_rows]) if len(test_rows) else (train.x, train.y)
+        notes.append(f"test: {len(test_rows):,} of {len(train.x):,} rows ({share:.0%}), chosen by seed {seed}")
     if train.words:
-        shown = ", ".join(train.words[:_SHOWN_WORDS]) + (", ..." if len(train.words) > _SHOWN_WORDS else "")
-        notes.append(f"classes: {len(train.words)}: {printable(shown, _SHOWN_SIGNS)}")
-    name, where = printable(Path(source.data).name), printable(str(Path(source.data).absolute().parent))
+        shown = ", ".join(train.words[:_SHOWN_NAMES]) + (", ..." if len(train.words) > _SHOWN_NAMES else "")
+        notes.append(f"classes: {len(train.words)}: {printable(shown, _SHOWN_CHARACTERS)}")
+    name, folder = printable(Path(source.data).name), printable(str(Path(source.data).absolute().parent))
     columns: tuple[str, ...] = ()
-    if _is_table(source.data):
+    if _is_csv(source.data):
         label = source.labels if _is_column(source.data, source.labels or "") else None
         columns = csv_columns(source.data, label)
     scale, is_table = _kind_of_rows(Path(source.data))
     return Dataset(
-        name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale, is_table
+        name, folder, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale, is_table
     )  # fmt: skip
 
 
-def _is_table(data: str) -> bool:
+def _is_csv(data: str) -> bool:
     return Path(data).suffix.lower() == ".csv"
 
 
 def _is_column(data: str, labels: str) -> bool:
-    return _is_table(data) and (labels in POSITIONS or Path(labels).suffix.lower() not in _ARRAYS)
+    return _is_csv(data) and (labels in POSITIONS or Path(labels).suffix.lower() not in _ARRAYS)
 
 
-def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Kept, list[str]]:
-    """Rows (n, D_in) float32 with their labels; and messages for the user."""
+def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[CachedTable, list[str]]:
+    """Rows (n, D_in) float32 with their labels, and notes for the user."""
     if labels is None:
-        what, hint = ("a column", "last") if _is_table(data) else ("a file", "labels.npy")
+        what, hint = ("a column", "last") if _is_csv(data) else ("a file", "labels.npy")
         raise InputError(f"{data} needs labels", got=f"no {option}", expected=what, hint=f"{option} {hint}")
     if _is_column(data, labels):
-        found, note = read_once(
+        table, note = read_cached(
             Path(data), f"label {labels}, {'classes' if classes else 'numbers'}",
-            lambda: _read_csv(Path(data), labels, classes),
+            lambda: _read_labelled_csv(Path(data), labels, classes),
         )  # fmt: skip
         notes = [note]
     else:
-        rows, note = _read_table(Path(data)) if _is_table(data) else read_rows(Path(data))
-        found, notes = Kept(flat(rows), *_read_labels(Path(labels), classes)), [note]
-    assert found.y is not None
-    if len(found.x) != len(found.y) or not len(found.x):
+        rows, note = _read_csv_rows(Path(data)) if _is_csv(data) else read_rows(Path(data))
+        table, notes = CachedTable(flat(rows), *_read_labels(Path(labels), classes)), [note]
+    assert table.y is not None
+    if len(table.x) != len(table.y) or not len(table.x):
         raise ShapeError(
-            "rows and labels do not belong together", got=f"{len(found.x):,} rows, {len(found.y):,} labels",
-            expected="a label for every row, and at least one", hint=f"see that {option} {labels} belongs to {data}",
+            "rows and labels do not match", got=f"{len(table.x):,} rows, {len(table.y):,} labels",
+            expected="one label per row, at least one row", hint=f"check that {option} {labels} belongs to {data}",
         )  # fmt: skip
-    return found, [note for note in notes if note]
+    return table, [note for note in notes if note]
 
 
 # -- rows --------------------------------------------------------------------------------------------------
 
 
 def read_rows(path: Path) -> tuple[Array, str]:
-    """Rows (n, ...) float32 of an .npy, idx or gzipped idx file, and a message; bytes are divided by 255."""
+    """Rows (n, ...) float32 of an .npy, idx or gzipped idx file, and a note for the user; uint8 is divided by 255."""
     if path.suffix.lower() != ".gz":
         return _as_float32(path), ""
-    kept, note = read_once(path, "float32", lambda: Kept(_as_float32(path)))
-    return kept.x, note
+    table, note = read_cached(path, "float32", lambda: CachedTable(_as_float32(path)))
+    return table.x, note
 
 
 def flat(rows: Array) -> Array:
-    """(n, ...) as (n, D)."""
+    """Reshape (n, ...) to (n, D)."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
@@ -162,44 +162,44 @@ def _as_float32(path: Path) -> Array:
         check_memory(_PEAK_BYTES * math.prod(rows.shape), str(path))
         if rows.dtype == np.float32 and path.suffix.lower() == ".npy":
             return np.ascontiguousarray(map_npy(path), np.float32)  # copies only if it is not row-major
-        numbers = rows.read(0, len(rows))
+        raw = rows.read(0, len(rows))
     with np.errstate(over="ignore"):
-        values = numbers.astype(np.float32)
-    if numbers.dtype == np.uint8:
+        values = raw.astype(np.float32)
+    if raw.dtype == np.uint8:
         values /= np.float32(BYTE_SCALE)
     return values
 
 
 def _kind_of_rows(path: Path) -> tuple[float, bool]:
-    """The divisor of the rows of a file (0: none), and whether they are a table."""
-    if _is_table(str(path)):
+    """What the rows of a file were divided by (0: nothing), and whether they are a table."""
+    if _is_csv(str(path)):
         return 0.0, True
     with open_rows(path) as rows:
         is_bytes = rows.dtype == np.uint8
         return BYTE_SCALE if is_bytes else 0.0, len(rows.shape) == 2 and not is_bytes
 
 
-def _read_table(path: Path) -> tuple[Array, str]:
-    kept, note = read_once(path, "rows", lambda: Kept(read_csv(path).values))
-    return kept.x, note
+def _read_csv_rows(path: Path) -> tuple[Array, str]:
+    table, note = read_cached(path, "rows", lambda: CachedTable(read_csv(path).values))
+    return table.x, note
 
 
-def _read_csv(path: Path, label: str, classes: bool) -> Kept:
+def _read_labelled_csv(path: Path, label: str, classes: bool) -> CachedTable:
     rows = read_csv(path, label, words=classes)
     assert rows.labels is not None
     if not classes:
-        return Kept(rows.values, rows.labels.reshape(-1, 1))
-    return Kept(rows.values, *_classes(rows.labels, path))
+        return CachedTable(rows.values, rows.labels.reshape(-1, 1))
+    return CachedTable(rows.values, *_classes(rows.labels, path))
 
 
 # -- labels ------------------------------------------------------------------------------------------------
 
 
 def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
-    """(n,) classes or (n, D_out) values, and the class names if they are not the indices."""
-    if _is_table(str(path)):
+    """(n,) classes or (n, D_out) values, and class names: empty if labels are the class indices."""
+    if _is_csv(str(path)):
         raise InputError(
-            "labels in a .csv of their own", got=str(path), expected="an .npy or idx file, or a column of the table",
+            "labels in a separate .csv", got=str(path), expected="an .npy or idx file, or a column of the table",
             hint="put them into the table: --labels last",
         )  # fmt: skip
     with open_rows(path) as source:
@@ -210,27 +210,27 @@ def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
     if labels.size != len(labels):
         raise ShapeError(
             f"{path} does not hold classes", got=f"{labels.dtype.name} {labels.shape}", expected=f"({len(labels)},)",
-            hint="--loss mse for rows of numbers",
+            hint="--loss mse for target values",
         )  # fmt: skip
     return _classes(labels.reshape(-1), path)
 
 
 def _classes(labels: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
-    """Classes (n,) int64 for labels that are numbers or words, and their names if they are not the indices."""
+    """Class indices (n,) int64 of labels that are numbers or text, and class names: empty if labels are the indices."""
     distinct, codes = np.unique(labels, return_inverse=True)
     names = [str(label) for label in distinct.tolist()]
-    if all(_WHOLE.fullmatch(name) for name in names):
-        numbers = np.array([int(name.partition(".")[0]) for name in names], np.int64)
-        if numbers.min(initial=0) >= 0:
-            _check_count(int(numbers.max(initial=0)) + 1, path)
-            return numbers[codes], ()
-        values, of_name = np.unique(numbers, return_inverse=True)
-        names, codes = [str(value) for value in values.tolist()], of_name[codes]
+    if all(_INTEGER.fullmatch(name) for name in names):
+        integers = np.array([int(name.partition(".")[0]) for name in names], np.int64)
+        if integers.min(initial=0) >= 0:
+            _check_count(int(integers.max(initial=0)) + 1, path)
+            return integers[codes], ()
+        values, index_of = np.unique(integers, return_inverse=True)
+        names, codes = [str(value) for value in values.tolist()], index_of[codes]
     elif all(is_float(name) for name in names):
-        fraction = next(name for name in names if not _WHOLE.fullmatch(name))
+        real = next(name for name in names if not _INTEGER.fullmatch(name))
         raise InputError(
-            f"{path}: the labels are numbers, not classes", got=fraction, expected="whole numbers or words",
-            hint="--loss mse learns numbers",
+            f"{path}: the labels are real values, not classes", got=real, expected="integers or class names",
+            hint="--loss mse for regression",
         )  # fmt: skip
     _check_count(len(names), path)
     return codes.astype(np.int64), tuple(names)
@@ -240,35 +240,35 @@ def _check_count(count: int, path: Path) -> None:
     if count > MAX_CLASSES:
         raise InputError(
             f"{path}: too many classes", got=f"{count:,}", expected=f"at most {MAX_CLASSES:,}",
-            hint="--loss mse if these are numbers, or another label column",
+            hint="--loss mse for regression, or another label column",
         )  # fmt: skip
 
 
-def _like(train: Kept, test: Kept) -> Array:
+def _renumbered(train: CachedTable, test: CachedTable) -> Array:
     """The test labels, renumbered to the classes of the training data."""
     assert train.y is not None
     assert test.y is not None
     if train.y.ndim == 2 or (train.words and train.words == test.words):
         return test.y
     present = np.unique(test.y).tolist()
-    names = {number: _name(number, test.words) for number in present}
-    known = {_name(number, train.words): number for number in range(_count(train))}
-    if strange := [name for name in names.values() if name not in known]:
+    names = {index: _class_name(index, test.words) for index in present}
+    known = {_class_name(index, train.words): index for index in range(_class_count(train))}
+    if unknown := [name for name in names.values() if name not in known]:
         raise InputError(
-            "a test row has a class that no training row has", got=strange[0],
-            expected=", ".join(list(known)[:_SHOWN_WORDS]), hint="see that both files name their classes alike",
+            "a test row has a class that no training row has", got=unknown[0],
+            expected=", ".join(list(known)[:_SHOWN_NAMES]), hint="check that both files use the same class names",
         )  # fmt: skip
-    table = np.zeros(max(present) + 1, np.int64)
-    for number, name in names.items():
-        table[number] = known[name]
-    renumbered: Array = table[test.y]
+    indices = np.zeros(max(present) + 1, np.int64)
+    for index, name in names.items():
+        indices[index] = known[name]
+    renumbered: Array = indices[test.y]
     return renumbered
 
 
-def _name(number: int, words: Sequence[str]) -> str:
-    return words[number] if words else str(number)
+def _class_name(index: int, words: Sequence[str]) -> str:
+    return words[index] if words else str(index)
 
 
-def _count(kept: Kept) -> int:
-    assert kept.y is not None
-    return len(kept.words) or int(kept.y.max()) + 1
+def _class_count(table: CachedTable) -> int:
+    assert table.y is not None
+    return len(table.words) or int(table.y.max()) + 1

@@ -86,20 +86,20 @@ def train_job(
     given   options by name; defaults are the workload's
     scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or similar
     """
-    lesson = TRAINED.get(model)
-    base = TrainOptions() if lesson is None else lesson.TRAIN
+    workload = TRAINED.get(model)
+    base = TrainOptions() if workload is None else workload.TRAIN
     options = TrainOptions.of({**asdict(base), **given})
     chosen = _chosen_layers(model, hidden=hidden, activation=activation)
     standard, notes = Standard(), list[str]()
     is_named = source.data is None or not is_file(source.data)
     if source.test_data is None and source.test_share is None and not is_named:
         source = replace(source, test_share=TEST_SHARE)
-    if scale and (lesson is not None or is_named):
+    if scale and (workload is not None or is_named):
         got, hint = f"--scale with {source.data or model}", f"onchip train {NEW} --data table.csv --labels last"
-        raise InputError("--scale is for data of your own", got=got, expected="no --scale", hint=hint)
-    if lesson is not None:
-        data = _named_data(model, lesson, source)
-        make_net: Callable[..., Network] = partial(lesson.network, data.inputs, **chosen)
+        raise InputError("--scale is for your own data", got=got, expected="no --scale", hint=hint)
+    if workload is not None:
+        data = _named_data(model, workload, source)
+        make_net: Callable[..., Network] = partial(workload.network, data.inputs, **chosen)
     elif model == NEW:
         data = _users_data(source, options)
         make_net = partial(mlp, data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, **chosen)
@@ -132,12 +132,12 @@ def files_read(model: str, source: Source) -> dict[str, str | Path]:
 
 def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
     chosen = {name: value for name, value in choices.items() if value is not None}
-    takes: Collection[str] = choices if model == NEW else ()
+    accepted: Collection[str] = choices if model == NEW else ()
     if model in TRAINED:
-        takes = inspect.signature(TRAINED[model].network).parameters
-    if refused := [name for name in chosen if name not in takes]:
+        accepted = inspect.signature(TRAINED[model].network).parameters
+    if refused := [name for name in chosen if name not in accepted]:
         raise InputError(
-            f"--{refused[0]} is for a new network", got=f"--{refused[0]} with {model}, whose layers are given",
+            f"--{refused[0]} is for a new network", got=f"--{refused[0]} with {model}, whose layers are fixed",
             expected=f"no --{refused[0]}", hint=f"onchip train {NEW} --{refused[0]} ...",
         )  # fmt: skip
     if "activation" in chosen:
@@ -152,29 +152,29 @@ def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> 
     raw  the network to train further; None: a new one
     """
     if scale is False:
-        return Standard(), ["columns are taken as they are (--no-scale)"]
+        return Standard(), ["columns are not scaled (--no-scale)"]
     if raw is not None and (why_not := why_not_foldable(raw)):
         if scale:
-            hint = "leave --scale out, or a new network: onchip train mlp"
-            raise InputError("the network takes no scales", got=why_not, expected="an MLP with biases", hint=hint)
-        return Standard(), [f"columns are taken as they are: the network takes no scales, {why_not}"]
+            hint = "omit --scale, or train a new network: onchip train mlp"
+            raise InputError("the network cannot be scaled", got=why_not, expected="an MLP with biases", hint=hint)
+        return Standard(), [f"columns are not scaled: the network cannot be scaled, {why_not}"]
     rows = targets = None
     notes = []
     found = bytes_of(data.x_train) if scale is None and data.is_table else None
     if scale is None and not data.is_table:
-        notes.append("rows are images, series or bytes: taken as they are; --scale standardises their columns")
+        notes.append("rows are images, series or bytes: not scaled; --scale standardises their columns")
     elif found is not None and found[1] < 1:
-        notes.append("all values are bytes / 255, as pixels are: taken as they are; --scale standardises their columns")
+        notes.append("all values are bytes / 255, like pixels: not scaled; --scale standardises their columns")
     else:
         rows = columns_of(data.x_train, data.columns)
         notes.append("columns standardised; folded into the first layer; --no-scale turns it off")
     if data.y_train.ndim == 2:
         targets = columns_of(data.y_train, what="target")
-        notes.append("targets standardised, and losses are of these; folded into the last layer")
+        notes.append("targets standardised: losses refer to these; folded into the last layer")
     return Standard(rows, targets, raw), notes
 
 
-def _named_data(model: str, lesson: TrainingCase, source: Source) -> Dataset:
+def _named_data(model: str, workload: TrainingCase, source: Source) -> Dataset:
     """Load a data set by name; it has its own labels and test rows."""
     extra = {name: value for name, value in asdict(source).items() if name != "data" and value is not None}
     if source.data is not None and is_file(source.data):
@@ -182,10 +182,10 @@ def _named_data(model: str, lesson: TrainingCase, source: Source) -> Dataset:
     if extra:
         name, value = next(iter(extra.items()))
         raise InputError(
-            f"{model} has data of its own", got=f"--{name.replace('_', '-')} {value}", expected="the name of a set",
-            hint=f"onchip train {NEW} --data FILE --labels ... for files of your own",
+            f"{model} has its own data", got=f"--{name.replace('_', '-')} {value}", expected="the name of a set",
+            hint=f"onchip train {NEW} --data FILE --labels ... for your own files",
         )  # fmt: skip
-    return lesson.load_data() if source.data is None else lesson.load_data(source.data)
+    return workload.load_data() if source.data is None else workload.load_data(source.data)
 
 
 def _users_data(source: Source, options: TrainOptions) -> Dataset:

@@ -1,4 +1,4 @@
-"""Sums, products, tables, norms, and what exporters make of GELU. ONNX Runtime says what a file means."""
+"""Arithmetic, gemms, tables, norms and exported GELUs. ONNX Runtime is the reference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_neg_and_sums_of_many(tmp_path):
     assert kinds(check_meaning(tmp_path, model([op("Sum", "x")]))) == ["Identity"]
 
 
-def test_an_add_behind_a_biased_linear_stays(tmp_path):
+def test_an_add_after_a_biased_linear_stays(tmp_path):
     nodes = [op("Gemm", "x w b", "g"), op("Add", "g b", "s"), op("Add", "s x4")]
     proto = model(nodes, {"w": numbers(4, 3), "b": numbers(3), "x4": numbers(1, 3)})
     assert kinds(check_meaning(tmp_path, proto)) == ["Linear", "Add", "Add"]
@@ -135,10 +135,10 @@ def test_the_nodes_of_its_approximation_too(tmp_path):
     weights = {"half": HALF, "one": ONE, "c": np.float32(0.044715), "s": np.float32(np.sqrt(2 / np.pi))}
     net = check_meaning(tmp_path, model(TANH, weights))
     assert [node.layer for node in net.nodes] == [GELU("tanh")]
-    for name, other in (("half", 0.25), ("one", 2), ("c", 0.05), ("s", 0.8)):  # nearly, but not
+    for name, other in (("half", 0.25), ("one", 2), ("c", 0.05), ("s", 0.8)):  # almost a GELU
         net = check_meaning(tmp_path, model(TANH, {**weights, name: np.float32(other)}))
         assert len(net.nodes) == len(TANH)
-    net = check_meaning(tmp_path, model(TANH, weights, outputs=("y", "t")))  # the inside is read too
+    net = check_meaning(tmp_path, model(TANH, weights, outputs=("y", "t")))  # the inner value is an output too
     assert kinds(net) == ["Mul", "Mul", "Mul", "Add", "Mul", "Tanh", "GELU"]
 
 
@@ -157,7 +157,7 @@ def test_silu(tmp_path, order):
     assert kinds(check_meaning(tmp_path, model(nodes))) == ["Sigmoid", "ReLU", "Mul"]
 
 
-def test_clip_keeps_the_bounds_as_they_were_meant(tmp_path):
+def test_clip_bounds_are_decimal(tmp_path):
     low, high = np.float32(-0.1), np.float32(0.3)
     for nodes, weights, opset in (
         ([op("Clip", "x", min=-0.1, max=0.3)], {}, 10),
@@ -186,7 +186,7 @@ PIXELS = {"one": 1, "two": 2, "full": 255, "zero": 0}
 
 
 def pixels_model(to=TensorProto.UINT8, **changes):
-    """uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)), y = (x + 1) / 2 * 255, as others may write it, with other numbers."""
+    """uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)), y = (x + 1) / 2 * 255, with other constants."""
     nodes = [
         op("Add", "x one", "a"), op("Div", "a two", "b"), op("Mul", "b full", "c"), op("IsNaN", "c", "n"),
         op("Where", "n zero c", "w"), op("Clip", "w zero full", "k"), op("Cast", "k", to=to),
@@ -201,7 +201,7 @@ def test_pixels_are_recognised(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"one": 2}, {"two": 3}, {"full": 254}, {"zero": 1}, {"to": F32}], ids=str)
-def test_what_is_only_like_pixels_is_done_step_by_step(tmp_path, changes):
+def test_patterns_similar_to_pixels_stay_separate_layers(tmp_path, changes):
     assert ToPixels() not in [node.layer for node in read(tmp_path, pixels_model(**changes)).nodes]
 
 
@@ -213,7 +213,7 @@ def test_where_and_is_nan_of_other_values(tmp_path):
 
 @pytest.mark.parametrize("order", ["m x z", "m x c", "m c x", "m x zero"])
 def test_where_with_a_constant_condition(tmp_path, order):
-    """Two values, or one and a constant; what is masked out may be a NaN."""
+    """Two values, or one and a constant; masked elements may be NaN."""
     weights = {"m": numbers(3, 4) > 0, "c": np.float32(-np.inf), "zero": np.zeros(4, "f4")}
     nodes = [op("Where", order, name="n")]
     proto = two_inputs(nodes, ("N", 3, 4), ("N", 1, 4), weights) if "z" in order.split() else None
@@ -265,29 +265,29 @@ def test_reductions(tmp_path, kind, keep):
     assert net.output.row_shape == ((1, 1, 5) if keep else (5,))
 
 
-# -- products of two values ----------------------------------------------------------------------------------------
+# -- gemms of two values -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "second"), [((3, 4), (4, 5)), ((2, 3, 4), (1, 4, 5)), ((2, 3, 4), (4, 5))])
-def test_products_of_two_values(tmp_path, first, second):
+def test_gemms_of_two_values(tmp_path, first, second):
     proto = two_inputs([op("MatMul", "x z", name="n")], ("N", *first), ("N", *second))
     net = check_meaning(tmp_path, proto, tolerance=1e-5) if len(first) == len(second) else read(tmp_path, proto)
     assert kinds(net)[-1] == "MatMul"
 
 
 @pytest.mark.parametrize(("order", "shape"), [("c x", (5, 3)), ("c x", (3,)), ("x c", (2, 4, 5)), ("c x", (2, 5, 3))])
-def test_a_product_with_a_constant_that_is_no_linear(tmp_path, order, shape):
+def test_a_gemm_with_a_constant_that_is_not_a_linear(tmp_path, order, shape):
     proto = model([op("MatMul", order, name="n")], {"c": numbers(*shape)}, ("N", 2, 3, 4))
     net = check_meaning(tmp_path, proto, tolerance=1e-5)
     assert "MatMul" in kinds(net)
 
 
-def test_a_product_that_would_mix_rows(tmp_path):
+def test_a_gemm_that_would_mix_rows(tmp_path):
     refused(tmp_path, two_inputs([op("MatMul", "x z")], ("N", 4), ("N", 4, 3)), "mix the rows of the batch")
-    refused(tmp_path, model([op("MatMul", "c x")], {"c": numbers(2, 5, 3)}, ("N", 3, 4)), "differs from row to row")
+    refused(tmp_path, model([op("MatMul", "c x")], {"c": numbers(2, 5, 3)}, ("N", 3, 4)), "varies over the batch")
 
 
-def test_leaky_relu_keeps_the_slope_as_it_was_meant(tmp_path):
+def test_leaky_relu_slope_is_decimal(tmp_path):
     nodes = [op("LeakyRelu", "x", "l"), op("LeakyRelu", "l", alpha=0.3)]
     net = check_meaning(tmp_path, model(nodes))
     assert [node.layer for node in net.nodes] == [LeakyReLU(0.01), LeakyReLU(0.3)]
@@ -343,7 +343,7 @@ def test_gemm_adds_a_value(tmp_path):
     assert check_meaning(tmp_path, vector).output == TensorType(("B", 3))
 
 
-def test_layers_that_no_output_needs_are_left_out(tmp_path):
+def test_unused_layers_are_dropped(tmp_path):
     nodes = [op("Tanh", "x", "t"), op("MatMul", "t w", "u"), op("Relu", "x")]
     net = check_meaning(tmp_path, model(nodes, {"w": numbers(4, 3)}))
     assert kinds(net) == ["ReLU"]

@@ -1,4 +1,4 @@
-"""Einsum as sums, moves and one product."""
+"""Einsum as sums, permutations and one gemm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on constants and shapes, done while reading."""
+"""Operators on constants and shapes, evaluated while reading."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("rows", ["N", 5])
-def test_shapes_with_the_batch_in_front(tmp_path, chain, rows):
+def test_shapes_with_the_batch_first(tmp_path, chain, rows):
     nodes, row_shape = CHAINS[chain]
     net = check_meaning(tmp_path, model([*nodes, op("Reshape", "x t", name="r")], {**INTS, **LISTS}, (rows, 3, 4)))
     assert net.output == TensorType(("B", *row_shape))
@@ -83,7 +83,7 @@ def test_sizes_before_opset_13(tmp_path):
     assert check_meaning(tmp_path, model(nodes, LISTS, ("N", 3, 4), opset=9)).output == TensorType(("B", 12))
 
 
-def test_a_weight_keeps_its_name_when_it_is_turned_round(tmp_path):
+def test_a_transposed_weight_retains_its_name(tmp_path):
     w = numbers(3, 4)
     nodes = [op("Transpose", "fc.weight", "t", perm=[1, 0]), op("MatMul", "x t")]
     net = check_meaning(tmp_path, model(nodes, {"fc.weight": w}))
@@ -107,7 +107,7 @@ def test_arithmetic_of_weights(tmp_path):
     assert [type(node.layer) for node in net.nodes] == [Linear]
 
 
-def test_positions_and_zeros_that_are_made_while_reading(tmp_path):
+def test_positions_and_zeros_are_folded(tmp_path):
     nodes = [
         op("Shape", "x", "s"), op("Gather", "s one", "n"), op("Range", "zero n one", "places"),
         op("Gather", "table places", "p", axis=0), op("ConstantOfShape", "first", "nothing"),
@@ -141,7 +141,7 @@ def test_squeeze_unsqueeze_and_transpose_of_values(tmp_path):
     assert check_meaning(tmp_path, model(old, x=("N", 3), opset=7)).output == TensorType(("B", 3))
 
 
-def test_casts_to_what_is_there(tmp_path):
+def test_casts_to_the_same_dtype(tmp_path):
     nodes = [op("Cast", "x", "c", to=TensorProto.FLOAT), op("CastLike", "half c", "h"), op("Mul", "c h")]
     net = read(tmp_path, model(nodes, {"half": np.float64(0.5)}))
     assert [node.layer.kind for node in net.nodes] == ["Mul"]

@@ -1,4 +1,4 @@
-"""Arithmetic on ids and counts, and what is true or false as an output, as ONNX Runtime has them."""
+"""Arithmetic on ids and counts, and bool outputs, as ONNX Runtime computes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ I64, I32, BOOL, F32 = TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, Te
 
 
 def of(nodes, weights=None, element=I64, made=I64, row=("N", 7)):
-    """A model of ints, or of `element`, that gives out `made`."""
+    """A model of ints, or of `element`, with the outputs `made`."""
     proto = model(nodes, weights, row, element=element)
     proto.graph.output[0].type.tensor_type.elem_type = made
     return proto
@@ -78,7 +78,7 @@ TRUTHS = {
 
 
 @pytest.mark.parametrize("case", TRUTHS)
-def test_bools_come_out(tmp_path, case):
+def test_bool_outputs(tmp_path, case):
     nodes, element = TRUTHS[case]
     weights = {"t": np.array(0.3, "f4"), "zero": np.array(0, "f4"), "huge": np.array(3e38, "f4")}
     proto = of(nodes, WEIGHTS | weights, element, BOOL)
@@ -89,14 +89,14 @@ def test_bools_come_out(tmp_path, case):
     np.testing.assert_array_equal(got, run_onnx(proto, *x)[0])
 
 
-def test_a_mask_of_lengths_comes_out(tmp_path):
+def test_a_mask_of_lengths_is_an_output(tmp_path):
     for kind in ("Less", "GreaterOrEqual"):
         nodes = [op("Unsqueeze", "x axis", "n"), op(kind, "places n")]
         check_meaning(tmp_path, of(nodes, WEIGHTS | {"places": np.arange(4)[None]}, I64, BOOL, ("N",)), rows=40)
 
 
 def test_a_count_is_divided_by(tmp_path):
-    """The count is a float all the way."""
+    """The count stays a float."""
     nodes = [
         op("Equal", "x one", "m"), op("Not", "m", "n"), op("Cast", "n", "c", to=I64),
         op("ReduceSum", "c axis", "s", keepdims=1), op("Cast", "s", "f", to=F32), op("Cast", "n", "g", to=F32),
@@ -107,7 +107,7 @@ def test_a_count_is_divided_by(tmp_path):
 
 
 def test_columns_of_floats_are_ids(tmp_path):
-    """A table that comes as floats, whose first column is a category."""
+    """A table of floats whose first column is a category."""
     nodes = [
         op("Abs", "x", "a"),
         op("Gather", "a zero", "c", axis=1),
@@ -131,7 +131,7 @@ def test_missing_values_are_filled(tmp_path):
 
 @pytest.mark.parametrize("fmod", [0, 1])
 def test_the_rest_of_floats(tmp_path, fmod):
-    """ONNX Runtime has it with fmod alone: NumPy's it is without."""
+    """ONNX Runtime supports only fmod; without it, NumPy's mod is the reference."""
     for operands, t in (("x t", np.array(0.7, "f4")), ("x t", -abs(numbers(1, 7))), ("t x", numbers(1, 7))):
         proto = of([op("Mod", operands, fmod=fmod)], {"t": t}, F32, F32)
         net, x = read(tmp_path, proto), numbers(40, 7, seed=5)
@@ -163,7 +163,7 @@ def test_a_triangle_of_a_value(tmp_path, upper):
     refused(tmp_path, of([op("Trilu", "x k")], weights, F32, F32), "needs matrices")
 
 
-def test_products_along_axes(tmp_path):
+def test_reduce_prod(tmp_path):
     for axes, keep in (([1], 1), ([1, 2], 0), ([2], 0)):
         check_meaning(tmp_path, of([op("ReduceProd", "x", axes=axes, keepdims=keep)], None, F32, F32, ("N", 3, 4)))
     refused(tmp_path, of([op("ReduceProd", "x", axes=[1])], None, F32, F32, ("N", 100)), "too many factors")
@@ -174,7 +174,7 @@ def test_products_along_axes(tmp_path):
 
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("axis", [1, -1])
-def test_the_first_few(tmp_path, axis, largest):
+def test_top_k(tmp_path, axis, largest):
     nodes = [op("TopK", "x k", "y", axis=axis, largest=largest)]
     nodes[0].output.append("i")
     proto = model(nodes, {"k": np.array([3])}, ("N", 4, 5), outputs=("y", "i"))
@@ -186,13 +186,13 @@ def test_the_first_few(tmp_path, axis, largest):
     refused(tmp_path, model(nodes, {"k": np.array([9])}, ("N", 4, 5)), "bad k")
 
 
-# -- numbers put where ids point -------------------------------------------------------------------------------------
+# -- scatter --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["none", "add"])
 @pytest.mark.parametrize("data", ["zeros", "many", "value"])
 def test_scattered(tmp_path, data, how):
-    """Ids of a row differ, as ONNX wants it: places of the largest."""
+    """Ids of a row differ, as ONNX requires: indices of the largest."""
     top = op("TopK", "x two", "v", axis=1)
     top.output.append("i")
     first = op("Relu", "x", "data") if data == "value" else op("Identity", data, "data")
@@ -209,13 +209,13 @@ def test_one_hot_by_scatter(tmp_path):
     check_meaning(tmp_path, proto)
     for word, changed in (
         ("shapes do not fit", {"zeros": np.zeros((5, 0), "f4")}),
-        ("row to row", {"ones": numbers(5, 1)}),
+        ("varies over the batch", {"ones": numbers(5, 1)}),
     ):
         weights = {"zeros": np.zeros((5, 6), "f4"), "ones": np.ones((5, 1), "f4")} | changed
         refused(tmp_path, of([op("ScatterElements", "zeros x ones", axis=1)], weights, I64, F32, (5, 1)), word)
 
 
-# -- networks that were quantised ------------------------------------------------------------------------------------
+# -- quantised networks ---------------------------------------------------------------------------------------------
 
 
 def quantised(scale, zero, **axis):
@@ -235,12 +235,12 @@ def test_quantised_in_floats(tmp_path, zero):
     check_meaning(tmp_path, model(*quantised(0.02, zero)), rows=40)
 
 
-def test_quantised_a_channel(tmp_path):
+def test_quantised_per_channel(tmp_path):
     nodes, weights = quantised([0.02, 0.1, 0.5, 0.01], np.array([0, 3, -4, 100], "i1"), axis=1)
     check_meaning(tmp_path, model(nodes, weights), rows=40)
 
 
-def test_quantised_ints_come_out_and_in(tmp_path):
+def test_quantised_inputs_and_outputs(tmp_path):
     nodes, weights = quantised(0.02, np.int8(-20))
     proto = model(nodes[:1], weights, outputs=("q",))
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT8

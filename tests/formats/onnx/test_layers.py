@@ -1,5 +1,5 @@
-"""Every layer, with attributes that Hypothesis makes up: ONNX Runtime runs what is written as the reference means it,
-and what is read back is the same network."""
+"""Every layer, with attributes from Hypothesis: ONNX Runtime runs the written file like the reference, and the file
+reads back as the same network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onchip.network.layers import LAYERS
 from onchip.network.types import TensorType, numpy_dtype
 from onnx_models import SETTINGS, numbers, rows_of, run_onnx
 
-NEVER_SAVED = {"TokenConv", "Interleave"}  # only rewrites make them
+NEVER_SAVED = {"TokenConv", "Interleave"}  # only rewrites create them
 sizes = st.integers(1, 7)
 
 
@@ -42,7 +42,7 @@ def one_layer(layer, *shapes, dtype="float32", seed=0, **weights) -> Network:
 
 @st.composite
 def windows(draw, rank, pools=False):
-    """Attributes of a window, and sizes of a row that hold it."""
+    """Attributes of a window, and row sizes that fit it."""
     each = st.tuples(*[st.integers(1, 3)] * rank)
     kernel, stride, dilation = draw(each), draw(each), draw(each)
     highest = [k - 1 for k in kernel] * 2 if pools else [3] * 2 * rank
@@ -61,7 +61,7 @@ def convolutions(draw, kind):
     given = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
     if "Transpose" in kind:
         weights["weight"] = (groups * C_in, C_out, *kernel)
-        given["output_padding"] = tuple(draw(st.integers(0, s - 1)) for s in stride)  # ONNX Runtime takes no more
+        given["output_padding"] = tuple(draw(st.integers(0, s - 1)) for s in stride)  # ONNX Runtime's limit
     if draw(st.booleans()):
         del weights["bias"]
     return one_layer(layer(**given), (groups * C_in, *row), **weights)
@@ -98,14 +98,14 @@ def over_axes(draw, kind):
 
 @st.composite
 def combinations(draw, kind):
-    """Values whose rows are of one shape, or 1 along some axes, and perhaps a constant with fewer axes."""
+    """Values with rows of one shape, or of size 1 on some axes, and perhaps a constant of lower rank."""
     row = draw(st.lists(sizes, max_size=3))
     shrunk = st.tuples(*[st.sampled_from([n, 1]) for n in row])
     shapes = [row, *draw(st.lists(shrunk, max_size=2))]
     weights = {}
     if len(shapes) == 1 or draw(st.booleans()):
         weights["constant"] = draw(shrunk)[draw(st.integers(0, len(row))) :]
-    # The larger of a value and one number is a Clip.
+    # Max with a scalar is a Clip.
     assume(kind in ("Add", "Mul") or len(shapes) > 1 or math.prod(weights["constant"]) > 1)
     return one_layer(LAYERS[kind](), *shapes, **weights)
 
@@ -167,13 +167,13 @@ def selections(draw, kind):
     row = draw(st.lists(sizes, min_size=1, max_size=3))
     if kind == "Slice":
         taken = [range(n)[draw(st.slices(n))] for n in row]
-        assume(all(map(len, taken)))  # ONNX Runtime has no empty rows of this kind
+        assume(all(map(len, taken)))  # ONNX Runtime does not support empty rows here
         layer = layers.Slice(*(tuple(part(r) for r in taken) for part in (lambda r: r.start, len, lambda r: r.step)))
     elif kind == "Gather":
         axis = draw(st.integers(1, len(row)))
         indices = draw(st.lists(st.integers(0, row[axis - 1] - 1), min_size=1, max_size=5))
         steps = {b - a for a, b in itertools.pairwise(indices)}
-        assume(len(steps) > 1 or steps == {0})  # evenly apart, it is read as a Slice
+        assume(len(steps) > 1 or steps == {0})  # evenly spaced, it is read as a Slice
         layer = layers.Gather(axis, tuple(indices))
     elif kind == "Tile":
         repeats = tuple(draw(st.integers(1, 3)) for _ in row)
@@ -181,7 +181,7 @@ def selections(draw, kind):
         layer = layers.Tile(repeats)
     else:
         mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
-        most = min(row) - 1 if mode in ("reflect", "wrap") else 3  # as much as ONNX Runtime does
+        most = min(row) - 1 if mode in ("reflect", "wrap") else 3  # ONNX Runtime's limit
         pads = [draw(st.integers(0, most)) for _ in (*row, *row)]
         assume(any(pads))
         layer = layers.Pad(tuple(pads), mode, draw(st.sampled_from([0.0, 1.5])) if mode == "constant" else 0.0)
@@ -190,12 +190,12 @@ def selections(draw, kind):
 
 @st.composite
 def resizes(draw, kind):
-    """Of images: ONNX Runtime resizes the last axes of those only."""
+    """Images only: ONNX Runtime resizes only their last axes."""
     H, W = draw(sizes), draw(sizes)
     made = draw(st.sampled_from([(2 * H, 2 * W), (H + 1, 3 * W), (3, 4)]))
     how = draw(st.sampled_from(["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]))
     options = [draw(st.sampled_from(["round_prefer_floor", "floor"]))] if kind == "NearestResize" else []
-    # Places that lie halfway are rounded there in float32, here in float64: only those that both hold.
+    # ONNX Runtime rounds positions in float32, onchip in float64: only ties exact in both.
     assume(kind == "LinearResize" or how == "asymmetric" or made == (2 * H, 2 * W))
     return one_layer(LAYERS[kind]((2, *made), (1.0, made[0] / H, made[1] / W), how, *options), (2, H, W))
 
@@ -215,12 +215,12 @@ def elementwise(draw, kind):
 
 @st.composite
 def ordered(draw, kind):
-    """Two values; or one, and a constant in front or behind that is more than one number."""
+    """Two values; or one, and a non-scalar constant as first or second operand."""
     row = draw(st.lists(st.integers(2, 7), min_size=1, max_size=3))
     shrunk = st.tuples(*[st.sampled_from([n, 1]) for n in row])
     if draw(st.booleans()):
         return one_layer(LAYERS[kind](), row, draw(shrunk))
-    # Less a constant is plus another, and a quotient by one is a product.
+    # Sub of a constant is read as Add, Div by one as Mul.
     role = {"PReLU": "constant", "Sub": "first", "Div": "first"}.get(kind) or draw(
         st.sampled_from(["first", "constant"])
     )
@@ -238,7 +238,7 @@ def linears(draw):
 
 @st.composite
 def maxima_of_sequences(draw):
-    """Lengths below 5: of windows of up to 6 with strides of up to 3, none, some or all lie within."""
+    """Lengths below 5: with windows of up to 6 and strides of up to 3, none, some or all fit."""
     layer = layers.SequenceMax(draw(st.integers(1, 6)), draw(st.integers(1, 3)))
     dtype, kind = draw(st.sampled_from(["float32", "float64", "float16"])), draw(st.sampled_from(["int32", "int64"]))
     x = TensorType(("B", draw(sizes), draw(st.integers(2, 7))), dtype)
@@ -254,7 +254,7 @@ def masks(draw):
 
 @st.composite
 def products(draw):
-    """Two stacks of matrices, sizes of 1 in front stretched; or one and a constant, which is no matrix behind it."""
+    """Two stacks of matrices with broadcast leading axes; or one and a constant other than a right-hand matrix."""
     front, M, K, N = draw(st.lists(sizes, max_size=2)), draw(sizes), draw(sizes), draw(sizes)
     shrunk = st.tuples(*[st.sampled_from([n, 1]) for n in front])
     how = draw(st.sampled_from(["values", "first", "constant"] if front else ["values", "first"]))
@@ -274,7 +274,7 @@ def casts(draw):
 
 @st.composite
 def wholes(draw):
-    """From more bits to fewer, as a file widens ids only on their way to a table."""
+    """From wider to narrower ints: a file widens ids only before a lookup."""
     given = draw(st.sampled_from(["float64", "float32", "float16", "int64"]))
     to = draw(st.sampled_from(["int64", "int32", "int8", "bool"] if given != "int64" else ["int32", "uint8", "bool"]))
     return one_layer(layers.ToInts(to), draw(st.lists(sizes, max_size=3)), dtype=given)
@@ -282,7 +282,7 @@ def wholes(draw):
 
 @st.composite
 def rests(draw):
-    """By numbers of both signs, none of them 0: ONNX Runtime stops there."""
+    """By divisors of both signs, not 0, which ONNX Runtime rejects."""
     row, dtype = draw(st.lists(sizes, min_size=1, max_size=3)), draw(st.sampled_from(["int32", "int64"]))
     net = one_layer(layers.Mod(draw(st.booleans())), row, dtype=dtype, constant=row[-1:])
     numbers = draw(st.lists(st.sampled_from([-7, -2, 1, 3, 5]), min_size=row[-1], max_size=row[-1]))
@@ -305,7 +305,7 @@ def recurrences(draw, kind):
     return one_layer(layer(direction, **given), (draw(sizes), D * layer.gates * H), *states, **weights)
 
 
-# What ONNX Runtime has of doubles is less.
+# ONNX Runtime supports fewer operators in float64.
 FLOAT32 = {"GELU", "Erf", "Atan", "Mish", "HardSwish", "HardSigmoid", "Softplus", "Softsign", "ELU", "SELU"}
 FUNCTIONS = (
     "ELU", "SELU", "HardSigmoid", "HardSwish", "Softplus", "Softsign", "Mish", "Abs", "Sign", "Sqrt", "Reciprocal",
@@ -352,7 +352,7 @@ STRATEGIES = {
 MANY = ("Add", "Mul", "Max", "Min")
 
 
-def test_every_layer_is_here():
+def test_every_layer_is_covered():
     assert set(STRATEGIES) | {"ToPixels"} == set(WRITERS)
     assert set(WRITERS) | NEVER_SAVED == set(LAYERS)
 
@@ -374,7 +374,7 @@ def test_layers_of_few_attributes_too(tmp_path, kind, data, rows):
 def check_both_ways(tmp_path, kind, data, rows):
     try:
         net = data.draw(STRATEGIES[kind])
-    except ShapeError:  # attributes that leave nothing of the output
+    except ShapeError:  # attributes that make the output empty
         assume(False)
     write_onnx(net, tmp_path / "net.onnx")
     xs = rows_of(net, rows)
@@ -389,17 +389,17 @@ def check_both_ways(tmp_path, kind, data, rows):
     np.testing.assert_allclose(reference.forward(back, xs), truth, rtol=1e-7, atol=1e-7)
     if kind == "Identity":
         assert back.nodes == net.nodes
-    elif len(net.inputs) + len(net.nodes[0].weights) < 3 or kind not in MANY:  # ONNX adds two at a time
+    elif len(net.inputs) + len(net.nodes[0].weights) < 3 or kind not in MANY:  # ONNX's operators are binary
         (node,), (kept,) = net.nodes, back.nodes
         assert kept.name == "layer"
         assert normal(kept.layer, net) == normal(node.layer, net)
-        for role, name in node.weights.items() if kind != "Mask" else ():  # which is written as a constant's Cast
+        for role, name in node.weights.items() if kind != "Mask" else ():  # written as a Cast of the constant
             assert kept.weights[role] == name
             assert back.weights[name].tobytes() == net.weights[name].tobytes()
 
 
 def normal(layer, net):
-    """The layer with its axes counted from the front, a Reshape as it turns out, and no Slice of everything."""
+    """The layer with non-negative axes, a Reshape with explicit sizes, and no Slice of a whole row."""
     rank = len(net.types["x0"].shape)
     if isinstance(layer, layers.Slice):
         taken = zip(layer.starts, layer.sizes, layer.steps, strict=True)
@@ -430,7 +430,7 @@ def test_pixels_are_written_and_read_back(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("D_out", [1, 4])
-def test_pixels_behind_a_product_leave_it_without_a_bias(tmp_path, D_out):
+def test_pixels_after_a_linear_leave_it_without_a_bias(tmp_path, D_out):
     net = one_layer(layers.Linear(), (3,), weight=(D_out, 3))
     pixels = net.replace(nodes=(*net.nodes, Node("pixels", layers.ToPixels(), ("layer",))), outputs=("pixels",))
     write_onnx(pixels, tmp_path / "net.onnx")

@@ -1,4 +1,4 @@
-"""Sequences of different lengths: a text network goes to ONNX and back, and what is only like it is refused."""
+"""Sequences of different lengths: a text network round-trips through ONNX; similar patterns are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from text_networks import NETWORKS, some_lengths, with_lengths
 
 
 @pytest.mark.parametrize("name", ["two branches", "pads and stride", "one tap, one channel"])
-def test_a_text_network_runs_elsewhere_and_comes_back(tmp_path, name):
+def test_a_text_network_round_trips(tmp_path, name):
     net = with_lengths(NETWORKS[name])
     write_onnx(net, tmp_path / "net.onnx")
     ids = np.random.default_rng(0).integers(0, 2, (40, net.inputs["ids"].row_size)).astype(np.int32)
@@ -32,7 +32,7 @@ def test_a_text_network_runs_elsewhere_and_comes_back(tmp_path, name):
 
 
 def masked(less="ends n", others="first least zero", where="inside x others", axes=(2,), keepdims=0, **constants):
-    """x (N, 3, 4) of sequences, with lengths that are the network's second input."""
+    """Sequences x (N, 3, 4), with lengths as the second input."""
     nodes = [
         op("Unsqueeze", "lengths new", "n"), op("LessOrEqual", less, "inside"), op("LessOrEqual", "window n", "first"),
         op("Where", others, "others"), op("Where", where, "masked"),
@@ -56,19 +56,19 @@ def test_the_nodes_are_one_layer(tmp_path):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"less": "n ends"}, "cannot follow"),
+        ({"less": "n ends"}, "cannot use this value"),
         ({"less": "ends x"}, "mixes dtypes"),
-        ({"ends": np.array([[[2, 5, 8, 12]]])}, "cannot follow"),
+        ({"ends": np.array([[[2, 5, 8, 12]]])}, "cannot use this value"),
         ({"ends": np.array([[[[2, 5, 8, 11]]]])}, "the first size must be the batch"),
-        ({"ends": np.zeros((1, 1, 0), np.int64)}, "cannot follow"),
-        ({"ends": np.array([[[0, 1, 2, 3]]])}, "cannot follow"),
-        ({"ends": np.array([[[2, 5, 8]]])}, "cannot follow"),
-        ({"window": np.array([[[3]]])}, "cannot follow"),
-        ({"where": "first x others"}, "cannot follow"),
-        ({"axes": (1,)}, "cannot follow"),
+        ({"ends": np.zeros((1, 1, 0), np.int64)}, "cannot use this value"),
+        ({"ends": np.array([[[0, 1, 2, 3]]])}, "cannot use this value"),
+        ({"ends": np.array([[[2, 5, 8]]])}, "cannot use this value"),
+        ({"window": np.array([[[3]]])}, "cannot use this value"),
+        ({"where": "first x others"}, "cannot use this value"),
+        ({"axes": (1,)}, "cannot use this value"),
     ],
 )
-def test_what_is_only_like_it_is_refused(tmp_path, change, word):
+def test_similar_patterns_are_refused(tmp_path, change, word):
     refused(tmp_path, masked(**change), word)
 
 
@@ -76,7 +76,7 @@ def test_what_is_only_like_it_is_refused(tmp_path, change, word):
     {"least": np.float32(-9)}, {"zero": np.float32(1)}, {"where": "inside x zero"},
     {"where": "inside x zero", "axes": (1,)}, {"where": "inside x zero", "ends": np.array([[[0, 7, 3, 4]]])},
 ], ids=str)  # fmt: skip
-def test_another_mask_means_what_it_says(tmp_path, change):
+def test_another_mask_is_computed(tmp_path, change):
     made, given = masked(**change), (numbers(40, 3, 4), np.arange(40) % 14)
     (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
     np.testing.assert_array_equal(
@@ -84,7 +84,7 @@ def test_another_mask_means_what_it_says(tmp_path, change):
     )
 
 
-def test_a_mask_of_what_is_never_negative_need_not_end_in_a_maximum(tmp_path):
+def test_a_mask_of_nonnegative_values_needs_no_maximum(tmp_path):
     nodes = [
         op("Relu", "x", "r"), op("Unsqueeze", "lengths new", "n"), op("Less", "ends n", "inside"),
         op("Where", "inside r zero", "m"), op("ReduceSum", "m two", keepdims=0),
@@ -104,7 +104,7 @@ def test_the_axis_may_stay(tmp_path):
     assert [node.layer for node in net.nodes] == [SequenceMax(2, 3), Reshape((3, 1))]
 
 
-# As people write it: x is (B, C, P) behind a ReLU, n (B,), K the window. All of them mean a SequenceMax(K).
+# Common spellings: x is (B, C, P) after a ReLU, n (B,), K the window. Each is a SequenceMax(K).
 FORMS = {
     "filled": lambda x, n, K, at: x.masked_fill(~(at[None, None] + K <= n[:, None, None]), 0).amax(2),
     "outside": lambda x, n, K, at: x.masked_fill((at > n[:, None] - K)[:, None], 0).max(2).values,
@@ -141,10 +141,10 @@ def test_torch_modules_with_lengths(form, dtype):
 def test_a_mask_that_nothing_reads_is_unfinished(tmp_path):
     made = masked()
     made.graph.output[0].name = "masked"
-    refused(tmp_path, made, "output 'masked' is unfinished", "ReduceMax")
+    refused(tmp_path, made, "output 'masked' is part of a layer", "ReduceMax")
 
 
-def test_windows_behind_every_length_cannot_be_written(tmp_path):
+def test_windows_past_every_length_cannot_be_written(tmp_path):
     given = {"x": TensorType(("B", 1, 3)), "n": TensorType(("B",), "int32")}
     net = Network(given, (Node("y", SequenceMax(1, 1 << 30), ("x", "n")),), ("y",), {})
     with pytest.raises(InputError, match=r"at most 2,147,483,647") as caught:

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml: scikit-learn's pipelines, as skl2onnx writes them, give scikit-learn's answers."""
+"""Operators of ai.onnx.ml: scikit-learn's pipelines, as skl2onnx exports them, match scikit-learn's predictions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SAME = {
 
 @pytest.mark.parametrize("nodes", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("opset", [11, 18])
-def test_means_what_onnx_runtime_makes_of_it(tmp_path, nodes, opset):
+def test_computes_what_onnx_runtime_computes(tmp_path, nodes, opset):
     check_meaning(tmp_path, ml_model(nodes, opset=opset))
 
 
@@ -69,7 +69,7 @@ def classifier(labels, transform):
 @needs_argmax
 @pytest.mark.parametrize("transform", ["SOFTMAX", "LOGISTIC"])
 @pytest.mark.parametrize("labels", LABELS)
-def test_a_classifier_hands_out_labels_and_an_array_of_probabilities(labels, transform):
+def test_a_classifier_returns_labels_and_an_array_of_probabilities(labels, transform):
     proto, x = classifier(labels, transform), numbers(9, 4)
     net = read_model(proto)
     assert [net.types[name].dtype for name in net.outputs] == ["int64", "float32"]
@@ -82,7 +82,7 @@ def test_a_classifier_hands_out_labels_and_an_array_of_probabilities(labels, tra
     np.testing.assert_allclose(probabilities, shares / shares.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
-def test_shares_of_a_softmax_are_not_divided_again():
+def test_softmax_outputs_are_not_normalised_again():
     proto = classifier("ints", "SOFTMAX")
     del proto.graph.output[0]
     assert [node.layer.kind for node in read_model(proto).nodes] == ["Linear", "Softmax"]
@@ -90,8 +90,8 @@ def test_shares_of_a_softmax_are_not_divided_again():
 
 @needs_argmax
 @pytest.mark.parametrize("classes", [np.array([0, 1, 2]), np.array([3, 1, 8]), np.array(["cat", "dog", "eel"])])
-def test_labels_as_an_mlp_classifier_makes_them(classes):
-    """skl2onnx: the place of the largest, looked up among the classes, (1, B), then (B,)."""
+def test_labels_of_an_mlp_classifier(classes):
+    """skl2onnx: the index of the largest, looked up in the classes, (1, B), then (B,)."""
     nodes = [
         op("ArgMax", "x", "place", axis=1), ml("ArrayFeatureExtractor", "classes place", "found"),
         op("Reshape", "found shape", "label"), op("Identity", "label"),

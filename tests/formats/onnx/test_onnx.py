@@ -1,4 +1,4 @@
-"""What onchip writes as ONNX, ONNX Runtime runs and onchip reads back."""
+"""ONNX Runtime runs the ONNX files that onchip writes, and onchip reads them back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_onnxruntime_runs_a_network_of_windows(tmp_path):
 
 @pytest.mark.parametrize("layers", [every_layer, image_layers])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_every_layer_comes_back(tmp_path, dtype, layers):
+def test_every_layer_round_trips(tmp_path, dtype, layers):
     net = layers(dtype)
     write_onnx(net, tmp_path / "net.onnx")
     back = read_onnx(tmp_path / "net.onnx")
@@ -70,7 +70,7 @@ def test_every_layer_comes_back(tmp_path, dtype, layers):
         assert back.weights[name].tobytes() == array.tobytes()
 
 
-def test_the_file_says_what_it_is(tmp_path):
+def test_metadata(tmp_path):
     write_onnx(mlp(3, 2), tmp_path / "net.onnx")
     proto = onnx.load(tmp_path / "net.onnx")
     assert (proto.ir_version, proto.opset_import[0].version) == (8, 17)
@@ -98,12 +98,12 @@ def test_recipes_and_wider_values(tmp_path):
     write_onnx(net, tmp_path / "net.onnx")
     np.testing.assert_array_equal(read_onnx(tmp_path / "net.onnx").weights["w2"], 2.0 * weights["w"].astype("f4"))
     narrow = net.replace(weights={"w2": numbers(3, 4, dtype="float64")})
-    with pytest.raises(InputError, match="layer 'fc': ONNX needs weights and values of one dtype"):
+    with pytest.raises(InputError, match=r"layer 'fc': .* one dtype"):
         write_onnx(narrow, tmp_path / "narrow.onnx")
     assert os.listdir(tmp_path) == ["net.onnx"]
 
 
-def test_names_that_clash_in_onnx_and_outputs_that_no_node_makes(tmp_path):
+def test_names_that_clash_in_onnx_and_outputs_of_no_node(tmp_path):
     nodes = (Node("w", Linear(), ("x",), {"weight": "x"}), Node("", ReLU(), ("w",)))
     net = Network({"x": TensorType(("B", 4))}, nodes, ("w", "x", "w", ""), {"x": numbers(3, 4)}, name="")
     write_onnx(net, tmp_path / "net.onnx")

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as torch exports them, and what is refused of ONNX's."""
+"""LSTM, GRU and RNN as torch exports them, and unsupported ONNX options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_slices = pytest.mark.skipif("Slice" not in READERS, reason="a direction of
 
 
 class Net(nn.Module):
-    """What `how` makes of a recurrent module's outputs: y (B, S, H) and its last state h (layers, B, H)."""
+    """`how` of a recurrent module's outputs y (B, S, H) and last state h (layers, B, H)."""
 
     def __init__(self, kind, how, batch_first=True, **options):
         super().__init__()
@@ -55,14 +55,14 @@ def test_computes_what_torch_computes(kind, how, options, layers):
         np.testing.assert_allclose(reference.forward(net, x.numpy()), module(x).numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_nothing_is_moved():
-    """The batch goes behind the steps and comes back: nothing but a product and a recurrent layer is left."""
+def test_no_permute_remains():
+    """The batch moves after the steps and back: only a Linear and a recurrent layer remain."""
     for options in ({}, {"bidirectional": True}):
         net = onchip.load(Net(nn.LSTM, lambda y, h: y, **options), torch.zeros(2, 5, 4))
         assert [node.layer.kind for node in net.nodes] == ["Linear", "LSTM"]
 
 
-def test_a_state_may_be_given():
+def test_an_initial_state():
     torch.manual_seed(0)
     module = Net(nn.GRU, lambda y, h: y).double()
     xs = torch.randn(3, 5, 4, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
@@ -92,10 +92,10 @@ REFUSED = {
     "the batch is walked along": ([op("LSTM", "x w r")], "batch_first=True"),
     "lengths": ([STEPS_FIRST, op("LSTM", "t w r b lengths")], "sequences of different lengths"),
     "peepholes": ([STEPS_FIRST, op("LSTM", "t w r b . . . p")], "has peepholes"),
-    "a constant state": ([STEPS_FIRST, op("LSTM", "t w r b . one")], "begins with a constant state"),
+    "constant initial state": ([STEPS_FIRST, op("LSTM", "t w r b . one")], "constant initial state"),
     "weights": ([STEPS_FIRST, op("LSTM", "t two r")], "its weights do not fit"),
     "clip": ([STEPS_FIRST, op("LSTM", "t w r", clip=1.0)], "has a clip"),
-    "activations": ([STEPS_FIRST, op("LSTM", "t w r", activations=["Tanh"] * 3)], "other activations than usual"),
+    "activations": ([STEPS_FIRST, op("LSTM", "t w r", activations=["Tanh"] * 3)], "unsupported activations"),
     "direction": ([STEPS_FIRST, op("LSTM", "t w r", direction="up")], "bad direction"),
     "the batch stays behind": ([STEPS_FIRST, op("LSTM", "t w r")], "puts the batch first again"),
     "rows are mixed": ([STEPS_FIRST, op("Reshape", "t shape")], "would mix the rows"),
@@ -118,8 +118,8 @@ def test_rows_first(tmp_path):
     assert [node.layer.kind for node in read(tmp_path, proto).nodes] == ["Linear", "LSTM"]
 
 
-def test_zeros_that_are_stretched_along_the_batch(tmp_path):
-    """How torch's other exporter has an LSTM begin."""
+def test_zeros_broadcast_over_the_batch(tmp_path):
+    """The initial state as torch's newer exporter writes it."""
     weights = {
         "none": np.zeros((), np.float32), "layers": np.array([1]), "width": np.array([3]),
         "w": numbers(1, 12, 4), "r": numbers(1, 12, 3),

@@ -1,4 +1,4 @@
-"""Constants that are the same for every row, and files that fix the batch: read for any number of rows."""
+"""Constants repeated per row and files with a fixed batch: read for any number of rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("kind", FOLDED)
-def test_layers_of_a_constant_that_stands_in_every_row(tmp_path, kind):
-    """Learned queries, stretched over the batch, then normalised: numbers, before any row is there."""
+def test_layers_on_a_constant_repeated_per_row(tmp_path, kind):
+    """Learned queries, broadcast over the batch, then normalised: constants while reading."""
     nodes = [
         *SIZES, op("Concat", "n row", "t", axis=0), op("Expand", "c t", "e"), op(kind, "e", "f", **FOLDED[kind]),
         op("LayerNormalization", "f g b", "l", epsilon=1e-3), op("Add", "x l"),
@@ -68,7 +68,7 @@ def test_a_constant_repeated_for_a_batch_that_is_fixed(tmp_path, nodes):
 
 
 def attention(B, S=5, heads=2, D=4):
-    """As torch writes it with steps in front and heads beside the batch, all sizes fixed."""
+    """As torch writes it with steps first, heads merged with the batch, and all sizes fixed."""
     E = heads * D
     nodes, made = [op("Transpose", "x", "t", perm=[1, 0, 2])], {}
     for name in "qkv":
@@ -89,7 +89,7 @@ def attention(B, S=5, heads=2, D=4):
 
 @pytest.mark.parametrize("B", [1, 2, 3, 5])
 def test_attention_in_a_file_that_fixes_the_batch(tmp_path, B):
-    """Also where a size is the same as the batch, and a batch of 1 might stand anywhere."""
+    """Also if a size equals the batch, or a batch of 1 fits any position."""
     net = read(tmp_path, attention(B))
     x = numbers(7, 5, 8)
     got = reference.forward(net, x)
@@ -100,7 +100,7 @@ def test_attention_in_a_file_that_fixes_the_batch(tmp_path, B):
 
 @pytest.mark.parametrize("order", [(0, 3, 2, 5, 1, 6, 4, 7), (0, 7, 6, 5, 4, 3, 2, 1), (0, 2, 4, 6, 1, 3, 5, 7)])
 def test_many_axes_move_in_steps(tmp_path, order):
-    """As windows of an attention over pictures do; kernels of a GPU move six at a time."""
+    """As in window attention over images; GPU kernels move six at a time."""
     proto = model([op("Transpose", "x", perm=order)], x=("N", 2, 3, 2, 2, 3, 2, 2))
     net = check_meaning(tmp_path, proto, tolerance=0)
     make_plan(net, H200, KERNELS)
@@ -115,8 +115,8 @@ def branch(nodes, output, weights=None):
     return helper.make_graph(nodes, "branch", [], made, tensors)
 
 
-def test_an_if_about_sizes_is_one_of_its_branches(tmp_path):
-    """As exporters write x.squeeze(1): the axis goes if its size is 1."""
+def test_an_if_on_sizes_is_one_of_its_branches(tmp_path):
+    """As exporters write x.squeeze(1): the axis is removed if its size is 1."""
     then = branch([op("Squeeze", "x one_axis", "s1")], "s1", {"one_axis": np.array([1])})
     other = branch([op("Identity", "x", "s2")], "s2")
     for size in (1, 3):
@@ -130,7 +130,7 @@ def test_an_if_about_sizes_is_one_of_its_branches(tmp_path):
         np.testing.assert_array_equal(reference.forward(net, x), np.maximum(x.squeeze(1) if size == 1 else x, 0))
 
 
-def test_an_if_about_numbers_is_refused(tmp_path):
+def test_an_if_on_values_is_refused(tmp_path):
     then, other = branch([op("Relu", "x", "a")], "a"), branch([op("Neg", "x", "b")], "b")
     nodes = [
         op("ReduceSum", "x", "t", keepdims=0), op("Greater", "t zero", "c"),
@@ -145,7 +145,7 @@ def test_a_remainder_of_values(tmp_path):
     check_meaning(tmp_path, model([op("Mod", "x k", fmod=1)], {"k": np.float32(0.75)}))
 
 
-def test_branches_within_branches_end_somewhere(tmp_path):
+def test_nested_branches_are_limited(tmp_path):
     inner = branch([op("Relu", "x", "deep0")], "deep0")
     for depth in range(1, 11):
         nodes = [op("If", "c", f"deep{depth}", then_branch=inner, else_branch=inner)]
@@ -153,7 +153,7 @@ def test_branches_within_branches_end_somewhere(tmp_path):
     refused(tmp_path, model([op("If", "c", then_branch=inner, else_branch=inner)], {"c": np.array(True)}), "branches")
 
 
-# -- a place for each row --------------------------------------------------------------------------------------------
+# -- one index per row -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("x", "ids", "axis"), [
@@ -191,11 +191,11 @@ def counted(row, times="size"):
 
 
 @pytest.mark.parametrize("row", [(5,), (5, 3), (5, 2, 3)])
-def test_places_that_are_counted_through_the_batch(tmp_path, row):
+def test_indices_through_the_batch(tmp_path, row):
     net = read(tmp_path, counted(row))
     given = rows_of(net, 6)
     np.testing.assert_array_equal(reference.forward(net, given, dtype="float32"), run_onnx(counted(row), *given)[0])
 
 
-def test_places_in_other_rows_are_refused(tmp_path):
-    refused(tmp_path, counted((5, 3), times="three"), "Gather that makes 'rows'", "must be a constant")
+def test_indices_into_other_rows_are_refused(tmp_path):
+    refused(tmp_path, counted((5, 3), times="three"), "Gather that computes 'rows'", "must be a constant")

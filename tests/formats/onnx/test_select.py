@@ -1,4 +1,4 @@
-"""Slices, splits, gathers, pads, tiles, resizes and norms of ONNX files: as ONNX Runtime runs them."""
+"""Slices, splits, gathers, pads, tiles, resizes and norms of ONNX files, as ONNX Runtime computes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONSTANTS = {
     "w6": numbers(6, seed=6),
 }  # fmt: skip
 IMAGE = ("N", 3, 4, 5)
-# nodes, opset, what the layers are
+# nodes, opset, the layers
 CASES = {
     "slice": ([op("Slice", "x from to axes steps")], 17, [Slice]),
     "slice of old": ([op("Slice", "x", axes=[2, 3], starts=[1, -3], ends=[-1, 9])], 9, [Slice]),
@@ -83,7 +83,7 @@ def test_resize(tmp_path, mode, how):
     nodes[0].input[:] = ["x", "", "scales"]
     nodes[1].input[:] = ["r", "", "", "sizes"]
     weights = {"scales": CONSTANTS["scales"], "sizes": np.array([2, 3, 6, 9])}
-    proto = model(nodes, weights, (2, 3, 4, 5), 17)  # by sizes, the batch must be said
+    proto = model(nodes, weights, (2, 3, 4, 5), 17)  # sizes include the batch
     check_meaning(tmp_path, proto, rows=2, tolerance=1e-5)
 
 
@@ -95,8 +95,8 @@ def test_a_group_has_one_scale_before_opset_21(tmp_path):
     assert np.array_equal(net.weights[node.weights["weight"]], np.repeat(weights["w"], 2))
 
 
-def test_a_shape_that_is_asked_for_and_expanded(tmp_path):
-    """As `x[:, :1].expand(-1, 3, -1, -1)` is written: sizes below 0 are looked for and replaced."""
+def test_expand_to_a_computed_shape(tmp_path):
+    """As `x[:, :1].expand(-1, 3, -1, -1)` is exported: sizes below 0 are replaced."""
     nodes = [
         op("Slice", "x zero one one", "f"), op("Equal", "wanted minus", "e"), op("Where", "e ones wanted", "s"),
         op("Expand", "f s"),
@@ -118,7 +118,7 @@ QUOTIENTS = {
 @pytest.mark.parametrize("quotient", QUOTIENTS)
 @pytest.mark.parametrize("axes", [[-1], [2, 3], [1]], ids=str)
 @pytest.mark.parametrize("is_centred", [True, False])
-def test_norms_that_are_spelled_out(tmp_path, quotient, axes, is_centred):
+def test_norms_as_separate_nodes(tmp_path, quotient, axes, is_centred):
     opset = 17 if quotient == "div" else 18
     numbers_of = {"p1": np.float32(1), "p2": np.float32(2), "eps": np.float32(1e-3)}
     given = {} if opset == 17 else {"a": np.array(axes)}
@@ -148,8 +148,8 @@ def test_what_only_looks_like_a_norm_stays():
     quotient = Op("Div", "", ("x", "s"), ("y",), {})
     kinds = ["Mul", "ReduceMean", "Add", "Sqrt"]
     assert joined(parts(quotient)) == [NORM]
-    assert joined(parts(quotient), ("y", "v")) == ["Mul", "ReduceMean", NORM]  # somebody else reads the variance
-    assert joined(parts(Op("Div", "", ("z", "s"), ("y",), {}))) == [*kinds, "Div"]  # not what the squares are of
+    assert joined(parts(quotient), ("y", "v")) == ["Mul", "ReduceMean", NORM]  # the variance has another reader
+    assert joined(parts(Op("Div", "", ("z", "s"), ("y",), {}))) == [*kinds, "Div"]  # the squares are of another value
     assert joined(parts(Op("Div", "", ("s", "x"), ("y",), {}))) == [*kinds, "Div"]
     assert joined(parts(quotient, keepdims=0)) == [*kinds, "Div"]
 
@@ -167,7 +167,7 @@ BAD = {
     "resize rows": ([op("Resize", "x", mode="nearest")], "input 3 must be a constant"),
     "huge": ([op("Tile", "x huge")], "rows are too large"),
     "blocks": ([op("DepthToSpace", "x", blocksize=2)], "bad blocks"),
-    "groups": ([op("GroupNormalization", "x w3 w3", num_groups=2)], "do not fall into groups"),
+    "groups": ([op("GroupNormalization", "x w3 w3", num_groups=2)], "do not divide into groups"),
     "scale": ([op("LayerNormalization", "x w3")], "do not fit"),
     "constants of rows": ([op("Concat", "rows x", axis=1)], "bad constant"),
 }
@@ -184,7 +184,7 @@ def test_what_is_refused(tmp_path, case):
     refused(tmp_path, model(nodes, used, IMAGE, 21), words)
 
 
-def test_pads_that_no_window_takes_in_stay(tmp_path):
+def test_pads_that_no_window_absorbs_stay(tmp_path):
     net = read(tmp_path, model([op("Pad", "x pads")], {"pads": CONSTANTS["pads"]}, IMAGE))
     assert [node.layer for node in net.nodes] == [Pad((0, 1, 2, 0, 2, 1))]
     nodes = [op("Pad", "x pads", "p"), op("Conv", "p w", "c"), op("Mul", "p p", "m")]
@@ -193,6 +193,6 @@ def test_pads_that_no_window_takes_in_stay(tmp_path):
     assert net.nodes[1].inputs == ("x",)
 
 
-def test_a_constant_beside_values_is_a_pad_and_a_sum(tmp_path):
+def test_concat_with_a_constant_is_a_pad_and_an_add(tmp_path):
     net = read(tmp_path, model([op("Concat", "token x", axis=1)], {"token": CONSTANTS["token"]}, IMAGE))
     assert [type(node.layer) for node in net.nodes] == [Pad, Add]

@@ -1,4 +1,4 @@
-"""Operators on NaN, infinities, zeros of both signs and huge numbers: what ONNX Runtime and NumPy make of them."""
+"""Operators on NaN, infinities, signed zeros and huge values, as in ONNX Runtime and NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAST = op("Cast", "m", to=F32)
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
 def device(request, monkeypatch):
-    """The one that engines of this test are compiled for."""
+    """The device that this test compiles engines for."""
     monkeypatch.setitem(globals(), "DEVICE", request.param)
 
 
@@ -33,7 +33,7 @@ DEVICE = "cpu"
 
 
 def of_two(nodes, weights=None, element=F32):
-    """A model of x and z, a number of each in a row."""
+    """A model of x and z, one element each per row."""
     proto = model(nodes, weights, ("N", 1), element=element)
     proto.graph.input.append(helper.make_tensor_value_info("z", element, ("N", 1)))
     return proto
@@ -66,7 +66,7 @@ CONSTANTS = {"inf": np.array(-INF, "f4"), "nan": np.array(NAN, "f4"), "many": np
 @pytest.mark.parametrize("then", CHOICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_comparisons(tmp_path, kind, then):
-    """Nothing is true of a NaN, and what a Where leaves out never reaches the result."""
+    """Comparisons with NaN are false, and elements that a Where rejects never reach the result."""
     x, z = (values.astype("f4") for values in PAIRS)
     net = check(tmp_path, of_two([op(kind, "x z", "m"), *CHOICES[then]], CONSTANTS), x, z)
     assert KINDS[kind] in [type(node.layer) for node in net.nodes]
@@ -83,7 +83,7 @@ def test_comparisons_with_constants(tmp_path, kind, operands):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "element"), [("int64", TensorProto.INT64), ("int32", TensorProto.INT32)])
 def test_ints_are_compared_as_ints(tmp_path, kind, dtype, element):
-    """Also where no float holds them, and where their difference does not fit."""
+    """Also if no float represents them, or their difference overflows."""
     info = np.iinfo(dtype)
     few = np.array([info.min, info.min + 1, -(1 << 24) - 1, -1, 0, 1, 1 << 24, (1 << 24) + 1, info.max - 1, info.max])
     few = few.astype(dtype)
@@ -99,7 +99,7 @@ def test_ints_are_compared_as_ints(tmp_path, kind, dtype, element):
 
 @pytest.mark.parametrize(("dtype", "element"), [("float32", F32), ("float64", TensorProto.DOUBLE)])
 def test_mod(tmp_path, dtype, element):
-    """C's fmod, of numbers of all sizes; without fmod, which ONNX does not have of floats, NumPy's mod."""
+    """C's fmod over all magnitudes; without fmod, which ONNX lacks for floats, NumPy's mod."""
     rng = np.random.default_rng(0)
     wide = rng.standard_normal((2, 500, 1)) * 10.0 ** rng.integers(-6, 12, (2, 500, 1))
     x, z = (np.concatenate([a, b]).astype(dtype) for a, b in zip(PAIRS, wide, strict=True))
@@ -159,7 +159,7 @@ RESIZES = {"up": ([16, 27], 0, 0), "down": ([5, 4], 0, 0), "smoothed": ([5, 4], 
 @pytest.mark.parametrize("how", ["half_pixel", "align_corners", "asymmetric"])
 @pytest.mark.parametrize("case", RESIZES)
 def test_a_cubic_resize_keeps_a_nan_where_it_counts(tmp_path, case, how, special):
-    """Among the outputs of whose sums it has a weight; all others are as if it were another number."""
+    """Only outputs with a nonzero weight for it change; all others are unaffected."""
     sizes, smooth, exclude = RESIZES[case]
     given = {"mode": "cubic", "axes": [2, 3], "coordinate_transformation_mode": how}
     node = op("Resize", "x", **given, antialias=smooth, exclude_outside=exclude)

@@ -1,4 +1,4 @@
-"""Spectra: whole signals and windows of them, as NumPy's fast transform has them."""
+"""Spectra of whole signals and of windows, as NumPy's FFT computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of ids and of floats: masks and choices, exactly as ONNX Runtime has them."""
+"""Comparisons of ids and of floats: masks and selections, exactly as in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_comparisons(tmp_path, kind, operands, element):
         check_meaning(tmp_path, masks([op(kind, operands, "m"), CAST], {"k": k}, element), rows=40)
 
 
-def test_a_mask_of_ids_that_are_no_padding(tmp_path):
+def test_a_mask_of_ids_other_than_padding(tmp_path):
     nodes = [
         op("Equal", "x k", "same"), op("Not", "same", "other"), op("Unsqueeze", "other last", "m"),
         op("Cast", "m", "mask", to=TensorProto.FLOAT), op("Gather", "table x", "rows"), op("Mul", "rows mask"),
@@ -38,7 +38,7 @@ def test_a_mask_of_ids_that_are_no_padding(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_floats(tmp_path, kind):
-    """With numbers that some of them are equal to, on either side; and with another value."""
+    """With constants equal to some elements, on either side; and with another value."""
     near = numbers(5, 4, seed=3).round().astype("f4")
     nodes = [
         op("Mul", "x near", "z"), op("Clip", "z low high", "c"), op(kind, "c near", "a"), op(kind, "near c", "b"),
@@ -86,12 +86,12 @@ def test_where(tmp_path, case):
 
 
 REFUSED = {
-    "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "chooses between zeros"),
-    "and": ([op("And", "x x")], "And that makes 'y' needs a truth value"),
+    "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "selects between zeros"),
+    "and": ([op("And", "x x")], "And that computes 'y' needs a bool"),
     "bools that are chosen": ([op("Equal", "x k", "m"), op("Concat", "m m", "n", axis=1), op("Where", "n n n")],
-                              "only numbers can be chosen"),
-    "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "needs numbers"),
-    "not of numbers": ([op("Not", "x")], "needs a truth value"),
+                              "cannot select bools"),
+    "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "unsupported dtype"),
+    "not of numbers": ([op("Not", "x")], "needs a bool"),
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_refused(tmp_path, case):
 
 @pytest.mark.parametrize("kind", ["And", "Or", "Xor"])
 def test_inputs_that_are_true_or_false(tmp_path, kind):
-    """As a mask of legal actions is one."""
+    """As a mask of legal actions."""
     nodes = [
         op("Not", "x", "n"), op(kind, "n k", "a"), op(kind, "x a", "b"), op("Expand", "b sizes", "m"),
         op("Where", "m many one", "w"), op("Cast", "x", "f", to=TensorProto.FLOAT), op("Add", "w f"),
@@ -118,7 +118,7 @@ def test_inputs_that_are_true_or_false(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["Less", "LessOrEqual"])
 def test_steps_past_a_length(tmp_path, kind):
-    """Scores of an attention, and a mean, over the steps that are there."""
+    """Attention scores, and a mean, over the valid steps."""
     nodes = [
         op("Unsqueeze", "x last", "n"), op(kind, "places n", "m"), op("Not", "m", "past"),
         op("Gather", "scores x", "e"), op("Where", "past never e", "f"), op("Softmax", "f", "p"),

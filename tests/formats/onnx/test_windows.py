@@ -1,4 +1,4 @@
-"""Convolutions and pools. ONNX Runtime says what a file means; the float64 reference says what the network means."""
+"""Convolutions and pools. ONNX Runtime runs the file; the float64 reference runs the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
 @pytest.mark.parametrize("strides", [[1, 1], [2, 3], [4, 1]])
 def test_auto_pad_of_conv_and_pools(tmp_path, auto_pad, strides):
-    dilations = [1, 1] if "SAME" in auto_pad else [2, 1]  # ONNX Runtime takes no more
+    dilations = [1, 1] if "SAME" in auto_pad else [2, 1]  # ONNX Runtime's limit
     given = {"auto_pad": auto_pad, "strides": strides}
     conv = op("Conv", "x w b", name="c", group=2, dilations=dilations, **given)
     weights = {"w": numbers(6, 2, 3, 2), "b": numbers(6)}
@@ -118,7 +118,7 @@ def test_a_reduction_over_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("opset", [6, 10, 11, 17, 18])
-def test_zeros_in_front_of_a_convolution_become_its_pads(tmp_path, opset):
+def test_zeros_before_a_convolution_become_its_pads(tmp_path, opset):
     pads = [0, 0, 1, 2, 0, 0, 3, 0]
     conv = op("Conv", "p w", pads=[1, 1, 0, 0])
     weights = {"w": numbers(4, 3, 3, 3)}
@@ -134,7 +134,7 @@ def test_zeros_in_front_of_a_convolution_become_its_pads(tmp_path, opset):
     assert [node.layer for node in net.nodes] == [Conv2d(pads=(2, 3, 3, 0))]
 
 
-def test_zeros_in_front_of_a_mean_are_counted(tmp_path):
+def test_zeros_before_a_mean_are_counted(tmp_path):
     weights = {"a": np.array([0, 0, 1, 0, 0, 0, 1, 1]), "zero": np.float32(0)}
     nodes = [op("Pad", "x a zero", "p"), op("AveragePool", "p", kernel_shape=[2, 3])]
     net = check_meaning(tmp_path, model(nodes, weights, ("N", 3, 6, 5)))
@@ -146,7 +146,7 @@ def test_zeros_in_front_of_a_mean_are_counted(tmp_path):
     check_meaning(tmp_path, model(nodes, weights, ("N", 3, 6, 5)))
 
 
-def test_a_pad_that_two_read_and_one_of_nothing(tmp_path):
+def test_a_pad_with_two_readers_and_an_empty_one(tmp_path):
     weights = {"a": np.array([0, 0, 1, 1]), "w": numbers(2, 3, 3), "v": numbers(2, 3, 2)}
     weights["a"] = np.array([0, 0, 1, 0, 0, 1])
     nodes = [op("Pad", "x a", "p"), op("Conv", "p w", "c"), op("Conv", "p v")]

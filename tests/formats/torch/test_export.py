@@ -1,4 +1,4 @@
-"""Modules that tracing refuses, wrapped ones, and arguments and outputs of every kind."""
+"""Modules that cannot be traced, wrapped ones, and arguments and outputs of every kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ has_onnxscript = pytest.mark.skipif(importlib.util.find_spec("onnxscript") is No
 
 
 class Parts(nn.Module):
-    """Operators that tracing does not know, after a layer with weights; two inputs, one of them by keyword."""
+    """Operators that tracing lacks, after a layer with weights; two inputs, one keyword-only."""
 
     def __init__(self):
         super().__init__()
@@ -67,13 +67,13 @@ def computes_the_same(net, module, *inputs):
 
 
 @has_onnxscript
-def test_what_tracing_does_not_know_goes_through_the_newer_exporter():
+def test_operators_that_tracing_lacks_use_the_newer_exporter():
     torch.manual_seed(0)
     module, example = Parts(), {"x": torch.randn(2, 6), "shift": torch.randn(2, 4)}
     net = onchip.load(module, example)
     assert list(net.weights)[:2] == ["fc.weight", "fc.bias"]
     assert list(net.inputs) == ["x", "shift"]
-    xs = {"x": torch.randn(5, 6), "shift": torch.randn(5, 4)}  # any number of rows
+    xs = {"x": torch.randn(5, 6), "shift": torch.randn(5, 4)}  # other batch sizes
     with torch.no_grad():
         truth = module(**xs)
     for ours, theirs in zip(reference.forward(net, tuple(x.numpy() for x in xs.values())), truth, strict=True):
@@ -81,7 +81,7 @@ def test_what_tracing_does_not_know_goes_through_the_newer_exporter():
 
 
 @has_onnxscript
-def test_where_both_exporters_fail_both_say_why(capfd):
+def test_if_both_exporters_fail_both_reasons_are_shown(capfd):
     with pytest.raises(InputError) as caught:
         onchip.load(Lgamma(), torch.ones(2, 5))
     first, second = caught.value.got.split("; ", 1)
@@ -101,7 +101,7 @@ def test_without_onnxscript_its_install_is_named(monkeypatch):
     assert "pip install 'onchip[torch]'" in caught.value.hint
 
 
-def test_rows_that_decide_are_refused_by_both():
+def test_branches_on_values_are_refused_by_both():
     class Few(nn.Module):
         def forward(self, x):
             return x * 2 if x.shape[0] > 2 else x
@@ -115,7 +115,7 @@ def test_rows_that_decide_are_refused_by_both():
             onchip.load(module, torch.ones(2, 3))
 
 
-def test_arguments_by_keyword_alone():
+def test_keyword_only_arguments():
     x, mask = torch.randn(2, 3), torch.rand(2, 3)
     computes_the_same(onchip.load(module := Masked(), x), module, x)
     net = onchip.load(module := Needs(), {"x": x, "mask": mask})
@@ -123,15 +123,15 @@ def test_arguments_by_keyword_alone():
     truth = module(x, mask=mask).detach().numpy()
     np.testing.assert_allclose(reference.forward(net, (x.numpy(), mask.numpy())), truth, rtol=1e-5, atol=1e-6)
     for example in (x, (x, mask)):
-        with pytest.raises(InputError, match="by keyword alone") as caught:
+        with pytest.raises(InputError, match="keyword-only arguments") as caught:
             onchip.load(module, example)
         assert "onchip.load(module, {'x': .., 'mask': ..})" in caught.value.hint
 
 
-def test_a_none_among_outputs_is_left_out_and_what_else_is_no_tensor_is_named():
+def test_none_outputs_are_ignored_and_other_non_tensors_refused():
     net = onchip.load(Returns(None), torch.randn(2, 3))
     assert len(net.outputs) == 2
-    with pytest.raises(InputError, match="returns what is no tensor") as caught:
+    with pytest.raises(InputError, match="returns a non-tensor") as caught:
         onchip.load(Returns(None, "kept"), torch.randn(2, 3))
     assert caught.value.got == "str 'kept'"
 
@@ -148,7 +148,7 @@ def test_wrapped_modules(wrap):
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(2, 3)
     net = onchip.load(wrap(module), x)
-    assert list(net.weights) == ["0.weight", "0.bias"]  # those of the module, without a prefix of the wrapper
+    assert list(net.weights) == ["0.weight", "0.bias"]  # the module's names, without the wrapper's prefix
     computes_the_same(net, module, x)
 
 

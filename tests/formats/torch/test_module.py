@@ -1,4 +1,4 @@
-"""Torch modules become networks that compute what torch computes, whatever the batch."""
+"""Torch modules become networks that compute what torch computes, for any batch size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Residual(nn.Module):
 
 
 class Generator(nn.Module):
-    """DCGAN's, with a view in front."""
+    """DCGAN's, with a view first."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class Generator(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Two inputs, Linear over three axes, GELU both ways, sizes that are computed."""
+    """Two inputs, Linear over three axes, both GELUs, computed sizes."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ def autoencoder():
 
 
 def small_mobilenet():
-    """Depthwise and pointwise convolutions with ReLU6, as mobile networks have them."""
+    """Depthwise and pointwise convolutions with ReLU6, as in mobile networks."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
         nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
@@ -124,7 +124,7 @@ def make(case, dtype=torch.float64):
     torch.manual_seed(0)
     build, shapes = CASES[case]
     module = build().to(dtype)
-    for norm in module.modules():  # as if it had been trained
+    for norm in module.modules():  # as after training
         if isinstance(norm, nn.BatchNorm2d):
             nn.init.normal_(norm.running_mean)
             nn.init.uniform_(norm.running_var, 0.5, 2)
@@ -164,11 +164,11 @@ def test_weights_keep_their_names_and_bits(case):
     assert set(kept) == set(named)
     for name, array in kept.items():
         np.testing.assert_array_equal(array, named[name])
-    others = set(net.weights) - set(named)  # numbers in forward
+    others = set(net.weights) - set(named)  # constants in forward
     assert all(net.weights[name].size == 1 for name in others)
 
 
-def test_gelu_silu_and_norms_are_layers_of_their_own():
+def test_gelu_silu_and_norms_are_single_layers():
     kinds = {}
     for case in ("mixer", "residual"):
         module, shapes = make(case)
@@ -234,7 +234,7 @@ def test_inputs_are_called_as_arguments_and_outputs_as_keys(tmp_path, case):
         assert (list(again.inputs), list(again.outputs)) == (["tokens", "mask"], outputs)
 
 
-def test_arguments_that_have_no_name_of_their_own():
+def test_unnamed_arguments():
     class Sum(nn.Module):
         def forward(self, first, /, *rest):
             return sum(rest, first)
@@ -245,7 +245,7 @@ def test_arguments_that_have_no_name_of_their_own():
     assert names(Sum(), 3) == ["first", "rest0", "rest1"]
     assert names(Sum(), 2) == ["first", "rest"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer torches would rather have another form
+        warnings.simplefilter("ignore")  # newer torch versions deprecate this form
         assert names(torch.jit.trace(Sum(), (torch.zeros(1, 3),) * 2), 2) == ["x0", "x1"]
     assert names(nn.Sequential(nn.Linear(3, 2)), 1) == ["input"]
 
@@ -282,7 +282,7 @@ def test_side_effects_of_the_forward_stay_in_a_copy():
     module = Counting()
     onchip.load(module, torch.ones(2, 3))
     assert (module.calls, module.seen, float(module.total)) == (0, [], 0)
-    module.lock = threading.Lock()  # now it cannot be copied
+    module.lock = threading.Lock()  # prevents a copy
     onchip.load(module, torch.ones(2, 3))
     assert float(module.total) == 0
 
@@ -316,7 +316,7 @@ def test_an_example_by_keyword(build):
     np.testing.assert_allclose(got, truth.detach().numpy(), rtol=1e-12)
 
 
-def test_keywords_of_parts_that_are_traced_by_another_form():
+def test_keywords_of_replaced_functions():
     assert list(onchip.load(nn.EmbeddingBag(9, 4), {"input": torch.ones(2, 3, dtype=torch.int64)}).inputs) == ["input"]
 
 
@@ -325,7 +325,7 @@ def test_keywords_of_parts_that_are_traced_by_another_form():
 
 def test_no_example_and_bad_examples():
     module, _ = make("mlp", torch.float32)
-    with pytest.raises(InputError, match=r"module Sequential needs an example[\s\S]*onchip.load\(module"):
+    with pytest.raises(InputError, match=r"needs an example[\s\S]*onchip\.load\(module"):
         onchip.load(module)
     for example in ((), torch.tensor(1.0), torch.zeros(0, 3, 4), (torch.zeros(2, 3), torch.zeros(3, 3))):
         with pytest.raises(InputError, match="bad example for module Sequential"):
@@ -334,20 +334,20 @@ def test_no_example_and_bad_examples():
         onchip.load(module, torch.zeros(2, 5, 5))
 
 
-def test_examples_that_are_no_tensors():
+def test_examples_other_than_tensors():
     dense = torch.ones(2, 3)
     for example in ({"dense": dense}, {"dense": dense, "id": dense}, {3: dense}):
-        with pytest.raises(InputError, match=r"bad example for module Features[\s\S]*of forward\(dense, ids, "):
+        with pytest.raises(InputError, match=r"forward\(dense, ids, "):
             onchip.load(Features(), example)
     for example in ("text", object(), ({"dense": dense},), [[1.0, "a"]], {"dense": {"x": dense}}):
-        with pytest.raises(InputError, match=r"bad example for module Features[\s\S]*by keyword"):
+        with pytest.raises(InputError, match=r"module Features[\s\S]*by keyword"):
             onchip.load(Features(), example)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, about where its quantisation goes
+@pytest.mark.filterwarnings("ignore")  # torch's deprecation of its quantisation
 def test_a_quantised_module_is_refused():
     module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), {nn.Linear})
-    with pytest.raises(InputError, match=r"cannot trace module Sequential\n.*quantized::[\s\S]*try: .*the float model"):
+    with pytest.raises(InputError, match=r"quantized::[\s\S]*float model"):
         onchip.load(module, torch.ones(2, 4))
 
 
@@ -356,9 +356,7 @@ def test_missing_operators_name_themselves(capfd):
         def forward(self, x):
             return torch.linalg.det(torch.linalg.det(x))
 
-    with pytest.raises(
-        InputError, match=r"module Odd: an operator that onchip does not have\n.*Det \(2 nodes"
-    ) as caught:
+    with pytest.raises(InputError, match=r"module Odd[\s\S]*Det \(2 nodes") as caught:
         onchip.load(Odd(), torch.zeros(2, 3, 3, 4, 4))
     assert "Conv" in str(caught.value)  # and lists what is supported
 
@@ -369,7 +367,7 @@ def test_missing_operators_name_themselves(capfd):
     with pytest.raises(InputError, match=r"cannot trace module Bessel\n.*aten::i0"):
         onchip.load(Bessel(), torch.zeros(2, 5))
     ctypes.CDLL(None).fflush(None)
-    assert capfd.readouterr() == ("", "")  # torch would print its graph
+    assert capfd.readouterr() == ("", "")  # torch prints its graph by default
 
     class Rows(nn.Module):
         def forward(self, x):
@@ -390,7 +388,7 @@ class Mixes(nn.Module):
 
 
 @pytest.mark.parametrize("module", [Drops(), Mixes(), nn.BatchNorm1d(3, track_running_stats=False)])
-def test_nobody_with_a_module_is_told_to_export_it(module):
+def test_hints_do_not_suggest_an_export(module):
     with pytest.raises(InputError) as caught:
         onchip.load(module, torch.ones(2, 3))
     assert caught.value.hint
@@ -403,7 +401,7 @@ def test_not_a_model_and_no_torch(monkeypatch):
             onchip.load(odd)
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(torch_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"not a model[\s\S]*pip install 'onchip\[torch\]'"):
+    with pytest.raises(InputError, match=r"pip install 'onchip\[torch\]'"):
         onchip.load(5, np.zeros(3))
 
 
@@ -412,7 +410,7 @@ def test_weights_beyond_two_gibibytes():
         def state_dict(self):
             return {"w": torch.empty(700_000_000, device="meta")}
 
-    with pytest.raises(InputError, match=r"module Wide is too large[\s\S]*2,800,000,000 B"):
+    with pytest.raises(InputError, match=r"module Wide[\s\S]*2,800,000,000 B"):
         onchip.load(Wide(), torch.zeros(1, 2))
 
 
@@ -428,13 +426,13 @@ def test_a_bag_of_embeddings_is_their_mean():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_attention_by_its_parts_is_attention(bias):
+def test_decomposed_attention_equals_attention(bias):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, bias=bias).double().eval()
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     with torch.no_grad():
         truth = layer(x)
-        with torch_module._plain_parts(torch, layer):
+        with torch_module._standard_forwards(torch, layer):
             assert "forward" in vars(layer.self_attn)
             np.testing.assert_allclose(layer(x).numpy(), truth.numpy(), rtol=1e-12, atol=1e-12)
             mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
@@ -455,7 +453,7 @@ def test_attention_by_its_parts_is_attention(bias):
 
 
 class Causal(nn.Module):
-    """Attention in which nobody sees what comes later, norms by the root of the mean square."""
+    """Causal attention with RMS norms."""
 
     def __init__(self):
         super().__init__()
@@ -468,7 +466,7 @@ class Causal(nn.Module):
         return y + nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True) + x @ x.mT @ x
 
 
-def test_attention_that_looks_back_only():
+def test_causal_attention():
     torch.manual_seed(0)
     module, x = Causal().double().eval(), torch.randn(3, 5, 8, dtype=torch.float64)
     net = onchip.load(module, x)
@@ -478,7 +476,7 @@ def test_attention_that_looks_back_only():
 
 
 class Scaled(nn.Module):
-    """Takes numbers out of sizes: those of a row are constants, that of the batch is not."""
+    """Uses sizes as ints: row sizes are constants, the batch size is not."""
 
     def __init__(self, axis):
         super().__init__()
@@ -495,7 +493,7 @@ def test_sizes_of_a_row_are_constants():
     for axis in (1, -1):
         net = onchip.load(Scaled(axis), x)
         np.testing.assert_allclose(reference.forward(net, x.numpy()), Scaled(axis)(x).numpy(), rtol=1e-12)
-    with pytest.raises(InputError, match=r"cannot trace module Scaled\n.*of the number of rows"):
+    with pytest.raises(InputError, match=r"module Scaled\n.*batch size"):
         onchip.load(Scaled(0), x)
 
 
@@ -506,17 +504,17 @@ FICKLE = {
 
 
 @pytest.mark.parametrize("case", FICKLE)
-def test_what_depends_on_the_numbers_is_refused(case):
+def test_what_depends_on_values_is_refused(case):
     class Fickle(torch.nn.Module):
         def forward(self, x):
             return FICKLE[case](x)
 
-    with pytest.raises(InputError, match=r"cannot trace module Fickle\n.*Converting a tensor"):
+    with pytest.raises(InputError, match=r"module Fickle\n.*Converting a tensor"):
         onchip.load(Fickle(), torch.ones(2, 3))
 
 
 class Guarded(nn.Module):
-    """Sizes are read in a trace, values only outside of one."""
+    """Reads sizes in a trace, values only outside of one."""
 
     def __init__(self, is_traced):
         super().__init__()
@@ -529,15 +527,15 @@ class Guarded(nn.Module):
 
 
 @pytest.mark.parametrize("guard", [torch.jit.is_tracing, torch.onnx.is_in_onnx_export, torch._C._get_tracing_state])
-def test_what_a_module_reads_outside_of_a_trace_only(guard):
+def test_values_read_only_outside_of_a_trace(guard):
     net = onchip.load(Guarded(guard), torch.ones(2, 3))
     np.testing.assert_array_equal(reference.forward(net, np.ones((1, 3))), [[3, 3, 3]])
-    with pytest.raises(InputError, match=r"to a Python boolean.*test_torch_module.py, line"):
+    with pytest.raises(InputError, match=r"to a Python boolean.*test_module.py, line"):
         onchip.load(Guarded(lambda: False), torch.ones(2, 3))
 
 
 class HalfEnds(nn.Module):
-    """Takes and hands out half precision, computes in float32; ids beside it become numbers."""
+    """Half-precision inputs and outputs, float32 inside; ids are cast to floats."""
 
     def __init__(self):
         super().__init__()
@@ -561,7 +559,7 @@ def test_casts():
 
 
 class Cells(nn.Module):
-    """Pools into cells that do not come out even, of all three ranks."""
+    """Adaptive pools with cells of unequal size, of all three ranks."""
 
     def forward(self, x, y, z):
         means = F.adaptive_avg_pool2d(x, (3, None)), F.adaptive_avg_pool1d(y, 4), nn.AdaptiveAvgPool3d((2, 1, 3))(z)
@@ -584,7 +582,7 @@ class Products(nn.Module):
 
 
 class Chosen(nn.Module):
-    """A step for each row, of which the axis then goes: exporters write an If."""
+    """One step per row, then a squeeze: exporters write an If."""
 
     def forward(self, x, n):
         return x.gather(1, (n - 1).view(-1, 1, 1).expand(-1, 1, 4)).squeeze(1)
@@ -599,18 +597,20 @@ class Indexed(nn.Module):
     (Cells, [(2, 7, 5), (3, 9), (2, 3, 5, 4)]), (Functions, [(6, 5, 4), (6, 5, 4)]),
     (Products, [(3,), (4,)]),
 ])  # fmt: skip
-def test_functions_that_the_exporter_does_not_know(build, shapes):
+def test_functions_that_the_exporter_lacks(build, shapes):
     net = onchip.load(build(), rows(shapes, 2))
     xs = rows(shapes, 3)
     for got, expected in zip(reference.forward(net, tuple(x.numpy() for x in xs)), build()(*xs), strict=True):
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-9)
-    assert "avg" in F.adaptive_avg_pool2d.__name__  # torch is as it was
+    assert "avg" in F.adaptive_avg_pool2d.__name__  # torch is restored
 
 
 @pytest.mark.parametrize("build", [Chosen, Indexed])
 def test_a_step_for_each_row(build):
     x, n = torch.randn(4, 6, 4), torch.tensor([1, 6, 3, 2])
-    x[:, 3:] = torch.where(torch.arange(4)[:, None, None] == 1, x[:, 3:], torch.tensor(float("nan")))  # nobody's step
+    x[:, 3:] = torch.where(
+        torch.arange(4)[:, None, None] == 1, x[:, 3:], torch.tensor(float("nan"))
+    )  # steps that no row selects
     engine = onchip.compile(onchip.load(build(), (torch.zeros(1, 6, 4), torch.ones(1, dtype=torch.int64))), "cpu")
     np.testing.assert_array_equal(engine(x.numpy(), n.numpy()), build()(x, n).numpy())
     with pytest.raises(InputError, match="id -1"):
@@ -618,12 +618,12 @@ def test_a_step_for_each_row(build):
 
 
 class TwoPlaces(nn.Module):
-    """Ids that are 0, 1, .. in the example are ids all the same, and no rows."""
+    """Ids that are 0, 1, .. in the example are still ids, not row indices."""
 
     def forward(self, x, n):
         return x[n, n]
 
 
-def test_ids_that_are_like_rows_are_no_rows():
+def test_ids_equal_to_row_indices_stay_ids():
     with pytest.raises(InputError):
         onchip.load(TwoPlaces(), (torch.zeros(2, 6, 4), torch.arange(2)))

@@ -11,7 +11,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.direct import DIRECT, TILES, ConvLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, TILES, ConvDirectLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Conv1d, Conv2d, ConvTranspose2d, Linear, ReLU
 from onchip.network.types import TensorType
@@ -36,7 +36,7 @@ def numbers(B, net):
 
 
 def assert_right(net, x, got):
-    """Two orders of the same sums in float64 are the truth's neighbours, and nothing narrower is."""
+    """Two reduction orders in float64 agree with the reference to its precision; nothing narrower does."""
     assert got.dtype == np.float64
     truth = reference.forward(net, x)
     assert_error_within(got, truth, truth, ulps=16 * ULPS)
@@ -49,9 +49,9 @@ CASES = {
     "signal": ("conv_direct", Conv1d((3,), (4, 2)), (3, 50), (17, 3, 5)),
     "long sums": ("conv_direct", Conv2d(), (300, 3, 3), (5, 300, 2, 2)),
     "transposed": ("conv_direct", ConvTranspose2d((2, 2), (1, 1, 2, 2)), (6, 4, 5), (6, 5, 5, 5)),
-    "Linear": ("gemm_simt", Linear(), (33,), (20, 33)),
-    "one number": ("gemm_simt", Linear(), (1,), (1, 1)),
-    "Linear over vectors": ("gemm_simt", Linear(), (3, 5, 600), (70, 600)),
+    "Linear": ("conv_direct", Linear(), (33,), (20, 33)),
+    "one number": ("conv_direct", Linear(), (1,), (1, 1)),
+    "Linear over vectors": ("conv_direct", Linear(), (3, 5, 600), (70, 600)),
 }
 
 
@@ -77,7 +77,7 @@ def test_tiles_have_the_same_bits(monkeypatch):
     (claim,) = claims_of(net, "conv_direct")
     x, found = numbers(3, net), []
     for tile in (TILES[1], DIRECT):
-        monkeypatch.setattr(ConvLowering, "tile", lambda self, B, tile=tile: tile)
+        monkeypatch.setattr(ConvDirectLowering, "tile", lambda self, B, tile=tile: tile)
         found.append(run_claim(gpu, net, claim, x))
     assert np.array_equal(*found)
 
@@ -90,7 +90,7 @@ def test_every_product_in_float64_has_a_plan(precision):
 
 
 def test_float64_beside_a_product_in_float32_leaves_it_a_kernel():
-    """A Cast behind it is another group's, and a weight in float64 is rounded when it is made."""
+    """A Cast after it is another group, and a float64 weight is rounded by its recipe."""
     double = {name: rows(4, 4, seed=i).astype(np.float64) for i, name in enumerate(("a", "b"))}
     net = Network(
         {"x": TensorType(("B", 4))},
@@ -114,9 +114,9 @@ def test_float64_beside_a_product_in_float32_leaves_it_a_kernel():
 
 def test_what_is_too_large_is_refused():
     net = network(Linear(), (1 << 26, 4), (4, 4))
-    (refusal,) = (answer for k in KERNELS if k.name == "gemm_simt" for answer in k.claims(net, 0, H200, Job()))
+    (refusal,) = (answer for k in KERNELS if k.name == "conv_direct" for answer in k.claims(net, 0, H200, Job()))
     assert isinstance(refusal, Refusal)
-    assert "numbers" in refusal.why
+    assert "elements" in refusal.why
 
 
 @pytest.mark.gpu

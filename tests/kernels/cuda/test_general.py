@@ -57,7 +57,7 @@ POOLS = [
     ((8, 4, 6), AvgPool2d((3, 3), (1, 2), (1, 1, 1, 1), count_pads=True)),
     ((8, 9), MaxPool1d((3,), (2,), (1, 1))),
     ((24, 9), AvgPool1d((2,))),
-    # Columns in words of 2, 4 and 8, which begin where a window does or before it.
+    # Columns in vectors of 2, 4 and 8, which begin at a window or before it.
     ((3, 9, 16), MaxPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
     ((3, 9, 12), AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
     ((2, 6, 32), MaxPool2d((2, 2))),
@@ -87,7 +87,7 @@ ALONG = [
     ((3, 2), GlobalMax((2,))), ((9, 64), GlobalMax((1,))), ((4, 1, 6), GlobalMax((1, 3))),
     ((2, 3, 40), GlobalMean((1, 2))), ((1, 1), GlobalMean()), ((8, 20, 15), GlobalMean((2, 3))),
     ((6, 300), GlobalMax((2,))), ((300, 8), GlobalMax((1,), keep=True)),
-    # Short rows that begin at multiples of 2, 4, 8 and 16 bytes, whole and with 16 bytes left free behind them.
+    # Short rows aligned to 2, 4, 8 and 16 bytes, contiguous and with 16 bytes of padding after them.
     ((7,), Softmax()), ((9,), LogSoftmax()), ((12,), Softmax()), ((16,), LogSoftmax()), ((24,), Softmax()),
     ((31,), GlobalMean()), ((32,), Softmax()), ((33,), Softmax()), ((40,), GlobalMean()), ((48,), Softmax()),
     ((7,), GlobalMin()), ((4, 5, 6), GlobalNorm((1, 3))), ((3, 70), GlobalSum()), ((5, 6), GlobalSum((1,))),
@@ -99,7 +99,7 @@ NAMES = [f"{layer.kind}{i}" for i, (_, _, layer) in enumerate(LAYERS)]
 
 def numbers(B, row_shape, dtype):
     x = np.random.default_rng(B).standard_normal((B, *row_shape))
-    if B > 2:  # each in a row of its own
+    if B > 2:  # each in its own row
         for row, value in zip(x.reshape(B, -1)[:3], (np.nan, np.inf, -np.inf), strict=True):
             row[row.size // 2] = value
     return x.astype(numpy_dtype(dtype))
@@ -116,7 +116,7 @@ def assert_right(net, got, *xs):
 
 
 def with_dtypes(cases):
-    """Each case in float32 and, by turns, in one of the other dtypes: every program takes g++ a second."""
+    """Each case in float32 and in one other dtype in turn: g++ takes a second per program."""
     others = [dtype for dtype in DTYPES if dtype != "float32"]
     return [
         pytest.param(*case, dtype, id=f"{case[-1].kind}{i}-{dtype}")
@@ -131,12 +131,12 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
     gpu = emulated_gpu(monkeypatch)
     net = one_layer(layer, TensorType(("B", *row_shape), dtype))
     x = numbers(7, row_shape, dtype)
-    claims = claims_of(net, kernel, "fp16")  # for x as it may lie
+    claims = claims_of(net, kernel, "fp16")  # one per layout of x
     assert claims
     for claim in claims:
         got = run_claim(gpu, net, as_of_many(claim) if kernel == "pool" else claim, x)
         assert_right(net, got, x)
-        for rows in (slice(1), slice(3, 7)):  # the same bits in another batch, in another place
+        for rows in (slice(1), slice(3, 7)):  # the same bits in another batch, at another position
             assert np.array_equal(run_claim(gpu, net, claim, x[rows]), got[rows], equal_nan=True)
 
 
@@ -144,7 +144,7 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
 @pytest.mark.parametrize("layer", [Softmax(), GlobalMean()], ids=["softmax", "mean"])
 @pytest.mark.parametrize(("N", "dtype"), [(10, "float32"), (64, "float16"), (5, "bfloat16"), (16, "float64")])
 def test_short_rows_of_many_warps(monkeypatch, N, dtype, layer):
-    """Several pieces of several blocks, the last one in parts; then one block that walks over all of them."""
+    """Several chunks of several blocks, the last one partial; then one block that walks over all of them."""
     gpu = emulated_gpu(monkeypatch)
     net = one_layer(layer, TensorType(("B", N), dtype))
     (claim,) = claims_of(net, "reduce")
@@ -256,10 +256,10 @@ def test_a_mean_of_channels_reads_them_in_rows():
     assert claim.layout_read("x") == ROWS
 
 
-def pool_of(layer, *row_shape, dtype="float32", is_last=False):
+def pool_of(layer, *row_shape, dtype="float32", is_nhwc=False):
     nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
     net = Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
-    return claims_of(net, "pool", start=1)[is_last].facts
+    return claims_of(net, "pool", start=1)[is_nhwc].facts
 
 
 def test_common_windows_are_unrolled():
@@ -304,7 +304,7 @@ def test_in_rows_a_thread_makes_several_columns():
     assert columns(MaxPool2d((2, 2)), 4, 8, 24, dtype="float16") == 4, "eight would leave a rest"
     assert columns(MaxPool2d((5, 5), (1, 1)), 4, 8, 12) == 4
     assert columns(MaxPool2d((5, 5), (2, 2)), 4, 8, 12) == 2
-    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_last=True).windows.columns(4) == 1
+    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_nhwc=True).windows.columns(4) == 1
 
 
 def test_columns_are_read_in_words_that_divide_a_row():
@@ -329,10 +329,10 @@ def test_channels_that_lie_last_are_read_16_bytes_at_a_time():
         (3, "bfloat16", "bf16", 1),
         (2, "float64", "double", 2),
     ):
-        lowering = pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_last=True)
-        assert (lowering.number, lowering.vector) == (number, V)
+        lowering = pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_nhwc=True)
+        assert (lowering.element, lowering.vector) == (number, V)
         assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype).vector == 1
-    assert pool_of(AvgPool2d((2, 2)), 16, 8, 8, dtype="float16", is_last=True).vector == 8
+    assert pool_of(AvgPool2d((2, 2)), 16, 8, 8, dtype="float16", is_nhwc=True).vector == 8
 
 
 def test_nothing_is_no_launch():
@@ -345,7 +345,7 @@ def test_nothing_is_no_launch():
 
 @pytest.mark.parametrize(("kernel", "row_shape", "layer"), LAYERS, ids=NAMES)
 def test_sizes_are_given_at_run_time(kernel, row_shape, layer):
-    """Another number of rows, another row: the same program, but for long rows and very many numbers."""
+    """Other row counts and sizes give the same program, except for long rows and very many elements."""
     for claim in claims_of(one_layer(layer, TensorType(("B", *row_shape))), kernel):
         few, many = (tuple(launch.program for launch in claim.facts.at(B).launches) for B in (100_000, 120_000))
         assert few == many

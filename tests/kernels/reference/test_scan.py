@@ -24,7 +24,7 @@ def numbers(shape, dtype, seed=0):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_every_number(op, dtype, exclusive, reverse, monkeypatch):
-    monkeypatch.setattr(module, "_PIECE", 4)  # seams inside the row
+    monkeypatch.setattr(module, "CHUNK", 4)  # several chunks per row
     how = ScanOp(op, exclusive, reverse)
     x = numbers((2, 3, 11), dtype)
     y = scan(x, how)

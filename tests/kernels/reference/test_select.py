@@ -65,14 +65,14 @@ def test_norms_are_torchs():
 
 
 BAD = {
-    "slice beyond": (Slice((0, 0, 3), (3, 5, 2), (1, 1, 1)), "beyond its row"),
-    "slice axes": (Slice((0,), (3,), (1,)), "another shape"),
-    "gather beyond": (Gather(1, (0, 3)), "outside of its axis"),
+    "slice beyond": (Slice((0, 0, 3), (3, 5, 2), (1, 1, 1)), "out of range"),
+    "slice axes": (Slice((0,), (3,), (1,)), "bad input shape"),
+    "gather beyond": (Gather(1, (0, 3)), "out of range"),
     "gather rows": (Gather(0, (0,)), "axis 0 is the batch"),
-    "cut off": (Pad((0, 0, 0, 0, -6, 0)), "more is cut off"),
-    "tile axes": (Tile((2,)), "another shape"),
-    "resize axes": (LinearResize((4,), (1.0,)), "another shape"),
-    "groups": (GroupNorm(2), "do not fall into groups"),
+    "cut off": (Pad((0, 0, 0, 0, -6, 0)), "crop more"),
+    "tile axes": (Tile((2,)), "bad input shape"),
+    "resize axes": (LinearResize((4,), (1.0,)), "bad input shape"),
+    "groups": (GroupNorm(2), "do not divide into groups"),
     "norm rows": (LayerNorm(0), "axis 0 is the batch"),
 }
 
@@ -91,5 +91,5 @@ def test_bad_attributes_are_refused():
     ):  # fmt: skip
         with pytest.raises(ShapeError):
             make()
-    with pytest.raises(ShapeError, match="among ints"):
+    with pytest.raises(ShapeError, match="not an int"):
         Pad((1, 1), value=0.5).infer((TensorType(("B", 3), "int32"),), {})

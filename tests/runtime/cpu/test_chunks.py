@@ -1,4 +1,4 @@
-"""Plans that go through all their launches chunk by chunk: the same bits however rows are cut, and shared memory."""
+"""Plans that run all launches chunk by chunk: the same bits for any chunk size, and memory reuse."""
 
 import numpy as np
 import pytest
@@ -10,10 +10,11 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import LSTM, Add, GlobalMax, LayerNorm, Linear, Mul, ReLU, Slice, Tanh
 from onchip.network.types import TensorType
 from onchip.runtime.cpu import chunks
+from onchip.runtime.cpu.backend import CpuBackend
 
 
 def several_groups() -> Network:
-    """Groups of every kind of launch: products, norms, runs of pointwise layers, reductions, choices, a recurrence."""
+    """Groups with every kind of launch: gemms, norms, pointwise chains, reductions, selections, a recurrence."""
     weights = {"a": rows(12, 8, seed=1), "g": rows(12, seed=2), "b": rows(12, 12, seed=3), "c": rows(4, 12, seed=4)}
     weights |= {"r": rows(1, 12, 3, seed=5), "s": rows(12, seed=6)}
     nodes = (
@@ -32,10 +33,10 @@ def several_groups() -> Network:
     return Network({"x": TensorType(("B", 5, 8))}, nodes, ("y", "w"), weights)
 
 
-@pytest.mark.parametrize("kept", [1 << 10, 1 << 20])  # a row at a time; all rows of a thread at once
+@pytest.mark.parametrize("kept", [1 << 10, 1 << 20])  # one row at a time; all rows of a thread at once
 def test_a_rows_bits_do_not_depend_on_its_chunk(monkeypatch, kept):
-    monkeypatch.setattr(chunks, "_MIN_BYTES", kept)
-    monkeypatch.setattr(chunks, "_MAX_BYTES", kept)
+    monkeypatch.setattr(chunks, "MIN_BYTES", kept)
+    monkeypatch.setattr(chunks, "MAX_BYTES", kept)
     net, x = several_groups(), rows(301, 5, 8, seed=7)
     engines = [onchip.compile(net, "cpu", threads=threads) for threads in (None, 1)]
     whole = engines[0](x)
@@ -43,7 +44,7 @@ def test_a_rows_bits_do_not_depend_on_its_chunk(monkeypatch, kept):
     for got, truth, baseline in zip(whole, exact, naive, strict=True):
         assert_error_within(got, truth, baseline)
     for engine in engines:
-        assert engine._quick_call is not None
+        assert CpuBackend(None).bind(engine.plan).chunks is not None
         for first, count in ((0, 1), (2, 7), (5, 296), (300, 1)):
             for got, expected in zip(engine(x[first : first + count]), whole, strict=True):
                 np.testing.assert_array_equal(got, expected[first : first + count])
@@ -51,11 +52,11 @@ def test_a_rows_bits_do_not_depend_on_its_chunk(monkeypatch, kept):
 
 def test_few_rows_are_shared_and_many_are_cut():
     engine = onchip.compile(several_groups(), "cpu")
-    found = engine._bound._chunks
+    found = CpuBackend(None).bind(engine.plan).chunks
     found.threads = 4  # of a machine with more cores
     assert found.rows_of_chunk(1) == 1
     share = found.rows_of_chunk(4_000)
     assert share <= 1_000
-    assert share * found.between_bytes <= chunks._MIN_BYTES
+    assert share * found.between_bytes <= chunks.MIN_BYTES
     found.weight_bytes = 1 << 30  # every chunk would fetch them
     assert found.rows_of_chunk(40) == 40

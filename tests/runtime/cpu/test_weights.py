@@ -1,4 +1,4 @@
-"""Large weights made by many: the same bits by any number of threads, ranks and machines, once a machine."""
+"""Large weights, computed in parallel once per machine: the same bits for any threads, ranks and machines."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from onchip.errors import KernelError
 from onchip.network.recipe import materialise
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime.cpu import weights as cpu_weights
-from onchip.runtime.cpu.weights import large_weights, make_weights, who_makes
+from onchip.runtime.cpu.weights import computing_rank, large_weights, make_weights
 from onchip.runtime.distributed.ranks import OneRank, rank_threads
 from rank_weights import digest, text_plan
 from real_ranks import ENV, find_mpiexec, needs_mpi
@@ -26,7 +26,7 @@ def all_are_large(monkeypatch):
 
 
 def make_on(ranks, plan=PLAN):
-    """What every rank has in the end; an error is what it raised."""
+    """The result of every rank, or the error that it raised."""
     found = {}
 
     def make(rank):
@@ -86,12 +86,12 @@ def test_ranks_that_cannot_share_memory_make_their_own(monkeypatch, capsys):
         monkeypatch.setattr(rank, "share", lambda nbytes: None)
     alone = digest(make_weights(PLAN, 1, OneRank()))
     assert [digest(made) for made in make_on(ranks)] == [alone] * 2
-    assert "every rank makes its own" in capsys.readouterr().err
+    assert "computed on every rank" in capsys.readouterr().err
 
 
 @needs_mpi
 def test_real_ranks_share_memory():
-    """Four, on two machines that are one: shared, exchanged, and an error that all raise."""
+    """Four ranks, on two emulated machines: shared, exchanged, and an error that all raise."""
     program = Path(__file__).parents[2] / "rank_weights.py"
     ran = subprocess.run(
         [find_mpiexec(), "-n", "4", sys.executable, program], env=ENV, capture_output=True, text=True,
@@ -103,21 +103,21 @@ def test_real_ranks_share_memory():
 
 
 def test_whether_machines_exchange_follows_the_price():
-    assert pays_to_exchange(150e6, 2 << 30, 2)  # sentiment's tables by two cores: minutes of work, 0.2 s on the way
+    assert pays_to_exchange(150e6, 2 << 30, 2)  # sentiment's tables on two cores: minutes of work, 0.2 s to send
     assert not pays_to_exchange(1e5, 2 << 30, 2)  # by a GPU's worth of cores
 
 
 def test_who_makes_them_is_said(monkeypatch):
-    assert who_makes(PLAN, ThreadRanks(2).all[0]) == "once a machine, by its 2 ranks together"
+    assert computing_rank(PLAN, ThreadRanks(2).all[0]) == "once per machine, by its 2 ranks"
     monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *cost: True)
-    assert who_makes(PLAN, ThreadRanks(4, 2).all[0]) == "in slices by 2 machines, and exchanged"
+    assert computing_rank(PLAN, ThreadRanks(4, 2).all[0]) == "in slices on 2 machines, then exchanged"
 
 
 def test_ranks_share_the_cores_they_have(monkeypatch):
     ranks = ThreadRanks(2).all
-    monkeypatch.setattr("onchip.runtime.distributed.ranks.own_cores", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr("onchip.runtime.distributed.ranks.available_cores", lambda: {0, 1, 2, 3})
     ranks[0].local_cores = 4  # all may use the same
     assert rank_threads(None, ranks[0]) == 2
-    ranks[0].local_cores = 8  # each is bound to four of its own
+    ranks[0].local_cores = 8  # each is bound to four separate cores
     assert rank_threads(None, ranks[0]) == 4
     assert rank_threads(3, ranks[0]) == 3

@@ -1,4 +1,4 @@
-"""Chunks dealt to workers: each once, in order, and whatever fails ends the job with a message."""
+"""Chunks assigned to workers: each once, in order; any failure ends the job with a message."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from checks import Rows, random_mlp, rows
 from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays.row_files import RowSource
 from onchip.plan.kernel import Job
-from onchip.plan.plan_json import given_weights, plan_to_json
+from onchip.plan.plan_json import array_weights, plan_to_json
 from onchip.runtime import placement
 from onchip.runtime.distributed import follower as follow_file
 from onchip.runtime.distributed.follower import follow
@@ -20,8 +20,7 @@ from onchip.runtime.distributed.leader import RankGroup
 from onchip.runtime.distributed.messages import Assignment, End, Orders
 from onchip.runtime.distributed.ranks import OneRank, rank_device, wait_for
 from onchip.runtime.distributed.schedule import ChunkScheduler, Finished
-from onchip.runtime.engine import compile
-from onchip.runtime.io import stream
+from onchip.runtime.engine import Engine, compile
 from onchip.runtime.io.output import ChunkRecord, open_output
 from onchip.runtime.io.slices import SliceFile, Slices
 from onchip.runtime.io.stream import chunks_of
@@ -48,7 +47,7 @@ class Gate(RowSource):
 
 
 def run_threads(tmp_path, size, x, batch=7):
-    """The job over so many ranks; gives its report, the rank objects and what the followers returned."""
+    """The job on this many ranks; returns its report, the rank objects and the followers' results."""
     group, codes = ThreadRanks(size), {}
     ranks, said = group.all, []
     source = Gate(x, said, size - 1)
@@ -63,13 +62,13 @@ def run_threads(tmp_path, size, x, batch=7):
     for thread in threads:
         thread.start()
     try:
-        with RankGroup(ranks[0], say=said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+        with RankGroup(ranks[0], log=said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
             how = RunOptions("cpu", threads=1, batch=batch)
             engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], team)
             report = team.run(engines, [source], output, chunks)
     finally:
         for rank, thread in enumerate(threads, 1):
-            ranks[0].send(rank, End())  # after a hang nobody else does: MPI would have ended them
+            ranks[0].send(rank, End())  # after a hang: MPI would have ended them
             thread.join()
         run_threads.said, run_threads.ranks, run_threads.codes = said, ranks, codes
     return report
@@ -110,7 +109,7 @@ def test_what_a_rank_fails_with_ends_the_job(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("rank", "thread"), [(0, "onchip-engine-0"), (1, "onchip-engine")])
 def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch, rank, thread):
-    """Whichever it is, rank 0 notices. The deadline passes when the other rank has done the rest."""
+    """Rank 0 notices either rank. The deadline passes when the other rank has done the rest."""
     hangs, go_on = threading.Event(), threading.Event()
 
     def write(self, start, y):
@@ -132,32 +131,32 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch, rank, thread):
     with pytest.raises(RankError, match=f"rank {rank} on host{rank} hangs") as caught:
         run_threads(tmp_path, 2, X, batch=1)
     assert caught.value.got.startswith("chunk ")
-    assert run_threads.ranks[0].left_with == 1  # who does not answer is ended
+    assert run_threads.ranks[0].left_with == 1  # a rank that does not answer is killed
 
 
 def test_rows_and_results_travel_while_a_chunk_is_run(monkeypatch):
-    """Of rows that only rank 0 has and results that only it can write: a rank that is at work gets and gives others."""
+    """Only rank 0 has the rows and can write: messages carry both while a rank runs another chunk."""
     at_work, go_on = threading.Event(), threading.Event()
 
-    def run_chunk(engine, chunk, *others):
-        if chunk.number == 1:
+    def call(engine, x, out=None):
+        if np.array_equal(x, X[40:80]):
             at_work.set()
             go_on.wait()
-        return real(engine, chunk, *others)
+        return real(engine, x, out=out)
 
-    real = stream._run_chunk
-    monkeypatch.setattr(stream, "_run_chunk", run_chunk)
+    real = Engine.__call__
+    monkeypatch.setattr(Engine, "__call__", call)
     ranks, chunks = ThreadRanks(2).all, chunks_of((0, 40, 80), 100)
     thread = threading.Thread(target=follow, args=(ranks[1],), daemon=True)
     thread.start()
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
     slices = Slices("/not/here", 0, (100, 3), "float32", "token")
-    ranks[0].broadcast(Orders(plan_to_json(plan), given_weights(plan.network), "cpu", 1, False, None, slices, 60.0))
+    ranks[0].broadcast(Orders(plan_to_json(plan), array_weights(plan.network), "cpu", 1, False, None, slices, 60.0))
     ready = wait_for(ranks[0], None, "")[1]
     assert (ready.can_read, ready.can_write) == (False, False)
     for chunk in chunks[:2]:
         ranks[0].send(1, Assignment(chunk, (X[chunk.start : chunk.stop],)))
-    first = wait_for(ranks[0], None, "")[1]  # while the second is held up
+    first = wait_for(ranks[0], None, "")[1]  # while the second is delayed
     at_work.wait()
     ranks[0].send(1, Assignment(chunks[2], (X[80:],)))
     while ranks[0].boxes[1].qsize():
@@ -183,14 +182,14 @@ def test_only_rank_0_plans(tmp_path, monkeypatch):
     assert planned == [threading.main_thread()]
 
 
-@pytest.mark.parametrize("meets", [False, True])  # True: rank 0 waits to make weights with the others
+@pytest.mark.parametrize("meets", [False, True])  # True: rank 0 waits to compute weights with the others
 def test_another_kind_of_device_is_refused(meets):
     ranks = ThreadRanks(2).all
     thread = threading.Thread(target=follow, args=(ranks[1],), daemon=True)
     thread.start()
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
     text = plan_to_json(plan).replace(plan.device.arch, "riscv64, 128-bit vectors")
-    ranks[0].broadcast(Orders(text, given_weights(plan.network), "cpu", 1, False, None, None, 60.0, meets))
+    ranks[0].broadcast(Orders(text, array_weights(plan.network), "cpu", 1, False, None, None, 60.0, meets))
     if meets:
         with pytest.raises(DeviceError, match="another kind of device than rank 0's"):
             ranks[0].meet()
@@ -205,7 +204,7 @@ def test_another_kind_of_device_is_refused(meets):
 def test_a_rank_does_not_wait_for_ever_for_rank_0():
     ranks = ThreadRanks(2).all
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
-    weights = given_weights(plan.network)
+    weights = array_weights(plan.network)
     ranks[0].broadcast(Orders(plan_to_json(plan), weights, "cpu", 1, False, None, None, deadline_s=0.01))
     with pytest.raises(RankError, match="rank 0 on host0 hangs"):
         follow(ranks[1])
@@ -233,7 +232,7 @@ class Broken(Rows):
 
 
 def test_several_engines_of_a_process_share_the_chunks(tmp_path):
-    """As --gpus does, with engines of the CPU."""
+    """As --gpus does, with CPU engines."""
     engines = [compile(NET, device="cpu", threads=1, batch_hint=100) for _ in range(3)]
     chunks = chunks_of(tuple(range(0, 100, 7)), 100)
     with RankGroup(OneRank()) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
@@ -246,7 +245,7 @@ def test_several_engines_of_a_process_share_the_chunks(tmp_path):
         team.run(engines, [Broken(X)], None, chunks)
 
 
-# -- dealing -----------------------------------------------------------------------------------------------
+# -- scheduling --------------------------------------------------------------------------------------------
 
 
 def test_a_dealer_deals_in_order_and_knows_who_is_late():
@@ -270,7 +269,7 @@ def test_a_dealer_deals_in_order_and_knows_who_is_late():
     assert (report.rows, report.bad_rows, report.first_bad_row, report.engine_seconds) == (35, 6, 11, 3.0)
 
 
-# -- where a rank works ------------------------------------------------------------------------------------
+# -- devices and threads of a rank -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

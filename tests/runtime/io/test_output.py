@@ -1,4 +1,4 @@
-"""The output of a run: whole or not at all, of chunks in any order, and what a run that was killed leaves is of use."""
+"""The output of a run: complete or absent, from chunks in any order; a killed run can be resumed."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ Y = rows(10, 3)
 
 
 def put(output, chunk, y=Y):
-    """Write a chunk of 4 rows of y and say that it is done."""
+    """Write a chunk of 4 rows of y and record it."""
     output.record(ChunkRecord(chunk, output.write(4 * chunk, y[4 * chunk : 4 * chunk + 4])))
 
 
@@ -35,7 +35,7 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         stopped()
-    assert list(tmp_path.iterdir()) == []  # of a few seconds' work nothing is kept
+    assert list(tmp_path.iterdir()) == []  # a few seconds' work is not kept
     with open_output(path, NET, 10) as output:
         output.begin(PLAN, (0, 4, 8))
         for chunk in (2, 0, 1):
@@ -46,7 +46,7 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
 
 
 def killed(path, chunks):
-    """Leave what a run leaves that is killed after these chunks."""
+    """Write the files that a run leaves when it is killed after these chunks."""
     with open_output(path, NET, 10, JOB) as output:
         output.begin(PLAN, (0, 4, 8))
         for chunk in chunks:
@@ -148,8 +148,8 @@ def test_what_is_kept_of_a_run_that_fails(tmp_path, error, chunks, is_kept):
         fail_after(tmp_path / "y.npy", chunks, error)
     names = {"y.npy.partial", "y.npy.manifest"} if is_kept else set()
     assert {p.name for p in tmp_path.iterdir()} == names
-    said = fail_after.output.kept
-    assert ("1 of 3 chunks are kept" in said and "--resume" in said) if is_kept else said == ""
+    said = fail_after.output.resume_hint
+    assert ("1 of 3 chunks are saved" in said and "--resume" in said) if is_kept else said == ""
 
 
 def test_work_of_a_while_is_kept_when_it_is_stopped(tmp_path):
@@ -235,7 +235,7 @@ def test_only_images_are_drawn(tmp_path, suffix):
         with open_output(tmp_path / f"y{suffix}", NET, 4):
             pytest.fail("opened")
 
-    with pytest.raises(InputError, match="makes no images") as caught:
+    with pytest.raises(InputError, match="does not output images") as caught:
         open_it()
     assert "float32[B, 3]" in caught.value.got
     assert ".npy, .bin" in caught.value.expected

@@ -1,4 +1,4 @@
-"""Rows of files, random rows, and rows that are made to fit, or refused."""
+"""Rows from files, random rows, and rows that are converted or refused."""
 
 import contextlib
 import pickle
@@ -45,10 +45,10 @@ def test_bare_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("size", "what"),
     [
-        (0, "not one whole row"),
-        (63, "not one whole row"),
-        (65, "the last row, from byte 64 on, is not whole"),
-        (64 * 5 + 60, "the last row, from byte 320 on, is not whole"),
+        (0, "less than one row"),
+        (63, "less than one row"),
+        (65, "the last row, at byte 64, is incomplete"),
+        (64 * 5 + 60, "the last row, at byte 320, is incomplete"),
     ],
 )
 def test_bare_numbers_of_another_size(tmp_path, size, what):
@@ -104,8 +104,8 @@ def test_random_rows_that_cannot_be():
 
 
 def test_rows_are_found_again_by_another_process(tmp_path, monkeypatch):
-    """Pickled, a source of random rows or of a file goes on elsewhere; random rows may be passed over."""
-    monkeypatch.setattr("onchip.runtime.io.row_sources._PASSED_NUMBERS", 100)
+    """A pickled source of random rows or of a file works in another process; random rows may be skipped."""
+    monkeypatch.setattr("onchip.runtime.io.row_sources.SKIPPED_ELEMENTS", 100)
     x = RandomRows(NET.input, 50, 3).read(0, 50)
     np.save(tmp_path / "x.npy", x)
     (tmp_path / "x.bin").write_bytes(x.tobytes())
@@ -119,7 +119,7 @@ def test_rows_are_found_again_by_another_process(tmp_path, monkeypatch):
                 assert np.array_equal(again.read(a, b), x[a:b] / np.float32(scale))
         packed = pickle.dumps(opened[0])
         np.save(tmp_path / "x.npy", x[:40])
-        with pytest.raises(FormatError, match="another file"):
+        with pytest.raises(FormatError, match="changed since"):
             pickle.loads(packed)
     in_memory = RowSource(x, lambda: None)
     with pytest.raises(pickle.PicklingError):
@@ -152,7 +152,7 @@ def test_scale_converts(dtype):
 
 @pytest.mark.parametrize("shape", [(5, 783), (784,), (5, 28, 27), (5,)])
 def test_other_sizes_are_refused(shape):
-    with pytest.raises(ShapeError, match="another shape"):
+    with pytest.raises(ShapeError, match="wrong shape"):
         FittedRows(Rows(np.zeros(shape, np.float32)), IMAGE)
 
 

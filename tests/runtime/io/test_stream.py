@@ -1,4 +1,4 @@
-"""Streaming: same bits whatever the pieces, bounded memory, and sources that do not fit are refused."""
+"""Streaming: the same bits for any chunks, bounded memory, and sources that do not fit are refused."""
 
 import dataclasses
 import threading
@@ -21,7 +21,7 @@ from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import compile
 from onchip.runtime.io.row_sources import rows_not_finite
 from onchip.runtime.io.stream import (
-    MIN_PIECE_ROWS,
+    MIN_CHUNK_ROWS,
     chunk_rows,
     chunks_of,
     cut_rows,
@@ -99,7 +99,7 @@ def test_bad_rows_are_counted_across_pieces(engine):
 
 @pytest.mark.parametrize("batch_rows", [0, -1])
 def test_pieces_have_rows(engine, batch_rows):
-    with pytest.raises(InputError, match="at a time"):
+    with pytest.raises(InputError, match="rows per chunk"):
         run_rows(engine, [Rows(rows(3, 20))], Kept(), batch_rows)
 
 
@@ -115,7 +115,7 @@ def test_an_error_of_the_source_arrives(engine):
 
 
 class Asked:
-    """An engine that computes nothing but refuses ids that are in no table."""
+    """An engine that only checks ids."""
 
     input, output = TensorType(("B", 4), "int32"), TensorType(("B", 1))
     plan = make_plan(NET, H200, (), whole=False)
@@ -198,7 +198,7 @@ def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
-    """Who waits for another chunk before it does the one that it has may wait for ever."""
+    """Waiting for another chunk before running the current one could block forever."""
     first, second = chunks_of((0, 10), 20)
     requested = []
 
@@ -215,7 +215,7 @@ def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatch, ahead):
-    """On a GPU a thread writes; a chunk that has no other behind it yet is written, too."""
+    """On a GPU a thread writes; a chunk is written even if no other follows yet."""
     monkeypatch.setattr("onchip.runtime.io.stream.reads_ahead", lambda plan: ahead)
     x, written, threads = rows(35, 20), [], set()
     chunks = chunks_of((0, 10, 20, 30), 35)
@@ -230,7 +230,7 @@ def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatc
     def dealt():
         for chunk in chunks:
             yield chunk
-            while chunk not in told:  # as a rank that was dealt one chunk only
+            while chunk not in told:  # like a rank with one assigned chunk
                 yield None
 
     for chunk in run_chunks(engine, [Rows(x)], dealt(), then):
@@ -240,7 +240,7 @@ def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatc
     assert threads == {not ahead}
 
 
-# -- how many rows make a piece ----------------------------------------------------------------------------
+# -- rows per chunk ----------------------------------------------------------------------------------------
 
 
 def plan_of(net):
@@ -255,13 +255,13 @@ def test_a_piece_is_small_enough_for_memory():
 def test_a_piece_is_short_enough_for_a_progress_bar():
     plan = plan_of(random_mlp(200, 4000, 4000, 4000, 20))
     piece = chunk_rows(plan)
-    assert MIN_PIECE_ROWS <= piece < (8 << 20) // (220 * 4)
-    assert piece == MIN_PIECE_ROWS or 0.1e6 < plan.floor_at(piece) < 0.5e6
+    assert MIN_CHUNK_ROWS <= piece < (8 << 20) // (220 * 4)
+    assert piece == MIN_CHUNK_ROWS or 0.1e6 < plan.floor_at(piece) < 0.5e6
 
 
 def test_a_large_network_still_shares_its_weights_between_some_rows(monkeypatch):
-    monkeypatch.setattr("onchip.runtime.io.stream.PIECE_US", 1)
-    assert chunk_rows(plan_of(random_mlp(200, 1000, 20))) == MIN_PIECE_ROWS
+    monkeypatch.setattr("onchip.runtime.io.stream.CHUNK_US", 1)
+    assert chunk_rows(plan_of(random_mlp(200, 1000, 20))) == MIN_CHUNK_ROWS
 
 
 def test_a_gpu_takes_larger_pieces():
@@ -270,7 +270,7 @@ def test_a_gpu_takes_larger_pieces():
 
 
 def test_values_between_groups_count(monkeypatch):
-    plan = make_plan(sentiment.network(), H200, (), whole=False)  # no kernel: every layer is a group
+    plan = make_plan(sentiment.network(), H200, (), whole=False)  # without kernels every layer is a group
     assert plan.between_bytes > 1 << 19
     small = dataclasses.replace(H200, memory_bytes=80 * plan.between_bytes)
     assert chunk_rows(dataclasses.replace(plan, device=small)) == 10

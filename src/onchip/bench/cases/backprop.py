@@ -1,6 +1,6 @@
 """backprop: epochs of full-batch training of 784-56-28-10, on MNIST if available, else on random patterns.
 
-Patterns are pixels, which a GPU keeps as bytes, and the same ones standardised.
+Patterns are pixels, which a GPU stores as bytes, and the same pixels standardised.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ PACE = Pace(rounds=6, block_s=1.0)  # a run takes about a second: more blocks, f
 
 
 def cases(options: Options) -> list[Case]:
-    made: list[Case] = []
+    result: list[Case] = []
     peers = make_training_peers()
     for n in options.rows or (backprop.PATTERNS,):
-        pixels = make_lesson(n, options)
-        for kind, lesson in ((PIXELS, pixels), (FLOATS, with_floats(pixels))):
+        pixels = training_case(n, options)
+        for kind, job in ((PIXELS, pixels), (FLOATS, with_floats(pixels))):
             case = f"epoch of {n} patterns, {kind}"
             if options.device != "cpu":
-                made += training_cases("backprop", epoch_jobs(case, lesson), options, peers)
+                result += training_cases("backprop", epoch_jobs(case, job), options, peers)
             else:
-                made += _cpu_cases(case, lesson, options)
-    return made
+                result += _cpu_cases(case, job, options)
+    return result
 
 
-def _cpu_cases(case: str, lesson: TrainingCase, options: Options) -> list[Case]:
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
+def _cpu_cases(case: str, job: TrainingCase, options: Options) -> list[Case]:
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, job)}
     if options.peers:
-        engines |= torch_runs(lesson)
+        engines |= torch_runs(job)
     return [
-        Case("backprop", case, name, prepare, work=1, unit="epochs/s", parts=lesson.steps,
-             floor_ms=lesson.step_floor_ms, threads=options.threads, pace=PACE)
+        Case("backprop", case, name, prepare, work=1, unit="epochs/s", parts=job.steps,
+             floor_ms=job.step_floor_ms, threads=options.threads, pace=PACE)
         for name, prepare in engines.items()
     ]  # fmt: skip
 
 
-def make_lesson(n: int, options: Options) -> TrainingCase:
+def training_case(n: int, options: Options) -> TrainingCase:
     patterns, data = backprop.patterns(n)
     train = dataclasses.replace(backprop.TRAIN, batch_size=n, epochs=EPOCHS)
     return TrainingCase(_network, patterns.x, patterns.y, train, options.threads, options.device, data)

@@ -31,7 +31,7 @@ TRAIN_ROWS, TEST_ROWS, WIDTH = 60_000, 10_000, 784
 BATCHES = (16, 64, 256, 1_024, 4_096)
 FLOAT_BATCHES = (digits.TRAIN.batch_size, 1_024)  # also trained over float rows
 SEEDS = 10
-NETWORKS = 8  # trained side by side
+NETWORKS = 8  # trained together
 EPOCH_PACE = Pace(rounds=5, block_s=1.0)  # an epoch takes about a second: two per block, ten samples in all
 # The other batch sizes get fewer steps and less time: all of them take a minute or two.
 STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.4)
@@ -63,20 +63,20 @@ def cases(options: Options, data: Dataset | None = None) -> list[Case]:
     if options.device != "cpu":
         accuracy = _accuracy_cases(data, label, options) if options.accuracy else []
         return [*gpu_epochs(data, label, options), *accuracy]
-    made: list[Case] = []
+    result: list[Case] = []
     for size in options.batches or BATCHES:
-        lesson = _lesson(data, label, size, options)
-        made += _step_cases(PIXELS, lesson, options)
+        job = _training_case(data, label, size, options)
+        result += _step_cases(PIXELS, job, options)
         if size in FLOAT_BATCHES:
-            made += _step_cases(FLOATS, with_floats(lesson), options)
+            result += _step_cases(FLOATS, with_floats(job), options)
     jobs = [
         Rows(f"infer, {B} rows", B, functools.partial(_rows, data.x_test, B), label)
         for B in options.rows or (len(data.x_test),)
     ]
-    made += inference_cases("digits", subject_of(_network(0)), jobs, options)
+    result += inference_cases("digits", subject_of(_network(0)), jobs, options)
     if options.accuracy:
-        made += _accuracy_cases(data, label, options)
-    return made
+        result += _accuracy_cases(data, label, options)
+    return result
 
 
 def _network(seed: int) -> Network:
@@ -88,41 +88,41 @@ def _rows(x: Array, B: int) -> Array:
     return np.ascontiguousarray(x[np.arange(B) % len(x)])
 
 
-def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingCase:
-    """An epoch in batches of `size` rows; at most STEPS of them unless the size is the workload's own."""
+def _training_case(data: Dataset, label: str, size: int, options: Options) -> TrainingCase:
+    """An epoch in batches of `size` rows; at most STEPS of them, except for the workload's batch size."""
     n = len(data.x_train) if size == digits.TRAIN.batch_size else min(len(data.x_train), STEPS * size)
     train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
     return TrainingCase(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
 
 
 def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
-    """Epochs of every batch size in every precision; for the workload's own size also of many networks."""
-    peers, own = make_training_peers(), digits.TRAIN.batch_size
-    made: list[Case] = []
+    """Epochs of every batch size in every precision; for the workload's batch size also of many networks."""
+    peers, default_size = make_training_peers(), digits.TRAIN.batch_size
+    result: list[Case] = []
     for size in options.batches or BATCHES:
         train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
-        lesson = TrainingCase(_network, data.x_train, data.y_train, train, options.threads, options.device, label)
-        rows = {PIXELS: lesson} | ({FLOATS: with_floats(lesson)} if size in FLOAT_BATCHES else {})
-        for kind, given in rows.items():
-            for job in epoch_jobs(f"epoch, batch {size}, {kind}", given):
-                # At this size torch's graph was slower than JAX on an H200, and each size takes long to compile.
-                chosen = {"jax": peers["jax"]} if size != own else peers
-                if size == own and job.precision == "fp32" and kind == PIXELS:
+        training = TrainingCase(_network, data.x_train, data.y_train, train, options.threads, options.device, label)
+        kinds = {PIXELS: training} | ({FLOATS: with_floats(training)} if size in FLOAT_BATCHES else {})
+        for kind, training_case in kinds.items():
+            for job in epoch_jobs(f"epoch, batch {size}, {kind}", training_case):
+                # At the other sizes torch's graph was slower than JAX on an H200, and each size takes long to compile.
+                chosen = {"jax": peers["jax"]} if size != default_size else peers
+                if size == default_size and job.precision == "fp32" and kind == PIXELS:
                     chosen = {**peers, "torch eager": torch_eager}
-                made += training_cases("digits", [job], options, chosen)
-                made += [together_case("digits", job, NETWORKS)] if size == own and kind == PIXELS else []
-    return made
+                result += training_cases("digits", [job], options, chosen)
+                result += [together_case("digits", job, NETWORKS)] if size == default_size and kind == PIXELS else []
+    return result
 
 
-def _step_cases(kind: str, lesson: TrainingCase, options: Options) -> list[Case]:
+def _step_cases(kind: str, training: TrainingCase, options: Options) -> list[Case]:
     """Whole epochs through the public fit; the reported time is that of a step."""
-    size = lesson.options.batch_size
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
+    size = training.options.batch_size
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, training)}
     if options.peers:
-        engines |= torch_runs(lesson)
+        engines |= torch_runs(training)
     return [
-        Case("digits", f"step, batch {size}, {kind}", name, prepare, work=1, unit="steps/s", parts=lesson.steps,
-             floor_ms=lesson.step_floor_ms, threads=options.threads,
+        Case("digits", f"step, batch {size}, {kind}", name, prepare, work=1, unit="steps/s", parts=training.steps,
+             floor_ms=training.step_floor_ms, threads=options.threads,
              pace=EPOCH_PACE if size == digits.TRAIN.batch_size else STEPS_PACE)
         for name, prepare in engines.items()
     ]  # fmt: skip
@@ -130,14 +130,14 @@ def _step_cases(kind: str, lesson: TrainingCase, options: Options) -> list[Case]
 
 def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
     """All seeds in one run; the reported time is that of one seed."""
-    lesson = TrainingCase(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
+    training = TrainingCase(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
     test = (data.x_test, data.y_test, SEEDS)
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, *test)}
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, training, *test)}
     if options.peers and options.device == "cpu":
-        engines["torch by hand"] = functools.partial(torch_accuracy, lesson, "torch by hand", *test)
+        engines["torch by hand"] = functools.partial(torch_accuracy, training, "torch by hand", *test)
     return [
         Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, prepare, work=1, unit=ACCURACY, parts=SEEDS,
-             floor_ms=lesson.floor_ms, threads=options.threads,
+             floor_ms=training.floor_ms, threads=options.threads,
              pace=Pace(rounds=1, warm_up_s=0, min_runs=1, max_runs=1))
         for name, prepare in engines.items()
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """faces: images of 64x64 pixels, as values between -1 and 1 and as the bytes of an image file.
 
-On a GPU they stay there, or are copied to pinned host memory.
+On a GPU the images stay there, or are copied to pinned host memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onchip.network.recipe import Array
 from onchip.workloads import faces
 
 ROWS = (1, 32, 64)
-PIECES = (32,)
+CHUNKS = (32,)
 GPU_ROWS, GPU_FEW = (5_248, 65_536, 1, 10, 100), 100
 GPU_VERIFIED = 6
 PACE = Pace(rounds=6)
@@ -51,16 +51,16 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
     floats, pixels = faces.network(**sizes), faces.network(pixels=True, **sizes)
     latent = floats.input.row_size
     jobs = [Rows(_images(N), N, functools.partial(inputs, N, latent), "random weights") for N in counts]
-    bytes_too = Rows(f"{_images(counts[-1])}, uint8", counts[-1], jobs[-1].inputs, "random weights")
+    uint8_job = Rows(f"{_images(counts[-1])}, uint8", counts[-1], jobs[-1].inputs, "random weights")
     cases_of = functools.partial(
-        inference_cases, "faces", options=options, peers=PEERS, pieces=PIECES, unit="images/s", pace=PACE
+        inference_cases, "faces", options=options, peers=PEERS, chunks=CHUNKS, unit="images/s", pace=PACE
     )
     truth = functools.partial(PixelTruth, floats)
-    return [*cases_of(subject_of(floats), jobs), *cases_of(subject_of(pixels), [bytes_too], truth=truth)]
+    return [*cases_of(subject_of(floats), jobs), *cases_of(subject_of(pixels), [uint8_job], truth=truth)]
 
 
 def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
-    """Many images in fp16, few with a synchronised call, the report's count in every precision; and to the host."""
+    """Many images in fp16, few by synchronised calls, the report's count in every precision; and to the host."""
     net, peers = faces.network(**sizes), FacesPeers()
     draw = functools.lru_cache(maxsize=1)(functools.partial(inputs, latent=net.input.row_size))
 
@@ -73,16 +73,16 @@ def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
     jobs = [job(N) for N in options.rows or GPU_ROWS]
     if not options.rows:
         jobs += [job(GPU_ROWS[0], precision) for precision in ("tf32", "fp32")]
-    made: list[Case] = []
-    for each in jobs:
-        made += gpu_cases("faces", [each], options, peers.on_gpu(each.B), unit="images/s")
+    result: list[Case] = []
+    for gpu_job in jobs:
+        result += gpu_cases("faces", [gpu_job], options, peers.on_gpu(gpu_job.B), unit="images/s")
     N = max(options.rows or GPU_ROWS)
     host_jobs = [
         HostJob(f"{_images(N)}, to the host", net, N, draw, "fp16", functools.partial(Truth, net), GPU_VERIFIED),
         HostJob(f"{_images(N)}, to the host, uint8", faces.network(pixels=True, **sizes), N, draw, "fp16",
                 functools.partial(PixelTruth, net), GPU_VERIFIED),
     ]  # fmt: skip
-    return made + host_cases("faces", host_jobs, options, peers.to_host(net), "images/s")
+    return result + host_cases("faces", host_jobs, options, peers.to_host(net), "images/s")
 
 
 def _images(N: int) -> str:
@@ -94,14 +94,14 @@ def inputs(N: int, latent: int) -> Array:
 
 
 class PixelTruth(Truth):
-    """The reference for images in bytes: a byte covers the interval up to the next; the exact value must be in it.
+    """The reference for images in bytes: a byte stands for the interval up to the next; the exact value must be in it.
 
-    Comparing bytes with bytes would count an error of 1e-6 next to a step as a whole one, and a wrong pixel as a small.
+    Comparing bytes with bytes would count an error of 1e-6 at a rounding step as 1, like a wrong pixel.
     """
 
     def verify(self, got: Array) -> Verdict:
-        exact, lowest = (self.y[: len(got)] + 1) / 2 * 255, np.asarray(got).astype(np.float64)
+        exact, low = (self.y[: len(got)] + 1) / 2 * 255, np.asarray(got).astype(np.float64)
         if got.dtype != np.uint8 or got.shape != exact.shape:
             return Verdict(float("inf"), self.allowed)
-        outside = np.maximum(lowest - exact, exact - (lowest + 1))
+        outside = np.maximum(low - exact, exact - (low + 1))
         return Verdict(float(outside.max(initial=0)), self.allowed * 255 / 2)

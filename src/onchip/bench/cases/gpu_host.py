@@ -44,11 +44,11 @@ class HostJob:
     truth: Callable[[Array, str], Truth]  # (rows, dtype of the baseline error)
     verified: int
     compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
-    is_locked: bool = True  # pinned memory; else NumPy's own
+    is_pinned: bool = True  # pinned memory; else pageable
 
 
 @dataclass(frozen=True, eq=False)
-class HostGiven:
+class LoadedHostJob:
     """A job in memory: every engine gets the same arrays and the same reference."""
 
     job: HostJob
@@ -65,51 +65,51 @@ class HostGiven:
             verdict = self.truth.verify(self.y[self.verified])
             return Verdict(verdict.error, slack * verdict.allowed)
 
-        told = [
+        setting = [
             "random data",
-            "page-locked" if self.job.is_locked else "",
+            "pinned memory" if self.job.is_pinned else "",
             *notes,
-            f"judged on {len(self.verified)} rows",
+            f"checked on {len(self.verified)} rows",
         ]
-        return Ready(run, check, ", ".join(filter(None, told)))
+        return Ready(run, check, ", ".join(filter(None, setting)))
 
 
-def give(job: HostJob, index: int) -> HostGiven:
+def load_job(job: HostJob, index: int) -> LoadedHostJob:
     stage, x, output = make_stage(index), job.inputs(job.B), job.net.output
     y = np.empty((job.B, *output.row_shape), numpy_dtype(output.dtype))
-    if job.is_locked:
-        given, x, y = x, stage.locked(x.shape, x.dtype.name), stage.locked(y.shape, output.dtype)
-        x[...] = given
+    if job.is_pinned:
+        rows, x, y = x, stage.pinned(x.shape, x.dtype.name), stage.pinned(y.shape, output.dtype)
+        x[...] = rows
     verified = verified_rows(job.B, job.verified)
-    return HostGiven(job, stage, x, y, verified, job.truth(x[verified], NAIVE[job.precision]))
+    return LoadedHostJob(job, stage, x, y, verified, job.truth(x[verified], NAIVE[job.precision]))
 
 
-Build = Callable[[HostGiven, TorchStage], tuple[Callable[[], object], str]]  # runs all rows from x to y; its setting
+Build = Callable[[LoadedHostJob, TorchStage], tuple[Callable[[], object], str]]  # runs all rows, x to y; its setting
 
 
 def host_cases(
     workload: str, jobs: Sequence[HostJob], options: Options, peers: Mapping[str, Build], unit: str
 ) -> list[Case]:
-    """onchip and, if asked for, every peer, job by job.
+    """onchip and, on request, every peer, job by job.
 
     peers  engine -> its builder
     """
     index = int(options.device.partition(":")[2] or 0)
-    given = functools.lru_cache(maxsize=1)(functools.partial(give, index=index))  # one job's arrays at a time
-    made = []
+    load = functools.lru_cache(maxsize=1)(functools.partial(load_job, index=index))  # one job's arrays at a time
+    cases = []
     for job in jobs:
-        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(_ours, given, job, options.device)}
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(_onchip, load, job, options.device)}
         if options.peers:
-            engines |= {name: functools.partial(_peer, given, job, name, build) for name, build in peers.items()}
-        made += [
+            engines |= {name: functools.partial(_peer, load, job, name, build) for name, build in peers.items()}
+        cases += [
             Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, pace=PACE)
             for name, prepare in engines.items()
         ]
-    return made
+    return cases
 
 
-def _ours(given: Callable[[HostJob], HostGiven], job: HostJob, device: str) -> Ready:
-    task, engine = given(job), _compile(job, device)
+def _onchip(load: Callable[[HostJob], LoadedHostJob], job: HostJob, device: str) -> Ready:
+    task, engine = load(job), _compile(job, device)
     return task.ready(lambda: engine(task.x, out=task.y), 1.0)
 
 
@@ -120,10 +120,10 @@ def _compile(job: HostJob, device: str) -> Engine:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
 
 
-def _peer(given: Callable[[HostJob], HostGiven], job: HostJob, name: str, build: Build) -> Ready:
-    task = given(job)
+def _peer(load: Callable[[HostJob], LoadedHostJob], job: HostJob, name: str, build: Build) -> Ready:
+    task = load(job)
     if not isinstance(task.stage, TorchStage):
-        raise UnavailableError("torch for CUDA, which runs the peers, is not installed")
+        raise UnavailableError("torch for CUDA is not installed")
     with explained(name):
         run, setting = build(task, task.stage)
         run()
@@ -133,8 +133,8 @@ def _peer(given: Callable[[HostJob], HostGiven], job: HostJob, name: str, build:
 # -- files -------------------------------------------------------------------------------------------------
 
 
-class _Kept:
-    """A sink that keeps the results for the check."""
+class _Collector:
+    """A sink that stores the results for the check."""
 
     def __init__(self, y: Array) -> None:
         self._y, self._rows = y, 0
@@ -149,16 +149,16 @@ def file_cases(workload: str, job: HostJob, options: Options, unit: str) -> list
     index = int(options.device.partition(":")[2] or 0)
 
     def prepare() -> Ready:
-        task, engine = give(job, index), _compile(job, options.device)
-        folder, piece = Path(tempfile.mkdtemp(prefix="onchip-bench-")), chunk_rows(engine.plan)
+        task, engine = load_job(job, index), _compile(job, options.device)
+        folder, chunk = Path(tempfile.mkdtemp(prefix="onchip-bench-")), chunk_rows(engine.plan)
         path = folder / "inputs.bin"
         task.x.tofile(path)
 
         def run() -> None:
             with open_input_rows(path, job.net.input) as source:
-                run_rows(engine, [source], _Kept(task.y), piece)
+                run_rows(engine, [source], _Collector(task.y), chunk)
 
         weakref.finalize(run, shutil.rmtree, folder)
-        return task.ready(run, 1.0, f"pieces of {piece:,} rows, the file in memory")
+        return task.ready(run, 1.0, f"chunks of {chunk:,} rows, the file in the page cache")
 
     return [Case(workload, job.case, ONCHIP, prepare, work=job.B, unit=unit, precision=job.precision, pace=PACE)]

@@ -46,19 +46,19 @@ class GpuJob:
     precision: str = "fp16"  # of the gemms
     io: str = "fp16"  # key of IO: the dtype of the rows
     synchronised: bool = False
-    verified: int = VERIFIED  # at most so many rows are compared with float64
+    verified: int = VERIFIED  # the most rows to compare with float64
     truth: Callable[[Network, Rows, str], Truth] = Truth  # (network, rows, dtype of the baseline error)
     compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
     module: Callable[[], Any] | None = None  # the torch module that the network comes from; not modified
 
     @property
-    def given_dtypes(self) -> list[str]:
+    def input_dtypes(self) -> list[str]:
         """The dtype of each input's rows: ids keep theirs."""
-        return [IO[self.io] if "float" in own.dtype else own.dtype for own in self.net.inputs.values()]
+        return [IO[self.io] if "float" in t.dtype else t.dtype for t in self.net.inputs.values()]
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class LoadedJob:
     """A job on the GPU: every engine gets the same rows and the same reference."""
 
     job: GpuJob
@@ -75,16 +75,16 @@ class Given:
         return Verdict(self.truth.verify(self.stage.fetch(y, self.verified)).error, allowed)
 
 
-def give(job: GpuJob, index: int) -> Given:
+def load_job(job: GpuJob, index: int) -> LoadedJob:
     stage = make_stage(index)
     x = as_inputs(job.inputs(job.B))
     verified = verified_rows(job.B, job.verified)
-    rows, many = _rounded(tuple(part[verified] for part in x), job), min(BASELINE_ROWS, job.verified)
+    rows, many = _rounded(tuple(rows[verified] for rows in x), job), min(BASELINE_ROWS, job.verified)
     truth = job.truth(job.net, rows, NAIVE[job.precision])
     if len(verified) < many:
         truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
-    placed = tuple(stage.put(part, dtype) for part, dtype in zip(x, job.given_dtypes, strict=True))
-    return Given(job, stage, placed, verified, truth)
+    uploaded = tuple(stage.put(rows, dtype) for rows, dtype in zip(x, job.input_dtypes, strict=True))
+    return LoadedJob(job, stage, uploaded, verified, truth)
 
 
 def verified_rows(B: int, most: int) -> Array:
@@ -95,9 +95,9 @@ def verified_rows(B: int, most: int) -> Array:
 
 
 def _rounded(x: Rows, job: GpuJob) -> tuple[Array, ...]:
-    """The rows as rounded on the GPU, in the network's own dtypes."""
-    kinds = zip(as_inputs(x), job.given_dtypes, job.net.inputs.values(), strict=True)
-    return tuple(part.astype(numpy_dtype(dtype)).astype(numpy_dtype(own.dtype)) for part, dtype, own in kinds)
+    """The rows as rounded on the GPU, in the network's dtypes."""
+    inputs = zip(as_inputs(x), job.input_dtypes, job.net.inputs.values(), strict=True)
+    return tuple(rows.astype(numpy_dtype(dtype)).astype(numpy_dtype(t.dtype)) for rows, dtype, t in inputs)
 
 
 # -- cases -------------------------------------------------------------------------------------------------
@@ -111,26 +111,26 @@ def gpu_cases(
     pace: Pace = PACE,
     unit: str = "rows/s",
 ) -> list[Case]:
-    """onchip and, if asked for, every peer, job by job.
+    """onchip and, on request, every peer, job by job.
 
     peers  engine -> its builder; default: those of dense networks
     """
     device = find_device(options.device)[0]
     index = int(options.device.partition(":")[2] or 0)
     requested = (make_peers() if peers is None else peers) if options.peers else {}
-    made = []
+    cases = []
     for job in jobs:
-        given = functools.cache(functools.partial(give, job, index))
+        loaded = functools.cache(functools.partial(load_job, job, index))
         floor = floor_ms(job, device)
         calls = calls_of(floor)
-        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
-        engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in requested.items()}
-        made += [
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, loaded, options.device, calls)}
+        engines |= {name: functools.partial(peer, loaded, name, build, calls) for name, build in requested.items()}
+        cases += [
             Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, floor_ms=floor,
                  pace=pace)
             for name, prepare in engines.items()
         ]  # fmt: skip
-    return made
+    return cases
 
 
 def floor_ms(job: GpuJob, device: Device) -> float | None:
@@ -147,8 +147,8 @@ def calls_of(floor: float | None) -> int:
     return max(1, min(CALLS, int(SAMPLE_MS / floor))) if floor else CALLS
 
 
-def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
-    task = given()
+def ours(loaded: Callable[[], LoadedJob], device: str, calls: int) -> Ready:
+    task = loaded()
     job, stage = task.job, task.stage
     try:
         engine = compile(job.net, device, job.precision, batch_hint=job.B, io=job.io, **job.compiled)
@@ -160,19 +160,19 @@ def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
         engine(*task.x, out=y)
         return y
 
-    # Synchronised, the plain call is measured, not a graph of it.
+    # If synchronised, the call itself is measured, not a graph of it.
     run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised, calls)
     return Ready(run, functools.partial(check, stage, run, task.verify), _setting(task, setting))
 
 
-def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Ready:
-    task = given()
+def peer(loaded: Callable[[], LoadedJob], name: str, build: Build, calls: int) -> Ready:
+    task = loaded()
     job, stage = task.job, task.stage
     if not isinstance(stage, TorchStage):
-        raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
+        raise UnavailableError("torch for CUDA is not installed")
     with explained(name):
-        given_x, *more = task.x
-        variants = build(GpuTask(job.net, job.precision, IO[job.io], given_x, tuple(more), job.module), stage)
+        x, *more = task.x
+        variants = build(GpuTask(job.net, job.precision, IO[job.io], x, tuple(more), job.module), stage)
         run, setting = fastest(variants, stage, job.synchronised, calls)
     return Ready(
         run,
@@ -181,6 +181,6 @@ def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Rea
     )
 
 
-def _setting(task: Given, *notes: str) -> str:
-    verified = f"judged on {len(task.verified)} rows" if len(task.verified) < task.job.B else ""
+def _setting(task: LoadedJob, *notes: str) -> str:
+    verified = f"checked on {len(task.verified)} rows" if len(task.verified) < task.job.B else ""
     return ", ".join(filter(None, [*notes, "random data, the same in every call: what fits stays in L2", verified]))

@@ -1,7 +1,7 @@
 """Cases of training on a GPU: the time of an epoch in steady state, including shuffling.
 
-onchip's time is an epoch of the public fit, from the second on. Peers keep rows and weights on the GPU and use their
-fastest known form (peers/gpu_training.py). Every engine is checked by the loss curve of the first epoch.
+onchip's time is that of an epoch of the public fit, from the second on. Peers keep rows and weights on the GPU and use
+their fastest known form (peers/gpu_training.py). Every engine is checked by the loss curve of the first epoch.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class EpochJob:
     """A case: a training job whose epochs are timed, in one precision."""
 
     case: str
-    lesson: TrainingCase
+    training: TrainingCase
     truth: Callable[[], TrainingTruth]  # of its first steps; shared by all precisions
 
     @property
     def precision(self) -> str:
-        return self.lesson.options.precision
+        return self.training.options.precision
 
     def verify(self, losses: Array, slack: float = 1.0) -> Verdict:
         """losses: of the first steps, or more."""
@@ -75,51 +75,51 @@ class PeerRun:
 Build = Callable[[EpochJob, TorchStage], PeerRun]
 
 
-def epoch_jobs(case: str, lesson: TrainingCase, precisions: Sequence[str] = PRECISIONS) -> list[EpochJob]:
+def epoch_jobs(case: str, training: TrainingCase, precisions: Sequence[str] = PRECISIONS) -> list[EpochJob]:
     """One job in several precisions."""
-    truth = functools.cache(functools.partial(_truth, lesson))
-    made = []
+    truth = functools.cache(functools.partial(_truth, training))
+    jobs = []
     for precision in precisions:
-        options = dataclasses.replace(lesson.options, precision=precision)
-        made.append(EpochJob(case, dataclasses.replace(lesson, options=options), truth))
-    return made
+        options = dataclasses.replace(training.options, precision=precision)
+        jobs.append(EpochJob(case, dataclasses.replace(training, options=options), truth))
+    return jobs
 
 
-def _truth(lesson: TrainingCase) -> TrainingTruth:
-    size = lesson.options.batch_size
-    few = dataclasses.replace(lesson, options=dataclasses.replace(lesson.options, epochs=VERIFIED_EPOCHS))
-    full = size >= len(lesson.x)
-    steps = VERIFIED_EPOCHS if full else min(VERIFIED_STEPS, -(-VERIFIED_ROWS // size), -(-len(lesson.x) // size))
+def _truth(training: TrainingCase) -> TrainingTruth:
+    size = training.options.batch_size
+    few = dataclasses.replace(training, options=dataclasses.replace(training.options, epochs=VERIFIED_EPOCHS))
+    full = size >= len(training.x)
+    steps = VERIFIED_EPOCHS if full else min(VERIFIED_STEPS, -(-VERIFIED_ROWS // size), -(-len(training.x) // size))
     batches, runs = few.batches(0)[:steps], 1 if full else NAIVE_RUNS
-    return TrainingTruth(lesson.net(0), lesson.x, lesson.y, batches, lesson.options, runs)
+    return TrainingTruth(training.net(0), training.x, training.y, batches, training.options, runs)
 
 
 def training_cases(
     workload: str, jobs: Sequence[EpochJob], options: Options, peers: Mapping[str, Build] | None = None
 ) -> list[Case]:
-    """onchip and, if asked for, every peer, job by job.
+    """onchip and, on request, every peer, job by job.
 
     peers  engine -> its builder
     """
     index = int(options.device.partition(":")[2] or 0)
-    made = []
+    cases = []
     for job in jobs:
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, job)}
         if options.peers and job.precision in PEER_PRECISIONS:
             engines |= {name: functools.partial(peer, job, name, build, index) for name, build in (peers or {}).items()}
-        floor_ms = _floor_ms(job.lesson)
-        made += [
+        floor_ms = _floor_ms(job.training)
+        cases += [
             Case(workload, job.case, name, prepare, work=1, unit="epochs/s", precision=job.precision,
                  floor_ms=floor_ms, pace=PACE)
             for name, prepare in engines.items()
         ]  # fmt: skip
-    return made
+    return cases
 
 
-def _floor_ms(lesson: TrainingCase) -> float | None:
+def _floor_ms(training: TrainingCase) -> float | None:
     """Of an epoch."""
     try:
-        return lesson.floor_ms() / lesson.options.epochs
+        return training.floor_ms() / training.options.epochs
     except (DeviceError, PlanError):  # onchip raises it when it is prepared
         return None
 
@@ -130,8 +130,8 @@ def _floor_ms(lesson: TrainingCase) -> float | None:
 class SteadyFit:
     """A fit of `epochs` epochs; a sample is the time of one of them, from the second on, by the host's clock."""
 
-    def __init__(self, lesson: TrainingCase, epochs: int) -> None:
-        self._lesson, self._epochs = lesson, epochs
+    def __init__(self, training: TrainingCase, epochs: int) -> None:
+        self._training, self._epochs = training, epochs
 
     def __call__(self) -> float:
         return self.sample_ms()
@@ -139,10 +139,10 @@ class SteadyFit:
     def sample_ms(self) -> float:
         done: list[tuple[float, float]] = []  # (epochs so far, fractional; time)
 
-        def on_progress(told: Progress) -> None:
-            done.append((told.epoch - 1 + told.step / told.steps, time.perf_counter()))
+        def on_progress(progress: Progress) -> None:
+            done.append((progress.epoch - 1 + progress.step / progress.steps, time.perf_counter()))
 
-        run_fit(self._lesson, self._epochs, on_progress)
+        run_fit(self._training, self._epochs, on_progress)
         return steady_ms(done)
 
 
@@ -152,27 +152,27 @@ def steady_ms(done: Sequence[tuple[float, float]]) -> float:
     Several epochs may complete at once and be reported back to back, so the clock starts at the longest wait.
     """
     waits = {
-        now: after[1] - now[1] for now, after in itertools.pairwise(done) if 1 <= now[0] <= max(1, done[-1][0] / 2)
+        now: later[1] - now[1] for now, later in itertools.pairwise(done) if 1 <= now[0] <= max(1, done[-1][0] / 2)
     }
     begin, end = max(waits, key=lambda stamp: waits[stamp]), done[-1]
     return (end[1] - begin[1]) * 1e3 / (end[0] - begin[0])
 
 
-def run_fit(lesson: TrainingCase, epochs: int, on_progress: Callable[[Progress], None] | None = None) -> FitResult:
-    options: dict[str, Any] = {**dataclasses.asdict(lesson.options), "epochs": epochs}
-    return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, on_progress=on_progress, **options)
+def run_fit(training: TrainingCase, epochs: int, on_progress: Callable[[Progress], None] | None = None) -> FitResult:
+    options: dict[str, Any] = {**dataclasses.asdict(training.options), "epochs": epochs}
+    return fit(training.net(0), training.x, training.y, device=training.device, on_progress=on_progress, **options)
 
 
 def ours(job: EpochJob) -> Ready:
-    full = job.lesson.options.batch_size >= len(job.lesson.x)
+    full = job.training.options.batch_size >= len(job.training.x)
     try:
-        first = run_fit(job.lesson, max(2, VERIFIED_EPOCHS if full else 1))
+        first = run_fit(job.training, max(2, VERIFIED_EPOCHS if full else 1))
     except (DeviceError, PlanError) as refused:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
     epochs = max(MIN_EPOCHS, epochs_of(min(epoch.seconds for epoch in first.history)))
     kernel = ", ".join(dict.fromkeys(group.claim.label for group in first.plan.groups))
-    setting = job.lesson.setting(f"{epochs} epochs of fit", kernel)
-    clock = SteadyFit(job.lesson, epochs)
+    setting = job.training.setting(f"{epochs} epochs of fit", kernel)
+    clock = SteadyFit(job.training, epochs)
     return Ready(clock, lambda: job.verify(first.losses), setting, extra=memory(first.gpu_bytes))
 
 
@@ -180,8 +180,8 @@ def ours(job: EpochJob) -> Ready:
 
 
 def together_case(workload: str, job: EpochJob, count: int) -> Case:
-    """An epoch of `count` networks side by side; the time is that of all of them."""
-    floor_ms = _floor_ms(job.lesson)
+    """An epoch of `count` networks trained together; the time is that of all of them."""
+    floor_ms = _floor_ms(job.training)
     return Case(
         workload, f"{job.case}, {count} networks", ONCHIP, functools.partial(ours_together, job, count), work=count,
         unit="epochs/s", precision=job.precision, floor_ms=floor_ms and count * floor_ms, pace=PACE,
@@ -189,24 +189,24 @@ def together_case(workload: str, job: EpochJob, count: int) -> Case:
 
 
 class SteadyRuns:
-    """`count` fits side by side; a sample is the time of an epoch of all of them, from the second on."""
+    """`count` fits trained together; a sample is the time of an epoch of all of them, from the second on."""
 
-    def __init__(self, lesson: TrainingCase, count: int, epochs: int) -> None:
-        self._lesson, self._count, self._epochs = lesson, count, epochs
+    def __init__(self, training: TrainingCase, count: int, epochs: int) -> None:
+        self._training, self._count, self._epochs = training, count, epochs
 
     def __call__(self) -> float:
         return self.sample_ms()
 
     def sample_ms(self) -> float:
-        results = run_together(self._lesson, self._count, self._epochs)
+        results = run_together(self._training, self._count, self._epochs)
         return max(1e3 * sum(epoch.seconds for epoch in r.history[1:]) / (len(r.history) - 1) for r in results)
 
 
-def run_together(lesson: TrainingCase, count: int, epochs: int) -> list[FitResult]:
-    options = dataclasses.replace(lesson.options, epochs=epochs)
-    runs = [Run(lesson.net(seed), dataclasses.replace(options, seed=seed)) for seed in range(count)]
+def run_together(training: TrainingCase, count: int, epochs: int) -> list[FitResult]:
+    options = dataclasses.replace(training.options, epochs=epochs)
+    runs = [Run(training.net(seed), dataclasses.replace(options, seed=seed)) for seed in range(count)]
     results = []
-    for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device):
+    for result in fit_runs(runs, training.x, training.y, device=training.device):
         if isinstance(result, KernelError):  # the run diverged
             raise result
         results.append(result)
@@ -215,13 +215,13 @@ def run_together(lesson: TrainingCase, count: int, epochs: int) -> list[FitResul
 
 def ours_together(job: EpochJob, count: int) -> Ready:
     try:
-        first = run_together(job.lesson, count, 2)
+        first = run_together(job.training, count, 2)
     except (DeviceError, PlanError) as refused:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
     epochs = max(MIN_EPOCHS, epochs_of(min(epoch.seconds for epoch in first[0].history)))
-    setting = job.lesson.setting(f"{epochs} epochs of fit_runs", first[0].plan.groups[0].claim.label)
-    clock, held = SteadyRuns(job.lesson, count, epochs), sum(result.gpu_bytes for result in first)
-    return Ready(clock, lambda: job.verify(first[0].losses), setting, extra=memory(held))
+    setting = job.training.setting(f"{epochs} epochs of fit_runs", first[0].plan.groups[0].claim.label)
+    clock, gpu_bytes = SteadyRuns(job.training, count, epochs), sum(result.gpu_bytes for result in first)
+    return Ready(clock, lambda: job.verify(first[0].losses), setting, extra=memory(gpu_bytes))
 
 
 def epochs_of(seconds: float) -> int:
@@ -235,16 +235,16 @@ def epochs_of(seconds: float) -> int:
 def peer(job: EpochJob, name: str, build: Build, index: int) -> Ready:
     stage = make_stage(index)
     if not isinstance(stage, TorchStage):
-        raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
+        raise UnavailableError("torch for CUDA is not installed")
     with explained(name):
-        made = build(job, stage)
-        losses = made.first_losses()
-        once = HostClock(made.run, lambda _: made.wait(), 1)
+        peer_run = build(job, stage)
+        losses = peer_run.first_losses()
+        once = HostClock(peer_run.run, lambda _: peer_run.wait(), 1)
         calls = epochs_of(min(once.sample_ms() for _ in range(2)) / 1e3)
-    run = functools.partial(repeat, made.run, calls)
-    setting = job.lesson.setting(f"{calls * made.epochs} epochs in a row", made.setting)
-    clock = HostClock(run, lambda _: made.wait(), calls * made.epochs)
-    return Ready(clock, lambda: job.verify(losses, PEER_SLACK), setting, extra=memory(made.gpu_bytes))
+    run = functools.partial(repeat, peer_run.run, calls)
+    setting = job.training.setting(f"{calls * peer_run.epochs} epochs in a row", peer_run.setting)
+    clock = HostClock(run, lambda _: peer_run.wait(), calls * peer_run.epochs)
+    return Ready(clock, lambda: job.verify(losses, PEER_SLACK), setting, extra=memory(peer_run.gpu_bytes))
 
 
 def memory(nbytes: int) -> dict[str, float]:

@@ -30,7 +30,7 @@ from onchip.workloads import load
 if TYPE_CHECKING:
     from onchip.bench.peers.frameworks.torch_models import Model
 
-PIECES = (32, 128)
+CHUNKS = (32, 128)
 ROWS = (1, 32, 256)
 VERIFIED = 64  # rows; on a GPU fewer images, as they are checked again for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
@@ -51,7 +51,7 @@ PEERS: dict[str, dict[str, Build]] = {
     "onnxruntime": {"": onnxruntime_session},
 }
 IMAGE_PEERS: dict[str, dict[str, Build]] = {
-    **PEERS, "torch eager": {"channels first": torch_eager, "channels last": torch_channels_last},
+    **PEERS, "torch eager": {"NCHW": torch_eager, "NHWC": torch_channels_last},
 }  # fmt: skip
 
 
@@ -62,44 +62,44 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
 
     if options.device != "cpu":
         return _gpu_cases(gpu_jobs(torch, models or MODELS, options.rows or GPU_ROWS), options)
-    made: list[Case] = []
+    result: list[Case] = []
     for model in models or MODELS:
         jobs = [
             Rows(_case(model, B), B, functools.partial(model.inputs, B), "random weights") for B in options.rows or ROWS
         ]
         peers = IMAGE_PEERS if model.is_image else PEERS
-        made += inference_cases("imported", subject(torch, model), jobs, options, peers=peers, pieces=PIECES,
-                                verified=VERIFIED, pace=PACE)  # fmt: skip
-    return made
+        result += inference_cases("imported", subject(torch, model), jobs, options, peers=peers, chunks=CHUNKS,
+                                  verified=VERIFIED, pace=PACE)  # fmt: skip
+    return result
 
 
 def _gpu_cases(jobs: Sequence[GpuJob], options: Options) -> list[Case]:
     peers = make_network_peers(min_rows=max(GPU_ROWS))
-    made = (gpu_cases("imported", [job], options, _worth_compiling(job, peers), GPU_PACE) for job in jobs)
-    return list(itertools.chain.from_iterable(made))
+    cases = (gpu_cases("imported", [job], options, _worth_compiling(job, peers), GPU_PACE) for job in jobs)
+    return list(itertools.chain.from_iterable(cases))
 
 
 def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list[GpuJob]:
     """Every network over these row counts; rows are on the GPU in the precision of the gemms."""
-    made = []
+    jobs = []
     for model in models:
-        what, verified = subject(torch, model), GPU_IMAGES_VERIFIED if model.is_image else VERIFIED
+        form, verified = subject(torch, model), GPU_IMAGES_VERIFIED if model.is_image else VERIFIED
         inputs = functools.lru_cache(maxsize=1)(model.inputs)  # shared by the precisions
-        made += [
-            GpuJob(_case(model, B), what.net, B, inputs, precision, precision, verified=verified, module=what.module)
+        jobs += [
+            GpuJob(_case(model, B), form.net, B, inputs, precision, precision, verified=verified, module=form.module)
             for B in counts
             for precision in GPU_PRECISIONS
         ]
-    return made
+    return jobs
 
 
 def _worth_compiling(job: GpuJob, peers: Mapping[str, GpuBuild]) -> Mapping[str, GpuBuild]:
-    """Without torch.compile where it is known to lose: it takes seconds to compile each."""
+    """Without torch.compile where it is known to be slower: each compilation takes seconds."""
     if not any(job.case.startswith(f"{name}, ") and job.precision == precision for name, precision in NOT_COMPILED):
         return peers
 
     def refuse(task: GpuTask, stage: Any) -> NoReturn:
-        raise UnavailableError("torch.compile is left out where it lost to torch's own graph on an H200 before")
+        raise UnavailableError("torch.compile is skipped where it was slower than torch's CUDA graph on an H200")
 
     return {**peers, "torch.compile": refuse}
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
-from onchip.bench.peers.cpu import INFERENCE, PIECES, Build, Forward, Subject, explained, fastest
+from onchip.bench.peers.cpu import CHUNKS, INFERENCE, Build, Forward, Subject, explained, fastest
 from onchip.measure.pace import Pace
-from onchip.measure.truth import Rows as Given
+from onchip.measure.truth import Rows as InputRows
 from onchip.measure.truth import Truth, Verdict, as_inputs
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
@@ -23,7 +23,7 @@ from onchip.runtime.placement import plan
 
 # onchip guarantees at most twice the naive error. Peers get more slack: torch has 2.1 times the naive error on faces.
 PEER_SLACK = 10.0
-BASELINE_ROWS = 1_000  # minimum rows of the naive run: on the few values of one row its error may be small by chance
+BASELINE_ROWS = 1_000  # minimum rows of the naive run: on a single row its error may be small by chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Task:
     """B rows to run a network over; every engine gets the same rows and the same reference."""
 
     B: int
-    x: Callable[[], Given]  # (B, ...)
+    x: Callable[[], InputRows]  # (B, ...)
     output: TensorType
     truth: Callable[[], Truth]  # of the checked rows, from the first on
     verified: int | None = None  # number of checked rows; None: all
@@ -41,10 +41,10 @@ class Task:
         engine, x, out = build(), as_inputs(self.x()), self._empty()
         return Ready(lambda: engine(*x, out=out), lambda: self.verify(engine(*x)), self._setting(*notes))
 
-    def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
-        """The fastest of a peer's variants, called with all rows or with chunks of the sizes in `pieces`."""
+    def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], chunks: Sequence[int], *notes: str) -> Ready:
+        """The fastest of a peer's variants, called with all rows or in `chunks` of these sizes."""
         with explained(name):
-            run, setting = fastest(build(), as_inputs(self.x()), self._empty(), pieces)
+            run, setting = fastest(build(), as_inputs(self.x()), self._empty(), chunks)
         return Ready(run, lambda: self.verify(run(), PEER_SLACK), self._setting(setting, *notes))
 
     def verify(self, y: Array, slack: float = 1.0) -> Verdict:
@@ -56,7 +56,7 @@ class Task:
 
     def _setting(self, *notes: str) -> str:
         few = self.verified is not None and self.verified < self.B
-        return ", ".join(filter(None, [self.data, *notes, f"judged on {self.verified} rows" if few else ""]))
+        return ", ".join(filter(None, [self.data, *notes, f"checked on {self.verified} rows" if few else ""]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,57 +65,57 @@ class Rows:
 
     case: str
     B: int
-    inputs: Callable[[], Given]  # (B, ...); called once, when the first engine is prepared
+    inputs: Callable[[], InputRows]  # (B, ...); called once, when the first engine is prepared
     data: str = ""  # description of the rows
 
 
 def inference_cases(
     workload: str,
-    what: Subject,
+    subject: Subject,
     jobs: Sequence[Rows],
     options: Options,
     *,
     peers: Mapping[str, Mapping[str, Build]] = INFERENCE,
-    pieces: Sequence[int] = PIECES,
+    chunks: Sequence[int] = CHUNKS,
     unit: str = "rows/s",
     verified: int | None = None,
-    truth: Callable[[Given], Truth] | None = None,
+    truth: Callable[[InputRows], Truth] | None = None,
     pace: Pace | None = None,
 ) -> list[Case]:
-    """onchip and, if asked for, every peer on the same rows, job by job.
+    """onchip and, on request, every peer on the same rows, job by job.
 
-    peers   engine -> its variants; each is built once for all jobs
-    pieces  chunk sizes to try for a peer, besides all rows
-    judged  number of rows to compare with float64, if all would take too long
-    truth   of x, if it is not the network's float64 output
+    peers     engine -> its variants; each is built once for all jobs
+    chunks    rows per call to try for a peer, besides all rows
+    verified  number of rows to compare with float64, if all would take too long
+    truth     of x, if it is not the network's float64 output
     """
-    net = what.net
-    built = {name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in peers.items()}
-    made = []
+    net = subject.net
+    built = {name: functools.cache(functools.partial(build_variants, v, subject, options)) for name, v in peers.items()}
+    cases = []
     for job in jobs:
         x = functools.cache(job.inputs)
-        known = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, verified))
-        task = Task(job.B, x, net.output, known, verified, job.data)
+        exact = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, verified))
+        task = Task(job.B, x, net.output, exact, verified, job.data)
         build = functools.partial(compile, net, options.device, threads=options.threads, batch_hint=job.B)
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(task.ours, build)}
         if options.peers:
-            engines |= {name: functools.partial(task.peer, name, variants, pieces) for name, variants in built.items()}
+            engines |= {name: functools.partial(task.peer, name, variants, chunks) for name, variants in built.items()}
         floor_ms = functools.partial(_floor_ms, net, options.device, job.B)
-        made += [
+        cases += [
             Case(workload, job.case, name, prepare, work=job.B, unit=unit, floor_ms=floor_ms, threads=options.threads,
                  pace=pace)
             for name, prepare in engines.items()
         ]  # fmt: skip
-    return made
+    return cases
 
 
 def _floor_ms(net: Network, device: str, B: int) -> float:
     return plan(net, device, Job(batch=B)).floor_us / 1e3
 
 
-def build_variants(variants: Mapping[str, Build], what: Subject, options: Options) -> dict[str, Forward]:
-    return {name: build(what, options.threads) for name, build in variants.items()}
+def build_variants(variants: Mapping[str, Build], subject: Subject, options: Options) -> dict[str, Forward]:
+    return {name: build(subject, options.threads) for name, build in variants.items()}
 
 
-def _first_truth(truth: Callable[[Given], Truth], x: Callable[[], Given], verified: int | None) -> Truth:
+def _first_truth(truth: Callable[[InputRows], Truth], x: Callable[[], InputRows], verified: int | None) -> Truth:
     return truth(tuple(rows[:verified] for rows in as_inputs(x())))

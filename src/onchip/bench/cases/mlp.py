@@ -1,4 +1,4 @@
-"""mlp: fully-connected networks of other shapes than decode's, with biases, over many rows and over few."""
+"""mlp: fully-connected networks of other shapes than decode's, with biases, over many rows and few."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def cases(options: Options) -> list[Case]:
             for B in counts
         ]
         return gpu_cases("mlp", jobs, options)
-    made = []
+    result = []
     for name, net in networks.items():
         rows = [
             Rows(f"{name}, {_rows(B)}", B, functools.partial(inputs, B, net.input.row_size), "random data")
             for B in counts
         ]
         truth = functools.partial(steady_truth, net)
-        made += inference_cases("mlp", subject_of(net), rows, options, truth=truth, pace=PACE)
-    return made
+        result += inference_cases("mlp", subject_of(net), rows, options, truth=truth, pace=PACE)
+    return result
 
 
 def steady_truth(net: Network, x: Array) -> Truth:
-    """The reference for x with a baseline error measured on at least YARDSTICK rows."""
+    """The reference for x with a baseline error measured on at least BASELINE_ROWS rows."""
     many = x if len(x) >= BASELINE_ROWS else inputs(BASELINE_ROWS, net.input.row_size)
     return Truth(net, x).allowing(naive_error(net, many))
 

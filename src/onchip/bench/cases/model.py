@@ -1,4 +1,4 @@
-"""A user's own network, from its file: over many rows and few, with its floor and, if asked for, its peers."""
+"""A network from a user's file: over many rows and few, with its floor and, on request, its peers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def model_cases(path: str, options: Options) -> list[Case]:
     if options.device != "cpu":
         jobs = [GpuJob(plural(B, "row"), net, B, draw, "fp32", "fp32", verified=VERIFIED) for B in counts]
         return gpu_cases(name, jobs, options)
-    jobs_here = [Rows(plural(B, "row"), B, functools.partial(draw, B), "random data") for B in counts]
+    cpu_jobs = [Rows(plural(B, "row"), B, functools.partial(draw, B), "random data") for B in counts]
     truth = functools.partial(_truth, net, draw)
-    return inference_cases(name, subject_of(net), jobs_here, options, verified=VERIFIED, truth=truth, pace=PACE)
+    return inference_cases(name, subject_of(net), cpu_jobs, options, verified=VERIFIED, truth=truth, pace=PACE)
 
 
 def _draw(net: Network, B: int) -> Array:
@@ -51,5 +51,5 @@ def _draw(net: Network, B: int) -> Array:
 
 
 def _truth(net: Network, draw: Callable[[int], Array], x: Array) -> Truth:
-    """The reference for x with a baseline error measured on JUDGED rows."""
+    """The reference for x with a baseline error measured on VERIFIED rows."""
     return Truth(net, x).allowing(naive_error(net, draw(VERIFIED)))

@@ -1,4 +1,4 @@
-"""pointwise: elementwise layers over arrays larger than any cache, and a plain copy for comparison."""
+"""pointwise: elementwise layers over arrays larger than any cache, and a copy for comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW = (64, 32, 32)  # an image of 64 channels
 GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 values, 2^22
 PRECISIONS = ("fp32", "fp16")
 VERIFIED = 32  # rows, of 65,536 values each: float64 takes NumPy a minute for all; all values are checked to be finite
-COMPILE_S, JAX_S = 25.0, 10.0  # seconds for torch.compile and JAX, all ten cases together
+COMPILE_S, JAX_S = 25.0, 10.0  # seconds for torch.compile and JAX, for all ten cases
 
 
 def networks() -> dict[str, Network]:
@@ -69,31 +69,31 @@ def inputs(B: int) -> Array:
 
 
 def cases(options: Options) -> list[Case]:
-    made = []
+    result = []
     if options.device == "cpu":
         for name, net in networks().items():
             rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B)) for B in options.rows or (CPU_ROWS,)]
-            made += inference_cases("pointwise", subject_of(net), rows, options, verified=CPU_ROWS)
-        return made
+            result += inference_cases("pointwise", subject_of(net), rows, options, verified=CPU_ROWS)
+        return result
     peers = make_network_peers(1, COMPILE_S, JAX_S)
     for B in options.rows or (GPU_ROWS,):
-        given = functools.cache(inputs)  # the same rows for every network
+        draw = functools.cache(inputs)  # the same rows for every network
         for precision in PRECISIONS:
-            made += [_copy(B, precision, options, functools.partial(given, B))]
+            result += [_copy(B, precision, options, functools.partial(draw, B))]
             jobs = [
-                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision, verified=VERIFIED)
+                GpuJob(f"{name}, {B} rows", net, B, draw, precision, precision, verified=VERIFIED)
                 for name, net in networks().items()
             ]
-            made += gpu_cases("pointwise", jobs, options, peers)
-    return made
+            result += gpu_cases("pointwise", jobs, options, peers)
+    return result
 
 
-def _copy(B: int, precision: str, options: Options, given: Callable[[], Array]) -> Case:
+def _copy(B: int, precision: str, options: Options, draw: Callable[[], Array]) -> Case:
     """The time to read and write every value once: a device-to-device memcpy."""
 
     def prepare() -> Ready:
         stage = make_stage(int(options.device.partition(":")[2] or 0))
-        host = given()
+        host = draw()
         x, y = stage.put(host, IO[precision]), stage.empty(host.shape, IO[precision])
         run, way = fastest({"": Forward(lambda: stage.copy(x, y))}, stage)
 

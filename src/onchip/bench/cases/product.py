@@ -1,4 +1,4 @@
-"""product: one Linear too large to stay on an SM, over very many rows, many and few."""
+"""product: a single Linear whose weights exceed an SM's shared memory, with many and with few rows."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from onchip.network.layers import Linear, ReLU
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
-CUBE = 8_192
+CUBE = 8_192  # B = D_in = D_out
 MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_in, D_out
 FEW_ROWS, FEW_LAYERS = (1, 16, 64, 128), ((4_096, 4_096), (4_096, 1_024), (1_024, 1_024))
 CPU_ROWS = 64
-COMPILE_S, JAX_S = 20.0, 10.0  # seconds for torch.compile and JAX, all cases of many rows together
-VERIFIED = 8  # rows: NumPy's 16-bit gemms are slow
+COMPILE_S, JAX_S = 20.0, 10.0  # to compile all cases with many rows: torch.compile, JAX
+VERIFIED = 8  # rows compared with the reference: NumPy's 16-bit gemms are slow
 
 
 def cases(options: Options) -> list[Case]:
     if options.device == "cpu":
-        made = []
+        result = []
         for D_in, D_out in LAYERS:
             counts, name = options.rows or (CPU_ROWS,), f"{D_in} to {D_out}, ReLU"
             rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B, D_in)) for B in counts]
-            made += inference_cases("product", subject_of(network(D_in, D_out)), rows, options, verified=CPU_ROWS)
-        return made
+            result += inference_cases("product", subject_of(network(D_in, D_out)), rows, options, verified=CPU_ROWS)
+        return result
     jobs = [
         GpuJob(
-            f"{CUBE} cubed", network(CUBE, CUBE, is_bare=True), CUBE, inputs_of(CUBE), precision, io, verified=VERIFIED
+            f"{CUBE} cubed", network(CUBE, CUBE, is_gemm=True), CUBE, inputs_of(CUBE), precision, io, verified=VERIFIED
         )
         for precision, io in (("fp16", "fp16"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32"))
     ]
@@ -50,11 +50,11 @@ def cases(options: Options) -> list[Case]:
 
 
 @functools.cache
-def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
-    """A Linear, with bias and ReLU unless it is bare."""
+def network(D_in: int, D_out: int, is_gemm: bool = False) -> Network:
+    """A Linear, with bias and ReLU unless `is_gemm`."""
     rng = np.random.default_rng(1)
     weights = {"fc.weight": rng.standard_normal((D_out, D_in), dtype=np.float32) / np.float32(np.sqrt(D_in))}
-    if is_bare:
+    if is_gemm:
         return sequential(TensorType(("B", D_in)), [("fc", Linear())], weights, name="product")
     weights["fc.bias"] = rng.standard_normal(D_out, dtype=np.float32) / 4
     return sequential(TensorType(("B", D_in)), [("fc", Linear()), ("relu", ReLU())], weights, name="product")
@@ -62,7 +62,7 @@ def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
 
 @functools.cache
 def inputs_of(D_in: int) -> Callable[[int], Array]:
-    """Rows of this width, cached across precisions."""
+    """A function from B to inputs (B, D_in), cached: all precisions share them."""
     return functools.lru_cache(maxsize=2)(functools.partial(inputs, D_in=D_in))
 
 

@@ -29,11 +29,11 @@ from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan, scan_into
 
-DATA = {"float32": "random normals", "int32": "random ints of all sizes"}  # whose sums wrap
-PIECE = 1 << 22  # random values that one thread draws at a time
-LONG = 1 << 30  # values per sample on the GPU, over several calls
-FEWEST_CALLS = 4
-COPIES = 9  # samples of the copy that is measured for comparison
+DATA = {"float32": "random normals", "int32": "random ints of all sizes"}  # sums of ints wrap
+CHUNK = 1 << 22  # random values that a thread draws at a time
+VALUES_PER_SAMPLE = 1 << 30  # on the GPU, over several calls
+MIN_CALLS = 4
+COPY_SAMPLES = 9  # of a copy, measured for comparison
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ CPU_JOBS = (ScanJob(1 << 20), ScanJob(1 << 24), ScanJob(1 << 24, "int32"))
 GPU_JOBS = tuple(ScanJob(1 << power, dtype) for power in (20, 24, 28, 30) for dtype in DATA)
 
 
-def numbers(job: ScanJob) -> Array:
+def inputs(job: ScanJob) -> Array:
     """x (N,); the same for any number of threads."""
     x: Array = np.empty(job.N, job.dtype)
 
     def draw(start: int) -> None:
-        rng, piece = np.random.default_rng([1, start]), x[start : start + PIECE]
+        rng, chunk = np.random.default_rng([1, start]), x[start : start + CHUNK]
         if job.dtype == "float32":
-            rng.standard_normal(out=piece, dtype=np.float32)
+            rng.standard_normal(out=chunk, dtype=np.float32)
         else:
             limits = np.iinfo(x.dtype)
-            piece[...] = rng.integers(limits.min, limits.max, len(piece), dtype=x.dtype, endpoint=True)
+            chunk[...] = rng.integers(limits.min, limits.max, len(chunk), dtype=x.dtype, endpoint=True)
 
     with concurrent.futures.ThreadPoolExecutor(core_count()) as pool:
-        list(pool.map(draw, range(0, job.N, PIECE)))
+        list(pool.map(draw, range(0, job.N, CHUNK)))
     return x
 
 
@@ -87,12 +87,12 @@ def cases(options: Options) -> list[Case]:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class LoadedJob:
     """A job in memory: every engine gets the same values and the same reference."""
 
     job: ScanJob
     x: Array
-    y: Array  # every engine writes here
+    y: Array  # output of every engine
     truth: SampledScanTruth
 
     def ready(self, run: Callable[[], object], *notes: str, peer: bool = False) -> Ready:
@@ -104,18 +104,18 @@ class Given:
         return Ready(run, check, ", ".join(filter(None, [DATA[self.job.dtype], *notes, self.truth.note])))
 
 
-def give(job: ScanJob) -> Given:
-    x = numbers(job)
-    return Given(job, x, np.empty_like(x), SampledScanTruth(x))
+def load_job(job: ScanJob) -> LoadedJob:
+    x = inputs(job)
+    return LoadedJob(job, x, np.empty_like(x), SampledScanTruth(x))
 
 
 def cpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
-    given = functools.lru_cache(maxsize=1)(give)  # one job's arrays at a time
-    engines: dict[str, Callable[[Given], Ready]] = {ONCHIP: functools.partial(ours_on_cpu, threads=options.threads)}
+    load = functools.lru_cache(maxsize=1)(load_job)  # one job's arrays at a time
+    engines: dict[str, Callable[[LoadedJob], Ready]] = {ONCHIP: functools.partial(run_on_cpu, threads=options.threads)}
     if options.peers:
         engines |= {"numpy": numpy_on_cpu, "torch": functools.partial(torch_on_cpu, threads=options.threads)}
     return [
-        Case("scan", job.case, name, functools.partial(_prepare, engine, given, job), work=job.N, unit="numbers/s",
+        Case("scan", job.case, name, functools.partial(_prepare, engine, load, job), work=job.N, unit="numbers/s",
              precision=job.precision, floor_ms=floor_ms, threads=options.threads)
         for job in jobs
         for floor_ms in [functools.partial(_cpu_floor_ms, job.N)]
@@ -127,126 +127,126 @@ def _cpu_floor_ms(N: int) -> float:
     return device_floor_ms(this_cpu(), N)
 
 
-def _prepare(engine: Callable[[Any], Ready], given: Callable[[ScanJob], Any], job: ScanJob) -> Ready:
-    return engine(given(job))
+def _prepare(engine: Callable[[Any], Ready], load: Callable[[ScanJob], Any], job: ScanJob) -> Ready:
+    return engine(load(job))
 
 
-def ours_on_cpu(task: Given, threads: int) -> Ready:
-    return task.ready(lambda: scan_into(task.x, task.y, ScanOp(), "cpu", threads))
+def run_on_cpu(loaded: LoadedJob, threads: int) -> Ready:
+    return loaded.ready(lambda: scan_into(loaded.x, loaded.y, ScanOp(), "cpu", threads))
 
 
-def numpy_on_cpu(task: Given) -> Ready:
-    return task.ready(lambda: np.cumsum(task.x, dtype=task.x.dtype, out=task.y), "1 thread", peer=True)
+def numpy_on_cpu(loaded: LoadedJob) -> Ready:
+    return loaded.ready(lambda: np.cumsum(loaded.x, dtype=loaded.x.dtype, out=loaded.y), "1 thread", peer=True)
 
 
-def torch_on_cpu(task: Given, threads: int) -> Ready:
+def torch_on_cpu(loaded: LoadedJob, threads: int) -> Ready:
     with explained("torch"):
         torch = load_torch(threads)
-        x, y = torch.from_numpy(task.x), torch.from_numpy(task.y)
+        x, y = torch.from_numpy(loaded.x), torch.from_numpy(loaded.y)
 
         def with_threads(count: int, _: Array) -> Array:
             torch.set_num_threads(count)
             torch.cumsum(x, 0, dtype=x.dtype, out=y)
-            return task.y
+            return loaded.y
 
         counts = {"1 thread": 1} | ({f"{threads} threads": threads} if threads > 1 else {})
         variants = {name: functools.partial(with_threads, count) for name, count in counts.items()}
-        run, setting = fastest_on_cpu(variants, (task.x,), task.y, ())
-    return task.ready(run, setting, peer=True)
+        run, setting = fastest_on_cpu(variants, (loaded.x,), loaded.y, ())
+    return loaded.ready(run, setting, peer=True)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class GpuGiven:
+class LoadedGpuJob:
     """A job on the GPU: every engine gets the same values and the same reference."""
 
     job: ScanJob
     stage: Stage
     x: Any
-    y: Any  # engines that can write here
+    y: Any  # output of the engines that can write to a buffer
     truth: SampledScanTruth
-    copy_ms: float  # of x to y: reads and writes everything once
+    copy_ms: float  # of x to y: one read and one write per value
 
     def ready(self, variants: Variants, peer: bool = False) -> Ready:
-        run, way = fastest(variants, self.stage, calls=calls_of(self.job.N))
+        run, variant = fastest(variants, self.stage, calls=calls_of(self.job.N))
 
         def verify(y: Any) -> Verdict:
             return self.truth.verify(self.stage.fetch(y), peer)
 
         data = f"{DATA[self.job.dtype]}, the same in every call: what fits stays in L2"
-        copy = f"a copy on the GPU, measured beside it: {show_ms(self.copy_ms)} ms"
-        setting = ", ".join(filter(None, [way, data, copy, self.truth.note]))
+        copy = f"a copy on the GPU, measured in the same run: {show_ms(self.copy_ms)} ms"
+        setting = ", ".join(filter(None, [variant, data, copy, self.truth.note]))
         return Ready(run, functools.partial(check, self.stage, run, verify), setting)
 
 
 def calls_of(N: int) -> int:
     """Calls per sample: fewer for long rows."""
-    return min(CALLS, max(FEWEST_CALLS, LONG // N))
+    return min(CALLS, max(MIN_CALLS, VALUES_PER_SAMPLE // N))
 
 
-def give_gpu(job: ScanJob, index: int) -> GpuGiven:
+def load_gpu_job(job: ScanJob, index: int) -> LoadedGpuJob:
     stage = make_stage(index)
-    host = numbers(job)
+    host = inputs(job)
     x, y = stage.put(host, job.dtype), stage.empty((job.N,), job.dtype)
     copy, _ = fastest({"": Forward(lambda: stage.copy(x, y))}, stage, calls=calls_of(job.N))
-    copy_ms = statistics.median(copy.sample_ms() for _ in range(COPIES))
-    return GpuGiven(job, stage, x, y, SampledScanTruth(host), copy_ms)
+    copy_ms = statistics.median(copy.sample_ms() for _ in range(COPY_SAMPLES))
+    return LoadedGpuJob(job, stage, x, y, SampledScanTruth(host), copy_ms)
 
 
 def gpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
     device, index = find_device(options.device)[0], int(options.device.partition(":")[2] or 0)
-    given = functools.lru_cache(maxsize=1)(functools.partial(give_gpu, index=index))  # one job's arrays at a time
-    engines: dict[str, Callable[[GpuGiven], Ready]] = {ONCHIP: ours_on_gpu}
+    load = functools.lru_cache(maxsize=1)(functools.partial(load_gpu_job, index=index))  # one job's arrays at a time
+    engines: dict[str, Callable[[LoadedGpuJob], Ready]] = {ONCHIP: run_on_gpu}
     if options.peers:
         engines |= {name: functools.partial(_peer, name, build) for name, build in GPU_PEERS.items()}
     return [
-        Case("scan", job.case, name, functools.partial(_prepare, engine, given, job), work=job.N, unit="numbers/s",
+        Case("scan", job.case, name, functools.partial(_prepare, engine, load, job), work=job.N, unit="numbers/s",
              precision=job.precision, floor_ms=device_floor_ms(device, job.N), pace=PACE)
         for job in jobs
         for name, engine in engines.items()
     ]  # fmt: skip
 
 
-def ours_on_gpu(task: GpuGiven) -> Ready:
+def run_on_gpu(loaded: LoadedGpuJob) -> Ready:
     def call() -> Any:
-        scan(task.x, out=task.y)
-        return task.y
+        scan(loaded.x, out=loaded.y)
+        return loaded.y
 
-    return task.ready({"": Forward(call)})
+    return loaded.ready({"": Forward(call)})
 
 
-def _peer(name: str, build: Build, task: GpuGiven) -> Ready:
-    if not isinstance(task.stage, TorchStage):
-        raise UnavailableError("torch for CUDA, which holds the peers' numbers, is not installed")
+def _peer(name: str, build: Build, loaded: LoadedGpuJob) -> Ready:
+    if not isinstance(loaded.stage, TorchStage):
+        raise UnavailableError("torch for CUDA is not installed")
     with explained(name):
-        return task.ready({"": build(task, task.stage)}, peer=True)
+        return loaded.ready({"": build(loaded, loaded.stage)}, peer=True)
 
 
-def torch_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
-    return Forward(lambda: stage.torch.cumsum(task.x, 0, dtype=task.x.dtype, out=task.y))  # else int64 for ints
+def torch_on_gpu(loaded: LoadedGpuJob, stage: TorchStage) -> Forward:
+    return Forward(lambda: stage.torch.cumsum(loaded.x, 0, dtype=loaded.x.dtype, out=loaded.y))  # else int64 for ints
 
 
-def cupy_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
+def cupy_on_gpu(loaded: LoadedGpuJob, stage: TorchStage) -> Forward:
     need("cupy")
     cupy = importlib.import_module("cupy")
-    x, y = cupy.asarray(task.x), cupy.asarray(task.y)  # zero-copy
+    x, y = cupy.asarray(loaded.x), cupy.asarray(loaded.y)  # zero-copy
 
     def call() -> Any:
         with cupy.cuda.ExternalStream(stage.torch.cuda.current_stream().cuda_stream):
             cupy.cumsum(x, dtype=x.dtype, out=y)
-        return task.y
+        return loaded.y
 
     return Forward(call)
 
 
-def jax_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
+def jax_on_gpu(loaded: LoadedGpuJob, stage: TorchStage) -> Forward:
     jax = load_jax()
-    x = importlib.import_module("jax.dlpack").from_dlpack(task.x)  # zero-copy
+    x = importlib.import_module("jax.dlpack").from_dlpack(loaded.x)  # zero-copy
     run = jax.jit(lambda x: jax.numpy.cumsum(x, dtype=x.dtype))
     return Forward(lambda: run(x), captures=False, wait=lambda y: y.block_until_ready())
 
 
-Build = Callable[[GpuGiven, TorchStage], Forward]
+Build = Callable[[LoadedGpuJob, TorchStage], Forward]
 GPU_PEERS: dict[str, Build] = {"torch": torch_on_gpu, "cupy": cupy_on_gpu, "jax": jax_on_gpu}

@@ -10,10 +10,10 @@ from onchip.bench.cases.inference import PEER_SLACK
 from onchip.measure.truth import Verdict, allowed_error
 from onchip.network.recipe import Array
 
-WHOLE = 1 << 24  # up to so many values all sums are checked; else the last one of each block and all of some blocks
+WHOLE = 1 << 24  # up to this length all sums are checked; else the last one of each block and all of some blocks
 BLOCK = 1 << 12
 BLOCKS = 64  # of which every sum is checked
-PIECE = 1 << 24  # values that are added at a time: their float64 copy fits into memory
+CHUNK = 1 << 24  # values that are added at a time: their float64 copy fits into memory
 UNWRITTEN = -1  # stage.poison's value for ints
 MAX_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
 
@@ -22,29 +22,29 @@ class SampledScanTruth:
     """The prefix sums of x (N,) float32 or int32 at the checked indices, and the allowed error.
 
     An error is relative to the largest sum so far, |a - b| / max(1, |sum| so far): a random walk returns to zero now
-    and then, and its errors do not. onchip may have twice the error of pairwise summation plus a few ulp. A peer's
+    and then, but its errors do not. onchip may have twice the error of pairwise summation plus a few ulp. A peer's
     baseline error is that of sequential float32 summation. Ints must be exact.
     """
 
     def __init__(self, x: Array) -> None:
         self._shape, self._dtype = x.shape, x.dtype
-        self.places = verified_positions(len(x))
-        self.note = f"judged on {len(self.places)} sums" if len(self.places) < len(x) else ""
+        self.indices = verified_indices(len(x))
+        self.note = f"checked on {len(self.indices)} sums" if len(self.indices) < len(x) else ""
         is_float = x.dtype.kind == "f"
-        wide = sums_at(self.places, x, "float64" if is_float else "int64", np.cumsum)
-        self.y = wide if is_float else wide.astype(x.dtype)  # ints wrap
+        sums = sums_at(self.indices, x, "float64" if is_float else "int64", np.cumsum)
+        self.y = sums if is_float else sums.astype(x.dtype)  # ints wrap
         self._scale = np.maximum.accumulate(np.maximum(np.abs(self.y.astype(np.float64)), 1))
         self.allowed = self.allowed_peer = 0.0
         if is_float:
-            self.allowed = allowed_error(self._error(sums_at(self.places, x, "float32", pairwise_sums)))
-            self.allowed_peer = PEER_SLACK * allowed_error(self._error(naive_sums_at(self.places, x)))
+            self.allowed = allowed_error(self._error(sums_at(self.indices, x, "float32", pairwise_sums)))
+            self.allowed_peer = PEER_SLACK * allowed_error(self._error(naive_sums_at(self.indices, x)))
 
     def verify(self, got: Array, peer: bool = False) -> Verdict:
         """got: all N sums, written over NaNs or UNWRITTEN."""
         allowed = self.allowed_peer if peer else self.allowed
         if got.shape != self._shape or got.dtype != self._dtype or not _is_written(got):
             return Verdict(float("inf"), allowed)
-        return Verdict(self._error(got[self.places]), allowed)
+        return Verdict(self._error(got[self.indices]), allowed)
 
     def _error(self, got: Array) -> float:
         return float((np.abs(got.astype(np.float64) - self.y) / self._scale).max())
@@ -56,8 +56,8 @@ def _is_written(y: Array) -> bool:
     return int(np.count_nonzero(y == UNWRITTEN)) <= MAX_UNWRITTEN
 
 
-def verified_positions(N: int) -> Array:
-    """The checked indices, in order."""
+def verified_indices(N: int) -> Array:
+    """The checked indices, ascending."""
     if N <= WHOLE:
         return np.arange(N)
     ends = np.append(np.arange(BLOCK - 1, N - 1, BLOCK), N - 1)
@@ -67,35 +67,35 @@ def verified_positions(N: int) -> Array:
     return np.union1d(ends, inside[inside < N])
 
 
-def sums_at(places: Array, x: Array, dtype: str, scan: Callable[[Array], Array]) -> Array:
+def sums_at(indices: Array, x: Array, dtype: str, scan: Callable[[Array], Array]) -> Array:
     """The prefix sums of x at these indices, computed in this dtype: in one scan, or block by block."""
-    if len(places) == len(x):
+    if len(indices) == len(x):
         return scan(x.astype(dtype))
-    parts = (x[i : i + PIECE] for i in range(0, len(x), PIECE))
-    totals = np.concatenate([np.add.reduceat(part, np.arange(0, len(part), BLOCK), dtype=dtype) for part in parts])
+    chunks = (x[i : i + CHUNK] for i in range(0, len(x), CHUNK))
+    totals = np.concatenate([np.add.reduceat(c, np.arange(0, len(c), BLOCK), dtype=dtype) for c in chunks])
     ends = scan(totals)
-    y = np.empty(len(places), ends.dtype)
+    y = np.empty(len(indices), ends.dtype)
     # The checked indices of a block are contiguous: its last one, or all of them.
-    blocks, first, count = np.unique(places // BLOCK, return_index=True, return_counts=True)
+    blocks, first, count = np.unique(indices // BLOCK, return_index=True, return_counts=True)
     for block, i, n in zip(blocks, first, count, strict=True):
         if n == 1:
             y[i] = ends[block]
         else:
-            before = ends[block - 1] if block else ends.dtype.type(0)
-            y[i : i + n] = scan(x[block * BLOCK : (block + 1) * BLOCK].astype(dtype)) + before
+            prefix = ends[block - 1] if block else ends.dtype.type(0)
+            y[i : i + n] = scan(x[block * BLOCK : (block + 1) * BLOCK].astype(dtype)) + prefix
     return y
 
 
-def naive_sums_at(places: Array, x: Array) -> Array:
-    """As np.cumsum(x)[places] for floats, without keeping all other sums in memory."""
+def naive_sums_at(indices: Array, x: Array) -> Array:
+    """As np.cumsum(x)[indices] for floats, but only one chunk of sums is in memory."""
     total, found = x.dtype.type(0), []
-    for start in range(0, len(x), PIECE):
-        part = x[start : start + PIECE].copy()
-        part[0] += total
-        y = np.cumsum(part)
+    for start in range(0, len(x), CHUNK):
+        chunk = x[start : start + CHUNK].copy()
+        chunk[0] += total
+        y = np.cumsum(chunk)
         total = y[-1]
-        first, last = np.searchsorted(places, [start, start + len(part)])
-        found.append(y[places[first:last] - start])
+        first, last = np.searchsorted(indices, [start, start + len(chunk)])
+        found.append(y[indices[first:last] - start])
     return np.concatenate(found)
 
 

@@ -1,7 +1,7 @@
 """sentiment: 16 tokens per sentence, by folded embedding tables and by convolutions; peers do both.
 
 Convolving a sentence takes 2 Gflop: on a CPU the convolutions are timed on few sentences, and the time is scaled. The
-time excludes building the tables; the setting has their build time and break-even number of sentences.
+time excludes building the tables; the setting has their build time and the break-even number of sentences.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from onchip.runtime.placement import plan
 from onchip.workloads import sentiment
 
 ROWS = (2_048,)
-DIRECT_ROWS, PIECES = 64, (16,)  # sentences of the convolutions, and a peer's chunk sizes
+DIRECT_ROWS, CHUNKS = 64, (16,)  # sentences of the convolutions, and a peer's chunk sizes
 VERIFIED = 64  # with fewer, chance decides whether an engine has twice the naive error
 PACE = Pace(rounds=4, min_runs=1)  # a run with convolutions takes a second or more
-FOLDED_PIECES = (512,)  # chunk sizes of a peer with tables
+FOLDED_CHUNKS = (512,)  # chunk sizes of a peer with tables
 
 FP16, DIRECT = f"{ONCHIP}, fp16 tables", f"{ONCHIP}, not folded"
 OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT: {"without": ("fold",)}}
@@ -56,18 +56,18 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
     net = reference.with_arrays(sentiment.network(**sizes))
     if options.device != "cpu":
         return gpu_sentences(net, options)
-    built = {name: functools.cache(functools.partial(_build, net, options, how)) for name, how in OURS.items()}
+    built = {name: functools.cache(functools.partial(_build, net, options, form)) for name, form in OURS.items()}
     peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
     if options.peers:
-        what, known = subject_of(net), {**FOLDED, **PEERS}
+        subject, engines = subject_of(net), {**FOLDED, **PEERS}
         peers = {
-            name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in known.items()
+            name: functools.cache(functools.partial(build_variants, v, subject, options)) for name, v in engines.items()
         }
-    made = []
+    result = []
     for N in options.rows or ROWS:
         for kind, draw in IDS.items():
-            made += _cases(net, f"{N} sentences, {kind}", functools.partial(draw, net, N), N, built, peers, options)
-    return made
+            result += _cases(net, f"{N} sentences, {kind}", functools.partial(draw, net, N), N, built, peers, options)
+    return result
 
 
 def _cases(
@@ -82,37 +82,37 @@ def _cases(
     few, verified, x = min(N, DIRECT_ROWS), min(N, VERIFIED), functools.cache(ids)
     truth = functools.cache(lambda: exact_truth(net, x()[:verified]))
     whole = Task(N, x, net.output, truth, verified, "random weights")
-    coarse = Task(
+    rounded = Task(
         N, x, net.output, lambda: rounded_table_truth(truth(), net, x()[:verified], "fp16"), verified, "random weights"
     )
-    part = Task(few, lambda: x()[:few], net.output, truth, verified, "random weights")
+    sample = Task(few, lambda: x()[:few], net.output, truth, verified, "random weights")
     scaled = "" if few == N else f"timed on {few} sentences, scaled"
 
-    plans = {name: plan(net, options.device, Job(batch=sentiment.SENTENCES, **how)) for name, how in OURS.items()}
-    floors = {name: functools.partial(_floor_ms, made, N) for name, made in plans.items()}
-    told = [name for name in (ONCHIP, FP16) if plans[name].fold.startswith("folded")]
+    plans = {name: plan(net, options.device, Job(batch=sentiment.SENTENCES, **form)) for name, form in OURS.items()}
+    floors = {name: functools.partial(_floor_ms, p, N) for name, p in plans.items()}
+    with_tables = [name for name in (ONCHIP, FP16) if plans[name].fold.startswith("folded")]
 
     def ours(name: str) -> Ready:
-        task = {ONCHIP: whole, FP16: coarse, DIRECT: part}[name]
-        return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is part else "")
+        task = {ONCHIP: whole, FP16: rounded, DIRECT: sample}[name]
+        return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is sample else "")
 
     engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in OURS}
     for name, build in peers.items():
         if name in FOLDED:
-            engines[name] = functools.partial(whole.peer, name, build, FOLDED_PIECES)
+            engines[name] = functools.partial(whole.peer, name, build, FOLDED_CHUNKS)
         else:
-            engines[name] = functools.partial(part.peer, name, build, PIECES, scaled)
+            engines[name] = functools.partial(sample.peer, name, build, CHUNKS, scaled)
     return [
         Case("sentiment", case, name, prepare, work=N, unit="sentences/s", threads=options.threads, pace=PACE,
              parts=1 if name in (ONCHIP, FP16, *FOLDED) else few / N, floor_ms=floors.get(name, floors[ONCHIP]),
-             remark=functools.partial(break_even, name, built[name], N) if name in told else None)
+             remark=functools.partial(break_even, name, built[name], N) if name in with_tables else None)
         for name, prepare in engines.items()
     ]  # fmt: skip
 
 
-def _floor_ms(made: Plan, N: int) -> float:
+def _floor_ms(built_plan: Plan, N: int) -> float:
     """With the current rates of this CPU."""
-    return replace(made, device=this_cpu()).floor_at(N) / 1e3
+    return replace(built_plan, device=this_cpu()).floor_at(N) / 1e3
 
 
 # -- onchip ------------------------------------------------------------------------------------------------
@@ -124,25 +124,25 @@ class Built:
     seconds: float  # build time
 
 
-def _build(net: Network, options: Options, how: Mapping[str, Any]) -> Built:
+def _build(net: Network, options: Options, form: Mapping[str, Any]) -> Built:
     start = time.perf_counter()
-    engine = compile(net, options.device, threads=options.threads, batch_hint=sentiment.SENTENCES, **how)
+    engine = compile(net, options.device, threads=options.threads, batch_hint=sentiment.SENTENCES, **form)
     return Built(engine, time.perf_counter() - start)
 
 
 def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row]) -> str:
     """The break-even number of sentences: against onchip's convolutions, and the best peer without tables."""
-    mine = next(row for row in rows if row.engine == name)
+    own_row = next(row for row in rows if row.engine == name)
     without_tables = [row for row in rows if row.engine not in FOLDED]
     direct = next((row for row in rows if row.engine == DIRECT), None)
-    others = [row for row in (direct, best_peer(without_tables, mine)) if row]
-    told = [f"built in {built().seconds:.1f} s"]
+    others = [row for row in (direct, best_peer(without_tables, own_row)) if row]
+    notes = [f"built in {built().seconds:.1f} s"]
     for other in others:
-        if mine.median_ms is not None and other.median_ms is not None:
-            saved_s = (other.median_ms - mine.median_ms) / N / 1e3
-            pays = f"pays from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays"
-            told.append(f"{pays} against {other.engine}")
-    return ", ".join(told)
+        if own_row.median_ms is not None and other.median_ms is not None:
+            saved_s = (other.median_ms - own_row.median_ms) / N / 1e3
+            pays = f"pays off from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays off"
+            notes.append(f"{pays} compared with {other.engine}")
+    return ", ".join(notes)
 
 
 # -- peers -------------------------------------------------------------------------------------------------
@@ -151,15 +151,15 @@ def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row
 def torch_folded(what: Subject, threads: int) -> Forward:
     """The same tables, computed by torch, and its embedding_bag.
 
-    Gathers and sums took two to three times as long, in chunks or not; compiled they took longer, and two minutes to
-    compile.
+    Gathers and sums took two to three times as long, in chunks or not; compiled they took even longer, plus two minutes
+    to compile.
     """
     torch = load_torch(threads)
     weights = Weights.of(what.net, torch)
     return torch_forward(torch, functools.partial(bags, torch, weights, weights.taps()))
 
 
-def torch_products(what: Subject, threads: int) -> Forward:
+def torch_im2col(what: Subject, threads: int) -> Forward:
     """Each convolution as one gemm over a copy of all windows of the embedding (im2col)."""
     torch = load_torch(threads)
     functional = torch.nn.functional
@@ -191,6 +191,6 @@ def torch_products(what: Subject, threads: int) -> Forward:
 FOLDED: dict[str, dict[str, Build]] = {"torch, folded": {"embedding_bag": torch_folded}}
 PEERS: dict[str, dict[str, Build]] = {
     "torch eager": {"Conv1d": torch_eager},
-    "torch, windows": {"products of copied windows": torch_products},
+    "torch, windows": {"im2col and gemm": torch_im2col},
     "onnxruntime": {"": onnxruntime_session},
 }

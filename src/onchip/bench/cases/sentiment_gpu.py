@@ -1,5 +1,5 @@
-"""sentiment on a GPU: 16,384 sentences by folded tables and by convolutions; from the host and from a file; and
-building the tables.
+"""sentiment on a GPU: 16,384 sentences by folded tables and by convolutions, with ids on the GPU, on the host and in a
+file; and the time to build the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onchip.workloads import sentiment
 
 PRECISIONS, HOST_PRECISION, DIRECT_PRECISION, ZIPF = ("fp16", "bf16", "fp32"), "fp16", "bf16", 1.2
 FOLDED = "torch.compile, folded"
-FILE_PARTS = 64  # times as many sentences: a file is processed in chunks
+FILE_FACTOR = 64  # times as many sentences in a file, which is processed in chunks
 JAX_S = 20.0  # seconds for JAX
 
 
@@ -30,7 +30,7 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
     """By tables in every precision and in 8 bits, by convolutions in bf16, with ids on the GPU; with ids in pinned and
     in pageable host memory and in a file; and building the tables.
     """
-    peers, truths, pays, made = SentimentPeers(net), Truths(), BreakEven(), list[Case]()
+    peers, truths, break_even, result = SentimentPeers(net), Truths(), BreakEven(), list[Case]()
     cases_of = functools.partial(gpu_cases, "sentiment", options=options, unit="sentences/s")
     folded: dict[str, Build] = {FOLDED: peers.compiled, "torch embedding_bag": peers.bags}
     jax = functools.partial(jax_jit, Allowance(JAX_S), min_rows=1)
@@ -45,31 +45,31 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
                 job(f"{many}, Zipf ids", inputs=zipf, precision=precision),
             ]
             cases = cases_of(jobs, peers=folded)
-            made += _noted(cases, pays, "folded") if precision == DIRECT_PRECISION else cases
+            result += _noted(cases, break_even, "folded") if precision == DIRECT_PRECISION else cases
             if precision == HOST_PRECISION:  # while the peer's tables are in memory
-                known = functools.partial(truths, net)
+                truth = functools.partial(truths, net)
                 host = functools.partial(
-                    HostJob, net=net, inputs=random, precision=precision, truth=known, verified=VERIFIED
+                    HostJob, net=net, inputs=random, precision=precision, truth=truth, verified=VERIFIED
                 )
                 from_host = [
-                    host(f"{many}, from the host", B=N), host(f"{many}, from NumPy arrays", B=N, is_locked=False),
+                    host(f"{many}, from the host", B=N), host(f"{many}, from NumPy arrays", B=N, is_pinned=False),
                 ]  # fmt: skip
-                made += host_cases("sentiment", from_host, options, {FOLDED: peers.from_host}, "sentences/s")
-                file = host(f"{FILE_PARTS * N} sentences, from a file", B=FILE_PARTS * N, is_locked=False)
-                made += file_cases("sentiment", file, options, "sentences/s")
-        short = functools.partial(
+                result += host_cases("sentiment", from_host, options, {FOLDED: peers.from_host}, "sentences/s")
+                file = host(f"{FILE_FACTOR * N} sentences, from a file", B=FILE_FACTOR * N, is_pinned=False)
+                result += file_cases("sentiment", file, options, "sentences/s")
+        fp8_job = functools.partial(
             job, precision=HOST_PRECISION, compiled={"tables": "fp8"}, truth=functools.partial(_of_fp8_tables, truths)
         )
-        in_8_bits = [
-            short(f"{many}, {kind} ids, fp8 tables", inputs=ids) for kind, ids in (("random", random), ("Zipf", zipf))
+        fp8_jobs = [
+            fp8_job(f"{many}, {kind} ids, fp8 tables", inputs=ids) for kind, ids in (("random", random), ("Zipf", zipf))
         ]
-        made += cases_of(in_8_bits, peers={})
+        result += cases_of(fp8_jobs, peers={})
         direct = job(f"{many}, not folded", inputs=random, precision=DIRECT_PRECISION, compiled={"without": ("fold",)})
-        made += _noted(cases_of([direct], peers=convolved), pays, "direct")
+        result += _noted(cases_of([direct], peers=convolved), break_even, "direct")
     for precision in TABLE_PRECISIONS:
-        tell = pays.tell if precision == DIRECT_PRECISION else None
-        made += table_cases(net, precision, peers, truths, options, tell)
-    return made
+        remark = break_even.remark if precision == DIRECT_PRECISION else None
+        result += table_cases(net, precision, peers, truths, options, remark)
+    return result
 
 
 def _of_fp8_tables(truths: Truths, net: Network, rows: Rows, dtype: str) -> Truth:
@@ -77,6 +77,6 @@ def _of_fp8_tables(truths: Truths, net: Network, rows: Rows, dtype: str) -> Trut
     return rounded_table_truth(truths(net, rows, dtype), net, x, "fp8", dtype)
 
 
-def _noted(cases: list[Case], pays: BreakEven, form: str) -> list[Case]:
-    """The same cases; each notes onchip's time per sentence."""
-    return [replace(case, remark=functools.partial(pays.note, form)) for case in cases]
+def _noted(cases: list[Case], break_even: BreakEven, form: str) -> list[Case]:
+    """The same cases; each records onchip's time per sentence."""
+    return [replace(case, remark=functools.partial(break_even.record, form)) for case in cases]

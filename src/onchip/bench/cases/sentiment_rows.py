@@ -1,4 +1,4 @@
-"""The sentences of sentiment's benchmarks, and their references."""
+"""Input sentences of the sentiment benchmarks, and their references."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
     return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
 
 
-VERIFIED = 8  # sentences on a GPU
+VERIFIED = 8  # sentences checked on a GPU
 IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
 
 
 def exact_truth(net: Network, x: Array, dtype: str = "float32") -> Truth:
-    """The reference, with the baseline error of a dtype."""
-    return Truth(*_few_tokens(net, x), dtype)
+    """The float64 reference, with the baseline error of a naive run in this dtype."""
+    return Truth(*_used_tokens(net, x), dtype)
 
 
 def naive(net: Network, x: Array, dtype: str) -> Array:
     """Run in this dtype, one layer at a time."""
-    return naive_run(*_few_tokens(net, x), dtype)
+    return naive_run(*_used_tokens(net, x), dtype)
 
 
 class Truths:
-    """Cached references: most jobs check the same sentences, and float64 takes a second for four."""
+    """Cached references: most jobs check the same sentences, and a float64 run takes a second per four."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, dict[str, Truth]] = {}
+        self._cached: dict[bytes, dict[str, Truth]] = {}
 
     def __call__(self, net: Network, rows: Rows, dtype: str) -> Truth:
         (x,) = as_inputs(rows)
-        of_rows = self._known.setdefault(x.tobytes(), {})
-        if dtype not in of_rows:
-            known = next(iter(of_rows.values()), None)
-            of_rows[dtype] = exact_truth(net, x, dtype) if known is None else known.measured_by(naive(net, x, dtype))
-        return of_rows[dtype]
+        by_dtype = self._cached.setdefault(x.tobytes(), {})
+        if dtype not in by_dtype:
+            known = next(iter(by_dtype.values()), None)
+            by_dtype[dtype] = exact_truth(net, x, dtype) if known is None else known.measured_by(naive(net, x, dtype))
+        return by_dtype[dtype]
 
 
 def rounded_table_truth(truth: Truth, net: Network, x: Array, tables: str, dtype: str = "float32") -> Truth:
     """The same reference; the baseline error is that of a naive run in this dtype on rounded tables."""
-    few, ids = _few_tokens(net, x)
-    return truth.measured_by(naive_run(with_rounded_tables(few, tables), ids, dtype))
+    small, ids = _used_tokens(net, x)
+    return truth.measured_by(naive_run(with_rounded_tables(small, tables), ids, dtype))
 
 
-def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
-    few, (ids,) = reference.with_used_tokens(net, (x,))
-    return few, ids
+def _used_tokens(net: Network, x: Array) -> tuple[Network, Array]:
+    small, (ids,) = reference.with_used_tokens(net, (x,))
+    return small, ids

@@ -19,7 +19,7 @@ from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, in_order
-from onchip.plan.build_cost import makes_of
+from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.weights import make_weights
@@ -38,25 +38,25 @@ class BreakEven:
     def __init__(self) -> None:
         self._row_ms: dict[str, float] = {}
 
-    def note(self, form: str, rows: Sequence[Row]) -> str:
+    def record(self, form: str, rows: Sequence[Row]) -> str:
         """Record the time per sentence, "folded" or "direct"; no remark yet."""
-        mine = _ours(rows)
-        if mine is not None and mine.rate:
-            self._row_ms[form] = 1e3 / mine.rate
+        row = _onchip_row(rows)
+        if row is not None and row.rate:
+            self._row_ms[form] = 1e3 / row.rate
         return ""
 
-    def tell(self, rows: Sequence[Row]) -> str:
+    def remark(self, rows: Sequence[Row]) -> str:
         """The remark of the job that builds the tables."""
-        mine = _ours(rows)
-        if mine is None or mine.median_ms is None or len(self._row_ms) < 2:
+        row = _onchip_row(rows)
+        if row is None or row.median_ms is None or len(self._row_ms) < 2:
             return ""
         saved_ms = self._row_ms["direct"] - self._row_ms["folded"]
         if saved_ms <= 0:
-            return "as measured, they never pay"
-        return f"as measured, they pay from {mine.median_ms / saved_ms:,.0f} sentences on"
+            return "as measured, they never pay off"
+        return f"as measured, they pay off from {row.median_ms / saved_ms:,.0f} sentences on"
 
 
-def _ours(rows: Sequence[Row]) -> Row | None:
+def _onchip_row(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.engine == ONCHIP), None)
 
 
@@ -78,11 +78,11 @@ def table_cases(
     def build() -> Engine:
         return compile(net, options.device, precision, batch_hint=sentiment.SENTENCES)
 
-    def our_tables() -> Ready:
+    def onchip_tables() -> Ready:
         engine = build()
         return Ready(builder(engine.plan, index), lambda: verify(engine(ids)), engine.plan.fold)
 
-    def our_first() -> Ready:
+    def onchip_first() -> Ready:
         engine = build()
         return Ready(lambda: build()(ids), lambda: verify(engine(ids)), engine.plan.fold)
 
@@ -93,38 +93,38 @@ def table_cases(
         with explained("torch"):
             weights, tables = peers.fold(precision, stage)
 
-        def result(made: tuple[Any, Any] = (weights, tables)) -> Array:
-            return stage.fetch(looked_up(stage.torch, *made, stage.put(ids, "int32")))
+        def result(folded: tuple[Any, Any] = (weights, tables)) -> Array:
+            return stage.fetch(looked_up(stage.torch, *folded, stage.put(ids, "int32")))
 
-        def make() -> None:
+        def build_tables() -> None:
             weights.taps()
             stage.synchronise()
 
-        run = (lambda: result(peers.fold(precision, stage))) if is_first else make
+        run = (lambda: result(peers.fold(precision, stage))) if is_first else build_tables
         return Ready(run, lambda: verify(result(), PEER_SLACK))
 
-    made = []
-    for case, ours, note in ((TABLES, our_tables, remark), (FIRST, our_first, None)):
-        engines: dict[str, Callable[[], Ready]] = {ONCHIP: ours}
+    cases = []
+    for case, onchip, row_remark in ((TABLES, onchip_tables, remark), (FIRST, onchip_first, None)):
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: onchip}
         if options.peers:
             engines["torch"] = functools.partial(torch, case == FIRST)
-        made += [
+        cases += [
             Case("sentiment", case, name, prepare, work=1, unit="builds/s", precision=precision, pace=PACE,
-                 remark=note if name == ONCHIP else None)
+                 remark=row_remark if name == ONCHIP else None)
             for name, prepare in engines.items()
         ]  # fmt: skip
-    return made
+    return cases
 
 
 def builder(plan: Plan, index: int) -> Callable[[], object]:
     """A function that builds the tables of a plan from weights on the GPU, and waits for them."""
     gpu, net = Gpu.get(index), plan.network
-    looks_up = [group for group in plan.groups if any(net.by_name[n].layer.has_tables for n in group.claim.nodes)]
-    wanted: list[Recipe] = [recipe for group in looks_up for recipe in group.claim.recipes.values()]
-    makes = makes_of(kernels_for(gpu.device), gpu.device)
-    there: dict[str | Recipe, Buffer] = {
+    lookups = [group for group in plan.groups if any(net.by_name[n].layer.has_tables for n in group.claim.nodes)]
+    recipes: list[Recipe] = [recipe for group in lookups for recipe in group.claim.recipes.values()]
+    kernels = recipe_rates_of(kernels_for(gpu.device), gpu.device)
+    uploaded: dict[str | Recipe, Buffer] = {
         name: gpu.upload(weight)
-        for name in in_order(wanted, net.weights)
+        for name in in_order(recipes, net.weights)
         if isinstance(name, str) and not isinstance(weight := net.weights[name], Recipe)
     }
-    return lambda: make_weights(gpu, wanted, net.weights, makes, there)
+    return lambda: make_weights(gpu, recipes, net.weights, kernels, uploaded)

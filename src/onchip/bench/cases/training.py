@@ -1,6 +1,6 @@
 """Cases of training: a job for onchip and torch, with the same reference. onchip goes through the public fit.
 
-Every engine starts from the same weights and takes the same batches in the same order, so the first steps must
+Every engine starts from the same weights and trains on the same batches in the same order, so the first steps must
 agree with float64, and accuracies can be compared seed by seed.
 """
 
@@ -29,7 +29,7 @@ from onchip.train.order import epoch_order
 from onchip.train.training_run import FitResult
 
 CHECKED_STEPS, CHECKED_ROWS = 16, 8_192
-PIXELS, FLOATS = "uint8 pixels", "float rows"  # of a case: a GPU keeps bytes as bytes, so the kind of rows matters
+PIXELS, FLOATS = "uint8 pixels", "float rows"  # of a case: a GPU stores bytes as bytes, so the kind of rows matters
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,8 @@ class TrainingCase:
     def step_floor_ms(self) -> float:
         kind = "momentum" if self.options.momentum else self.options.optimiser
         batch = min(self.options.batch_size, len(self.x))
-        found = bytes_of(self.x) if self.device != "cpu" else None  # on a GPU bytes stay bytes: fewer bytes to read
-        scale = found[1] if found else 0.0
+        as_bytes = bytes_of(self.x) if self.device != "cpu" else None  # a GPU stores bytes as bytes: less to read
+        scale = as_bytes[1] if as_bytes else 0.0
         job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind, byte_scale=scale)
         return plan(self.net(0), self.device, job).floor_us / 1e3
 
@@ -80,7 +80,7 @@ class TrainingCase:
 
     @functools.cached_property
     def few(self) -> TrainingCase:
-        """The same on the first rows, for at least two steps: what every engine is checked on."""
+        """The same on the first rows, for at least two steps: every engine is checked on it."""
         n = min(len(self.x), CHECKED_STEPS * self.options.batch_size, CHECKED_ROWS)
         epochs = 1 if n > self.options.batch_size else 2
         return dataclasses.replace(
@@ -106,39 +106,39 @@ def standardised(x: Array) -> Array:
     return rows
 
 
-def with_floats(lesson: TrainingCase) -> TrainingCase:
+def with_floats(job: TrainingCase) -> TrainingCase:
     """The same job over standardised rows."""
-    return dataclasses.replace(lesson, x=standardised(lesson.x), data=f"{lesson.data}, standardised")
+    return dataclasses.replace(job, x=standardised(job.x), data=f"{job.data}, standardised")
 
 
-def onchip_run(lesson: TrainingCase) -> Ready:
-    return Ready(lambda: _fit(lesson), lambda: _check_fit(lesson.few), lesson.setting())
+def onchip_run(job: TrainingCase) -> Ready:
+    return Ready(lambda: _fit(job), lambda: _check_fit(job.few), job.setting())
 
 
-def _fit(lesson: TrainingCase) -> FitResult:
-    return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, threads=lesson.device_threads,
-               **dataclasses.asdict(lesson.seeded(0)))  # fmt: skip
+def _fit(job: TrainingCase) -> FitResult:
+    return fit(job.net(0), job.x, job.y, device=job.device, threads=job.device_threads,
+               **dataclasses.asdict(job.seeded(0)))  # fmt: skip
 
 
-def _check_fit(lesson: TrainingCase) -> Verdict:
-    result = _fit(lesson)
-    return lesson.verify(result.losses, result.network)
+def _check_fit(job: TrainingCase) -> Verdict:
+    result = _fit(job)
+    return job.verify(result.losses, result.network)
 
 
-def onchip_accuracy(lesson: TrainingCase, x_test: Array, y_test: Array, seeds: int) -> Ready:
-    """All seeds side by side; the scores are their test accuracies in percent."""
+def onchip_accuracy(job: TrainingCase, x_test: Array, y_test: Array, seeds: int) -> Ready:
+    """All seeds trained together; the scores are their test accuracies in percent."""
     scores: list[float] = []
 
     def run() -> None:
-        runs = [Run(lesson.net(seed), lesson.seeded(seed)) for seed in range(seeds)]
-        for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device, threads=lesson.device_threads):
+        runs = [Run(job.net(seed), job.seeded(seed)) for seed in range(seeds)]
+        for result in fit_runs(runs, job.x, job.y, device=job.device, threads=job.device_threads):
             if isinstance(result, KernelError):  # the run diverged
                 raise result
-            engine = compile(result.network, lesson.device, threads=lesson.device_threads)
+            engine = compile(result.network, job.device, threads=job.device_threads)
             scores.append(percent(engine(x_test), y_test))
 
-    setting = lesson.setting("seeds side by side")
-    return Ready(run, lambda: _check_fit(lesson.few), setting, lambda: scores)
+    setting = job.setting("all seeds together")
+    return Ready(run, lambda: _check_fit(job.few), setting, lambda: scores)
 
 
 def percent(y: Array, classes: Array) -> float:

@@ -1,8 +1,8 @@
 """The peers on the CPU, each at its best known setting, with as many threads as onchip.
 
-A peer is built once per network and returns a function from rows to rows, NumPy in, NumPy out, as onchip does.
+A peer is built once per network and returns a function from rows to rows, NumPy in, NumPy out, like onchip's.
 Peers run layer by layer, so large batches fall out of the cache; calls of some thousand rows are often faster.
-`fastest` tries several sizes and keeps the fastest; the setting is in the result file.
+`fastest` tries several chunk sizes; the chosen one is in the result file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.frame import UnavailableError, why
+from onchip.bench.frame import UnavailableError, first_line
 from onchip.bench.peers.framework import framework
 from onchip.kernels import reference
 from onchip.measure.pace import blas_limiter
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 
 Forward = Callable[..., Array]  # x (B, ...), one per input -> y (B, ...)
-PIECES = (1_024, 4_096, 16_384)
-_TRIALS, _TRIALS_S = 3, 1.0
+CHUNKS = (1_024, 4_096, 16_384)
+TRIALS, TRIALS_S = 3, 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,15 +83,15 @@ def torch_eager(what: Subject, threads: int) -> Forward:
 def torch_channels_last(what: Subject, threads: int) -> Forward:
     """Images in NHWC (channels_last): the input is converted, and the layers keep the format."""
     torch = load_torch(threads)
-    last = torch.channels_last
-    module = copy.deepcopy(what.module()).to(memory_format=last)
+    nhwc = torch.channels_last
+    module = copy.deepcopy(what.module()).to(memory_format=nhwc)
     if len(what.net.input.shape) != 4:
         return torch_forward(torch, module)
-    return torch_forward(torch, lambda x: module(x.contiguous(memory_format=last)))
+    return torch_forward(torch, lambda x: module(x.contiguous(memory_format=nhwc)))
 
 
 def torch_compiled(what: Subject, threads: int) -> Forward:
-    """Static shapes and frozen weights, which lets it pack them once; max-autotune took seconds and lost here."""
+    """Static shapes and frozen weights, so that weights are packed once; max-autotune took seconds and was slower."""
     torch = load_torch(threads)
     torch._dynamo.reset()  # graphs of earlier networks count against a limit
     torch._dynamo.config.allow_rnn = True  # else it rejects networks with an LSTM
@@ -119,7 +119,7 @@ def onnxruntime_session(what: Subject, threads: int) -> Forward:
         path = Path(folder) / "model.onnx"
         what.write_onnx(path)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    first, *others = (given.name for given in session.get_inputs())
+    first, *others = (node.name for node in session.get_inputs())
 
     def run(x: Array, *more: Array) -> Array:
         feed = {first: x}
@@ -134,18 +134,18 @@ def onnxruntime_session(what: Subject, threads: int) -> Forward:
 def numpy_layers(what: Subject, threads: int) -> Forward:
     """One operation after another into preallocated arrays; ReLU in place. Chains only: convolutions take too long."""
     limited = blas_limiter(threads)
-    made: Made = {}
+    materialised: Evaluated = {}
     steps = [
-        (node.layer, {role: materialise(name, what.net.weights, made) for role, name in node.weights.items()})
+        (node.layer, {role: materialise(name, what.net.weights, materialised) for role, name in node.weights.items()})
         for node in linear_chain(what.net)
     ]
-    kept: dict[tuple[int, int], Array] = {}
+    buffers: dict[tuple[int, int], Array] = {}
 
-    def product(i: int, values: Array, w: dict[str, Array]) -> Array:
+    def linear(i: int, values: Array, w: dict[str, Array]) -> Array:
         shape = (*values.shape[:-1], len(w["weight"]))
-        out = kept.get((i, len(values)))
+        out = buffers.get((i, len(values)))
         if out is None:
-            out = kept[i, len(values)] = np.empty(shape, np.float32)
+            out = buffers[i, len(values)] = np.empty(shape, np.float32)
         np.matmul(values, w["weight"].T, out=out)
         if "bias" in w:
             np.add(out, w["bias"], out=out)
@@ -156,7 +156,7 @@ def numpy_layers(what: Subject, threads: int) -> Forward:
         with limited():
             for i, (layer, w) in enumerate(steps):
                 if isinstance(layer, Linear):
-                    values = product(i, values, w)
+                    values = linear(i, values, w)
                 elif isinstance(layer, ReLU) and i > 0:
                     np.maximum(values, np.float32(0), out=values)
                 else:
@@ -168,13 +168,13 @@ def numpy_layers(what: Subject, threads: int) -> Forward:
 
 def linear_chain(net: Network) -> Sequence[Node]:
     """The nodes, if each reads the previous one and is a Linear, elementwise or row-wise layer."""
-    before = next(iter(net.inputs))
+    previous = next(iter(net.inputs))
     for node in net.nodes:
-        if node.inputs != (before,):
-            raise UnavailableError(f"network '{net.name}' is no chain of layers")
+        if node.inputs != (previous,):
+            raise UnavailableError(f"network '{net.name}' is not a chain of layers")
         if not isinstance(node.layer, Linear | Elementwise | Softmax | LogSoftmax | Reshape | Identity):
             raise UnavailableError(f"NumPy takes too long for {node.layer.kind}")
-        before = node.name
+        previous = node.name
     return net.nodes
 
 
@@ -188,7 +188,7 @@ INFERENCE: dict[str, dict[str, Build]] = {
 
 
 def fastest(
-    variants: Mapping[str, Forward], x: Sequence[Array], out: Array, pieces: Sequence[int] = PIECES
+    variants: Mapping[str, Forward], x: Sequence[Array], out: Array, chunks: Sequence[int] = CHUNKS
 ) -> tuple[Callable[[], Array], str]:
     """Run all of x with the fastest variant and chunk size; also returns their names.
 
@@ -201,24 +201,24 @@ def fastest(
             return lambda: forward(*x)
 
         def run() -> Array:
-            for a in range(0, B, size):
-                out[a : a + size] = forward(*(rows[a : a + size] for rows in x))
+            for i in range(0, B, size):
+                out[i : i + size] = forward(*(rows[i : i + size] for rows in x))
             return out
 
         return run
 
     # Equal chunks if possible: a remainder of another shape is another graph for torch.compile.
-    sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / piece)) for piece in pieces if piece < B)])
+    sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / chunk)) for chunk in chunks if chunk < B)])
     runs = {(name, size): in_chunks(forward, size) for name, forward in variants.items() for size in sizes}
-    name, size = min(runs, key=lambda choice: _trial_seconds(runs[choice]))
-    calls = "one call" if size == B else f"{size} rows a call"
+    name, size = min(runs, key=lambda key: trial_seconds(runs[key]))
+    calls = "one call" if size == B else f"{size} rows per call"
     return runs[name, size], ", ".join(filter(None, [name, calls]))
 
 
-def _trial_seconds(run: Callable[[], object]) -> float:
+def trial_seconds(run: Callable[[], object]) -> float:
     run()
     times: list[float] = []
-    while len(times) < _TRIALS and sum(times) < _TRIALS_S:
+    while len(times) < TRIALS and sum(times) < TRIALS_S:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
@@ -235,4 +235,4 @@ def explained(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UnavailableError):
             raise
-        raise UnavailableError(f"{what} does not work here: {why(error)}") from None
+        raise UnavailableError(f"{what} does not work here: {first_line(error)}") from None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from onchip.bench.frame import UnavailableError
 from onchip.network.graph import Network
 from onchip.network.layers import Linear, ReLU
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 
 
 class Dense(NamedTuple):
@@ -19,17 +19,17 @@ class Dense(NamedTuple):
 def dense_layers(net: Network) -> list[Dense]:
     """The network's layers, if it is a chain of Linear and ReLU."""
     layers: list[Dense] = []
-    made: Made = {}
-    before = next(iter(net.inputs))
+    materialised: Evaluated = {}
+    previous = next(iter(net.inputs))
     for node in net.nodes:
-        if node.inputs != (before,):
-            raise UnavailableError(f"network '{net.name}' is no chain of layers")
+        if node.inputs != (previous,):
+            raise UnavailableError(f"network '{net.name}' is not a chain of layers")
         if isinstance(node.layer, Linear):
-            w = {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
+            w = {role: materialise(name, net.weights, materialised) for role, name in node.weights.items()}
             layers.append(Dense(w["weight"], w.get("bias"), False))
         elif isinstance(node.layer, ReLU) and layers:
             layers[-1] = layers[-1]._replace(relu=True)
         else:
-            raise UnavailableError(f"{node.layer.kind} is not written by hand")
-        before = node.name
+            raise UnavailableError(f"no hand-written {node.layer.kind}")
+        previous = node.name
     return layers

@@ -1,4 +1,4 @@
-"""Imports the networks of peers: the source tree has them, a wheel does not."""
+"""Import the peers' networks, which are in the source tree but not in a wheel."""
 
 from __future__ import annotations
 

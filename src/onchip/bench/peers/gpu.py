@@ -33,7 +33,7 @@ NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 100.0  # for networks that are not d
 # The benchmark captures graphs itself. torch.compile's own graphs copy x first, and capturing them frees the cuBLAS
 # workspace, to which graphs captured before still write.
 MODE = "max-autotune-no-cudagraphs"
-COMPILED_ROWS = 12_800  # below, torch.compile and JAX take long to compile and lose to graphs
+COMPILED_ROWS = 12_800  # below, torch.compile and JAX take long to compile and are slower than graphs
 COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # the dtype of the weights
 
 
@@ -70,38 +70,38 @@ def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: 
     torch.set_float32_matmul_precision("high" if task.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions use TF32
     torch.backends.cudnn.benchmark = True  # tries convolution algorithms and keeps the fastest
-    kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
+    compute_dtype, io_dtype = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
     module = module or framework("torch_network").torch_module(task.net)
-    module = module.eval().requires_grad_(False).to(stage.device, **options).to(kind)
-    if kind == given:
+    module = module.eval().requires_grad_(False).to(stage.device, **options).to(compute_dtype)
+    if compute_dtype == io_dtype:
         return module  # type: ignore[no-any-return]
-    return lambda *xs: module(*(x.to(kind) if x.is_floating_point() else x for x in xs)).to(given)
+    return lambda *xs: module(*(x.to(compute_dtype) if x.is_floating_point() else x for x in xs)).to(io_dtype)
 
 
 def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
     """By name: layer by layer with batch norms folded, and the module as written, with torch's attention; for images
-    also in NHWC (channels_last), where every call converts the rows.
+    also in NHWC (channels_last): each call converts its rows.
     """
-    modules = {"": framework("torch_network").torch_module(without_norms(task.net))}
+    modules = {"": framework("torch_network").torch_module(fold_norms(task.net))}
     if task.module is not None:
         modules["as written"] = task.module()
-    made: dict[str, Call] = {}
-    last = stage.torch.channels_last
+    calls: dict[str, Call] = {}
+    nhwc = stage.torch.channels_last
     for name, module in modules.items():
-        made[name] = torch_call(task, stage, copy.deepcopy(module))
+        calls[name] = torch_call(task, stage, copy.deepcopy(module))
         if task.x.ndim == 4:
-            turned = torch_call(task, stage, copy.deepcopy(module), memory_format=last)
-            made[", ".join(filter(None, [name, "channels last"]))] = functools.partial(_channels_last, turned, last)
-    return made
+            call = torch_call(task, stage, copy.deepcopy(module), memory_format=nhwc)
+            calls[", ".join(filter(None, [name, "NHWC"]))] = functools.partial(_in_format, call, nhwc)
+    return calls
 
 
-def without_norms(net: Network) -> Network:
+def fold_norms(net: Network) -> Network:
     """With batch norms folded into the weights, as tools for torch and JAX do for inference."""
     return fold_batchnorm(net)[0]
 
 
-def _channels_last(call: Call, last: Any, x: Any, *more: Any) -> Any:
-    return call(x.contiguous(memory_format=last), *more)
+def _in_format(call: Call, memory_format: Any, x: Any, *more: Any) -> Any:
+    return call(x.contiguous(memory_format=memory_format), *more)
 
 
 def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
@@ -118,12 +118,12 @@ class Allowance:
     """A time budget in seconds for slow work, e.g. compilation."""
 
     def __init__(self, seconds: float) -> None:
-        self._left = self._given = seconds
+        self._left = self._budget = seconds
 
     @contextlib.contextmanager
     def spend(self, what: str) -> Iterator[None]:
         if self._left <= 0:
-            raise UnavailableError(f"{what} is left out of some cases: its {self._given:.0f} s are spent")
+            raise UnavailableError(f"{what} is skipped in some cases: its {self._budget:.0f} s are spent")
         start = time.perf_counter()
         try:
             yield
@@ -173,9 +173,9 @@ def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[s
     return name, calls[name]
 
 
-def _check_rows(what: str, task: GpuTask, least: int) -> None:
-    if len(task.x) < least:
-        raise UnavailableError(f"{what} is left out below {least:,} rows: it takes long to compile")
+def _check_rows(what: str, task: GpuTask, min_rows: int) -> None:
+    if len(task.x) < min_rows:
+        raise UnavailableError(f"{what} is skipped below {min_rows:,} rows: it takes long to compile")
 
 
 # -- Triton ------------------------------------------------------------------------------------------------
@@ -191,20 +191,20 @@ class TritonPeer:
         need("triton")
         triton_mlp = framework("triton_mlp")
 
-        layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
-        nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
+        layers, dtype = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
+        nets = [triton_mlp.TritonMlp(layers, dtype, stage.device, split) for split in (True, False)]
         if nets[0].KB == 0:
             nets.pop()
         # True fp32, or 3xTF32, which onchip may use too and which compiles faster.
         precisions = {"fp32": ("tf32x3", "ieee"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
         B, y = len(task.x), stage.empty((len(task.x), len(layers[-1].weight)), task.io)
         search = Search(task.x, y, torch_call(task, stage)(task.x), stage)
-        key = task.net, B, f"{kind.itemsize} bytes"
+        key = task.net, B, f"{dtype.itemsize} bytes"
         known, is_small = self._rankings.get(key, []), B < triton_mlp.FEW_ROWS
         first = known[:RETRIED] or list(triton_mlp.choices(B, nets[0]))
-        made = best_settings(search, nets, precisions, first, None if known or is_small else triton_mlp.around)
+        variants = best_settings(search, nets, precisions, first, None if known or is_small else triton_mlp.around)
         self._rankings.setdefault(key, search.ranking())
-        return made
+        return variants
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class TritonPeer:
 
 def load_jax() -> Any:
     need("jax")
-    # It never returns memory: without these it takes three quarters at once, or by and by.
+    # JAX never frees memory: without these options it reserves three quarters at once, or grows to that.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     jax, *_ = (importlib.import_module(name) for name in ("jax", "jax.numpy", "jax.lax", "jax.nn"))
@@ -228,21 +228,19 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, min_rows: in
     """
     _check_rows("jax", task, min_rows or COMPILED_ROWS)
     jax = load_jax()
-    kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
+    compute_dtype, io_dtype = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
-    forward, weights = framework("jax_network").jax_function(
-        jax, without_norms(task.net), COMPUTE[task.precision], exact
-    )
+    forward, weights = framework("jax_network").jax_function(jax, fold_norms(task.net), COMPUTE[task.precision], exact)
     are_ids = [not x.is_floating_point() for x in task.inputs]
 
-    def whole(xs: Any, weights: Any) -> Any:
-        rows = [x if is_id else x.astype(kind) for x, is_id in zip(xs, are_ids, strict=True)]
-        return forward(rows, weights).astype(given)
+    def converted(xs: Any, weights: Any) -> Any:
+        rows = [x if is_id else x.astype(compute_dtype) for x, is_id in zip(xs, are_ids, strict=True)]
+        return forward(rows, weights).astype(io_dtype)
 
     # Zero-copy; ids in 32 bits, because JAX has no 64-bit ints by default.
     from_dlpack = importlib.import_module("jax.dlpack").from_dlpack
     xs = [from_dlpack(x.int() if is_id else x) for x, is_id in zip(task.inputs, are_ids, strict=True)]
-    run = jax.jit(whole)
+    run = jax.jit(converted)
     with allowance.spend("jax"):
         run(xs, weights).block_until_ready()  # compiles
     return {"": Forward(lambda: run(xs, weights), captures=False, wait=lambda y: y.block_until_ready())}
@@ -253,7 +251,7 @@ def make_network_peers(
 ) -> dict[str, Build]:
     """As make_peers, for networks that are not dense; torch.compile and JAX from `min_rows` rows on.
 
-    torch.compile keeps cuDNN's convolutions: tuning its own as well takes minutes per network.
+    torch.compile uses cuDNN's convolutions: tuning its own takes minutes per network.
 
     compile_s, jax_s  time budgets for compilation
     """

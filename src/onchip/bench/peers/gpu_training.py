@@ -40,14 +40,14 @@ def make_training_peers() -> dict[str, Build]:
     }
 
 
-def is_full(lesson: TrainingCase) -> bool:
+def is_full(training: TrainingCase) -> bool:
     """Whether an epoch is one step over all rows, unshuffled."""
-    return lesson.options.batch_size >= len(lesson.x) and not lesson.options.shuffle
+    return training.options.batch_size >= len(training.x) and not training.options.shuffle
 
 
-def first_order(lesson: TrainingCase) -> Array:
+def first_order(training: TrainingCase) -> Array:
     """The row order of fit's first epoch."""
-    return np.concatenate(lesson.batches(0))[: len(lesson.x)]
+    return np.concatenate(training.batches(0))[: len(training.x)]
 
 
 # -- torch -------------------------------------------------------------------------------------------------
@@ -56,19 +56,19 @@ def first_order(lesson: TrainingCase) -> Array:
 class TorchSteps:
     """Rows and weights on the GPU, and a hand-written SGD step: Linear layers with biases, ReLU and Sigmoid."""
 
-    def __init__(self, lesson: TrainingCase, stage: TorchStage) -> None:
-        self.torch, self.options = stage.torch, lesson.options
-        _set_precision(stage, lesson)
-        self.x, self.y = (self.torch.from_numpy(array).to(stage.device) for array in (lesson.x, lesson.y))
-        self.order = self.torch.arange(len(lesson.x), device=stage.device)
-        self.layers, self._w, self._b = torch_layers(self.torch, lesson.net(0))
+    def __init__(self, training: TrainingCase, stage: TorchStage) -> None:
+        self.torch, self.options = stage.torch, training.options
+        _set_precision(stage, training)
+        self.x, self.y = (self.torch.from_numpy(array).to(stage.device) for array in (training.x, training.y))
+        self.order = self.torch.arange(len(training.x), device=stage.device)
+        self.layers, self._w, self._b = torch_layers(self.torch, training.net(0))
         self.w, self.b = ([w.to(stage.device, copy=True) for w in weights] for weights in (self._w, self._b))
         self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
 
     def restart(self) -> None:
         """Reset to the initial weights."""
-        for now, first in zip((*self.w, *self.b), (*self._w, *self._b), strict=True):
-            now.copy_(first)
+        for current, initial in zip((*self.w, *self.b), (*self._w, *self._b), strict=True):
+            current.copy_(initial)
         for v in (*self.vw, *self.vb):
             v.zero_()
 
@@ -108,17 +108,17 @@ class TorchSteps:
             w.sub_(v, alpha=lr)
 
 
-def _set_precision(stage: TorchStage, lesson: TrainingCase) -> None:
-    stage.torch.set_float32_matmul_precision("high" if lesson.options.precision == "tf32" else "highest")
+def _set_precision(stage: TorchStage, training: TrainingCase) -> None:
+    stage.torch.set_float32_matmul_precision("high" if training.options.precision == "tf32" else "highest")
 
 
 def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
-    """Epochs as one graph; a short last batch is not compiled: that would take as long again."""
-    torch, lesson = stage.torch, job.lesson
-    size, full = lesson.options.batch_size, is_full(lesson)
-    held = stage.memory_bytes()
+    """Epochs as one graph; a short last batch is not compiled, as that would double the compile time."""
+    torch, training = stage.torch, job.training
+    size, full = training.options.batch_size, is_full(training)
+    bytes_before = stage.memory_bytes()
     with torch.no_grad():
-        steps = TorchSteps(lesson, stage)
+        steps = TorchSteps(training, stage)
         batches: Sequence[Tensor] = [None] * FULL_BATCHES if full else steps.order.split(size)
         step, setting = _compiled(allowance, steps, batches[0], stage)
 
@@ -129,15 +129,15 @@ def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerR
 
     def run() -> None:
         if not full:
-            torch.randperm(len(lesson.x), out=steps.order)
+            torch.randperm(len(training.x), out=steps.order)
         replay()
 
     def first_losses() -> Array:
         steps.restart()
-        steps.order.copy_(torch.from_numpy(first_order(lesson)))
+        steps.order.copy_(torch.from_numpy(first_order(training)))
         return stage.fetch(replay())
 
-    gpu_bytes = stage.memory_bytes() - held
+    gpu_bytes = stage.memory_bytes() - bytes_before
     return PeerRun(run, FULL_BATCHES if full else 1, stage.synchronise, first_losses, setting, gpu_bytes)
 
 
@@ -153,17 +153,17 @@ def _compiled(
                 run(rows)
             stage.synchronise()
     except UnavailableError:
-        return steps.step, "not compiled, which takes long"
+        return steps.step, "not compiled: the time budget is spent"
     return run, "compiled"
 
 
 def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
     """Autograd and an optimiser, one step at a time."""
-    lesson = job.lesson
-    _set_precision(stage, lesson)
-    run = Autograd(lesson, optimiser="fused", compiled=False, device=str(stage.device))
+    training = job.training
+    _set_precision(stage, training)
+    run = Autograd(training, optimiser="fused", compiled=False, device=str(stage.device))
     losses = [run.step(x, y).item() for x, y in itertools.islice(run.batches(), VERIFIED_STEPS)]
-    return PeerRun(run.run, lesson.options.epochs, stage.synchronise, lambda: np.array(losses), "fused SGD")
+    return PeerRun(run.run, training.options.epochs, stage.synchronise, lambda: np.array(losses), "fused SGD")
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------
@@ -174,20 +174,20 @@ def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stag
 
     compiled  steps compiled by earlier jobs, reused over other rows
     """
-    jax, lesson = load_jax(), job.lesson
-    from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(lesson.x), is_full(lesson)
-    x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (lesson.x, lesson.y))
-    layers, w, b = torch_layers(stage.torch, lesson.net(0))
+    jax, training = load_jax(), job.training
+    from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(training.x), is_full(training)
+    x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (training.x, training.y))
+    layers, w, b = torch_layers(stage.torch, training.net(0))
     # Copied into JAX's own memory: if the address changed between calls, XLA could not update its graph.
     first = [tuple(jax.numpy.asarray(weight.numpy()) for weight in pair) for pair in zip(w, b, strict=True)]
     zeros = [tuple(jax.numpy.zeros_like(weight) for weight in pair) for pair in first]
     activations = tuple(layer.activation for layer in layers)
-    key = lesson.options, activations
+    key = training.options, activations
     if key not in compiled:
-        compiled[key] = jax.jit(functools.partial(jax_steps, jax, lesson.options, activations))
+        compiled[key] = jax.jit(functools.partial(jax_steps, jax, training.options, activations))
     epochs = compiled[key]
-    shuffled = jax.jit(lambda i: jax.random.permutation(jax.random.fold_in(jax.random.key(0), i), n))
-    state, drawn = [(first, zeros)], itertools.count()
+    permutation = jax.jit(lambda i: jax.random.permutation(jax.random.fold_in(jax.random.key(0), i), n))
+    state, epoch = [(first, zeros)], itertools.count()
 
     def call(order: Any) -> Any:
         with jax.default_matmul_precision("tensorfloat32" if job.precision == "tf32" else "highest"):
@@ -195,9 +195,9 @@ def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stag
         return losses
 
     def run() -> None:
-        call(None if full else shuffled(next(drawn)))
+        call(None if full else permutation(next(epoch)))
 
-    order = None if full else jax.numpy.asarray(first_order(lesson).astype(np.int32))
+    order = None if full else jax.numpy.asarray(first_order(training).astype(np.int32))
     with allowance.spend("jax"):
         losses = np.asarray(call(order))  # compiles
     return PeerRun(
@@ -234,10 +234,10 @@ def jax_steps(jax: Any, options: TrainOptions, activations: Sequence[type | None
         state, losses = jax.lax.scan(lambda state, _: step(state, (x, y)), state, None, length=FULL_BATCHES)
         return state, losses
     x, y = x[order], y[order]  # once: cheaper than a gather per step
-    whole = len(x) // size
-    front = (part[: whole * size].reshape(whole, size, *part.shape[1:]) for part in (x, y))
-    state, losses = jax.lax.scan(step, state, tuple(front))
-    if len(x) > whole * size:
-        state, last = step(state, (x[whole * size :], y[whole * size :]))
+    batches = len(x) // size
+    full = (rows[: batches * size].reshape(batches, size, *rows.shape[1:]) for rows in (x, y))
+    state, losses = jax.lax.scan(step, state, tuple(full))
+    if len(x) > batches * size:
+        state, last = step(state, (x[batches * size :], y[batches * size :]))
         losses = numpy.append(losses, last)
     return state, losses

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onchip.bench.cases.gpu_host import HostGiven
+from onchip.bench.cases.gpu_host import LoadedHostJob
 from onchip.bench.gpu_clock import Forward, Variants
 from onchip.bench.peers.gpu import COMPUTE, Allowance, Call, GpuTask, compile_faster
 from onchip.bench.stage import TorchStage
@@ -45,14 +45,14 @@ class Weights:
         return cls(put("emb.weight"), pairs(Conv1d), pairs(Linear))
 
     def taps(self) -> list[Tensor]:
-        """The tables (K, V, C) of each convolution: every token's row times every tap."""
+        """The table (K, V, C) of each convolution: every token's row times every tap."""
         return [self.table @ W.permute(2, 1, 0) for W, _ in self.convs]
 
 
-def finish(torch: Any, weights: Weights, found: Sequence[Tensor]) -> Tensor:
+def finish(torch: Any, weights: Weights, maxima: Sequence[Tensor]) -> Tensor:
     """The layers after the max over time of each branch, (B, C): bias, ReLU, and the Linear layers."""
     functional = torch.nn.functional
-    y = torch.cat([functional.relu(most + b) for most, (_, b) in zip(found, weights.convs, strict=True)], 1)
+    y = torch.cat([functional.relu(h + b) for h, (_, b) in zip(maxima, weights.convs, strict=True)], 1)
     for W, b in weights.linears[:-1]:
         y = functional.relu(functional.linear(y, W, b))
     return functional.linear(y, *weights.linears[-1]).float()
@@ -60,22 +60,22 @@ def finish(torch: Any, weights: Weights, found: Sequence[Tensor]) -> Tensor:
 
 def looked_up(torch: Any, weights: Weights, tables: Sequence[Tensor], ids: Tensor) -> Tensor:
     """Sums of table rows; torch.compile fuses each branch into one loop."""
-    ids, found = ids.long(), []
+    ids, maxima = ids.long(), []
     for T in tables:
         P = ids.shape[1] - len(T) + 1
-        found.append(sum(T[k][ids[:, k : k + P]] for k in range(len(T))).amax(1))
-    return finish(torch, weights, found)
+        maxima.append(sum(T[k][ids[:, k : k + P]] for k in range(len(T))).amax(1))
+    return finish(torch, weights, maxima)
 
 
 def bags(torch: Any, weights: Weights, tables: Sequence[Tensor], ids: Tensor) -> Tensor:
     """The same by torch's embedding_bag."""
-    found = []
+    maxima = []
     for T in tables:
         K, V, C = T.shape
-        places = ids.long().unfold(1, K, 1) + V * torch.arange(K, device=ids.device)  # (B, P, K), rows of all taps
-        added = torch.nn.functional.embedding_bag(places.reshape(-1, K), T.view(K * V, C), mode="sum")
-        found.append(added.view(len(ids), -1, C).amax(1))
-    return finish(torch, weights, found)
+        indices = ids.long().unfold(1, K, 1) + V * torch.arange(K, device=ids.device)  # (B, P, K), rows of all taps
+        sums = torch.nn.functional.embedding_bag(indices.reshape(-1, K), T.view(K * V, C), mode="sum")
+        maxima.append(sums.view(len(ids), -1, C).amax(1))
+    return finish(torch, weights, maxima)
 
 
 def windows(torch: Any, weights: Weights, taps: Sequence[Tensor], ids: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ def windows(torch: Any, weights: Weights, taps: Sequence[Tensor], ids: Tensor) -
     """
     embedded = torch.nn.functional.embedding(ids, weights.table)
     B, S, E = embedded.shape
-    found = []
+    maxima = []
     for W in taps:
         K = len(W) // E
         P = S - K + 1
         view = embedded.as_strided((P, B, K * E), (E, S * E, 1))  # batched over positions; each gemm has all sentences
-        found.append(torch.bmm(view, W.expand(P, -1, -1)).amax(0))
-    return finish(torch, weights, found)
+        maxima.append(torch.bmm(view, W.expand(P, -1, -1)).amax(0))
+    return finish(torch, weights, maxima)
 
 
 class SentimentPeers:
@@ -132,7 +132,7 @@ class SentimentPeers:
         taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs]
         return {"": Forward(functools.partial(windows, stage.torch, weights, taps, task.x))}
 
-    def from_host(self, given: HostGiven, stage: TorchStage) -> tuple[Callable[[], object], str]:
-        ids, out = (stage.torch.from_numpy(array) for array in (given.x, given.y))
-        run = self._compile(GpuTask(self._net, given.job.precision, "float32", ids.to(stage.device)), stage)
+    def from_host(self, host: LoadedHostJob, stage: TorchStage) -> tuple[Callable[[], object], str]:
+        ids, out = (stage.torch.from_numpy(array) for array in (host.x, host.y))
+        run = self._compile(GpuTask(self._net, host.job.precision, "float32", ids.to(stage.device)), stage)
         return lambda: out.copy_(run(ids.to(stage.device, non_blocking=True))), ""

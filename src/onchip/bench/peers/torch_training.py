@@ -25,18 +25,18 @@ from onchip.network.layers import Linear, ReLU, Sigmoid
 from onchip.network.recipe import Array, materialise
 
 Tensor = Any
-SLACK = 100.0  # of a peer's error: rounding may flip a ReLU's input around 0, and with it one row's gradient
+SLACK = 100.0  # for a peer's error: rounding may flip the sign of a ReLU's input, and change a row's gradient
 _TRIAL_ROWS, _TRIAL_STEPS, _TRIALS = 16_384, 64, 3
-_PIECES = (512, 2_048, 16_384)  # rows per chunk of a large batch, by hand
+CHUNKS = (512, 2_048, 16_384)  # rows per chunk of a large batch, by hand
 
 
 class TorchRun(abc.ABC):
-    """A training run of a lesson, with rows and weights on a torch device."""
+    """A training run of a job, with rows and weights on a torch device."""
 
-    def __init__(self, lesson: TrainingCase, seed: int = 0, device: str = "cpu") -> None:
-        self.torch = load_torch(lesson.threads)
-        self.lesson, self.seed, self.device = lesson, seed, device
-        self.x, self.y = (self.torch.from_numpy(array).to(device) for array in (lesson.x, lesson.y))
+    def __init__(self, job: TrainingCase, seed: int = 0, device: str = "cpu") -> None:
+        self.torch = load_torch(job.threads)
+        self.job, self.seed, self.device = job, seed, device
+        self.x, self.y = (self.torch.from_numpy(array).to(device) for array in (job.x, job.y))
 
     @abc.abstractmethod
     def step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -47,12 +47,12 @@ class TorchRun(abc.ABC):
         """By the network's names."""
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        size = self.lesson.options.batch_size
-        if not self.lesson.options.shuffle:
-            for _ in range(self.lesson.options.epochs):
+        size = self.job.options.batch_size
+        if not self.job.options.shuffle:
+            for _ in range(self.job.options.epochs):
                 yield from zip(self.x.split(size), self.y.split(size), strict=True)
             return
-        for batch in self.lesson.batches(self.seed):
+        for batch in self.job.batches(self.seed):
             rows = self.torch.from_numpy(batch).to(self.device)
             yield self.x[rows], self.y[rows]
 
@@ -61,13 +61,13 @@ class TorchRun(abc.ABC):
             self.step(x, y)
 
     def network(self) -> Network:
-        return self.lesson.net(self.seed).replace(
+        return self.job.net(self.seed).replace(
             weights={name: w.detach().numpy().copy() for name, w in self.weights().items()}
         )
 
     def check(self) -> Verdict:
         losses = [self.step(x, y).item() for x, y in self.batches()]
-        return self.lesson.verify(losses, self.network(), SLACK)
+        return self.job.verify(losses, self.network(), SLACK)
 
     def accuracy(self, x_test: Array, y_test: Array) -> float:
         module = framework("torch_network").torch_module(self.network())
@@ -77,11 +77,11 @@ class TorchRun(abc.ABC):
 
 class Autograd(TorchRun):
     def __init__(
-        self, lesson: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool, device: str = "cpu"
+        self, job: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool, device: str = "cpu"
     ) -> None:
-        super().__init__(lesson, seed, device)
-        torch, options = self.torch, lesson.options
-        self.module = framework("torch_network").torch_module(lesson.net(seed)).train().to(device)
+        super().__init__(job, seed, device)
+        torch, options = self.torch, job.options
+        self.module = framework("torch_network").torch_module(job.net(seed)).train().to(device)
         self.optimiser = torch.optim.SGD(
             self.module.parameters(), lr=options.lr, momentum=options.momentum, **{optimiser: True}
         )
@@ -96,7 +96,7 @@ class Autograd(TorchRun):
 
         self.loss_of = loss_of
         if compiled:
-            # The backward pass is compiled too; also compiling the optimiser gained nothing.
+            # The backward pass is compiled too; compiling the optimiser as well gained nothing.
             torch._dynamo.reset()  # graphs of earlier runs count against a limit
             self.loss_of = torch.compile(loss_of, dynamic=False, fullgraph=True)
 
@@ -108,19 +108,19 @@ class Autograd(TorchRun):
         return loss
 
     def weights(self) -> dict[str, Tensor]:
-        names = [name for node in self.lesson.net(0).nodes for name in node.weights.values()]
+        names = [name for node in self.job.net(0).nodes for name in node.weights.values()]
         return dict(zip(names, self.module.parameters(), strict=True))
 
 
 class ByHand(TorchRun):
-    """Linear layers with biases, ReLU and Sigmoid; a batch runs in chunks of `piece` rows (None: all)."""
+    """Linear layers with biases, ReLU and Sigmoid; a batch runs in chunks of `chunk` rows (None: all)."""
 
-    def __init__(self, lesson: TrainingCase, seed: int = 0, *, piece: int | None) -> None:
-        super().__init__(lesson, seed)
-        self.piece = piece
-        self.layers, self.w, self.b = torch_layers(self.torch, lesson.net(seed))
+    def __init__(self, job: TrainingCase, seed: int = 0, *, chunk: int | None) -> None:
+        super().__init__(job, seed)
+        self.chunk = chunk
+        self.layers, self.w, self.b = torch_layers(self.torch, job.net(seed))
         self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
-        self._kept: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
+        self._buffers: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
     def weights(self) -> dict[str, Tensor]:
         named = {}
@@ -129,23 +129,25 @@ class ByHand(TorchRun):
         return named
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        options, size = self.lesson.options, len(x)
-        piece = self.piece or size
+        options, size = self.job.options, len(x)
+        chunk = self.chunk or size
         scale = 1.0 / size if options.loss == "cross_entropy" else 1.0
         with self.torch.inference_mode():
-            if piece >= size and not options.momentum:  # a gradient that is used once needs no buffer
-                return self._pull(x, y, self.w, self.b, -options.lr, scale)
+            if chunk >= size and not options.momentum:  # a gradient that is used once needs no buffer
+                return self._accumulate(x, y, self.w, self.b, -options.lr, scale)
             for v in (*self.vw, *self.vb):
                 v.mul_(options.momentum)
             losses = [
-                self._pull(x[i : i + piece], y[i : i + piece], self.vw, self.vb, 1.0, scale)
-                for i in range(0, size, piece)
+                self._accumulate(x[i : i + chunk], y[i : i + chunk], self.vw, self.vb, 1.0, scale)
+                for i in range(0, size, chunk)
             ]
             for w, v in zip((*self.w, *self.b), (*self.vw, *self.vb), strict=True):
                 w.add_(v, alpha=-options.lr)
             return sum(losses)
 
-    def _pull(self, x: Tensor, y: Tensor, to_w: list[Tensor], to_b: list[Tensor], factor: float, scale: float) -> Any:
+    def _accumulate(
+        self, x: Tensor, y: Tensor, to_w: list[Tensor], to_b: list[Tensor], factor: float, scale: float
+    ) -> Any:
         """Add `factor` times the gradient of scale * (the rows' losses) to to_w and to_b; return the loss."""
         torch, (h, dz, minus_one) = self.torch, self._arrays(len(x))
         values = [x, *h]
@@ -153,7 +155,7 @@ class ByHand(TorchRun):
             torch.addmm(self.b[i], values[i], self.w[i].t(), out=h[i])
             if layer.activation is not None:
                 (torch.sigmoid_ if layer.activation is Sigmoid else torch.relu_)(h[i])
-        if self.lesson.options.loss == "cross_entropy":
+        if self.job.options.loss == "cross_entropy":
             logp = torch.log_softmax(h[-1], 1)
             loss = torch.nn.functional.nll_loss(logp, y, reduction="sum") * scale
             torch.exp(logp, out=dz[-1]).scatter_add_(1, y[:, None], minus_one)
@@ -161,14 +163,14 @@ class ByHand(TorchRun):
             torch.sub(h[-1], y, out=dz[-1])
             loss = dz[-1].square().sum() * (0.5 * scale)
         for i in reversed(range(len(self.layers))):
-            self._through(self.layers[i].activation, dz[i], h[i])
+            self._multiply_derivative(self.layers[i].activation, dz[i], h[i])
             if i > 0:
                 torch.mm(dz[i], self.w[i], out=dz[i - 1])  # before the update of w
             to_w[i].addmm_(dz[i].t(), values[i], alpha=factor * scale)
             to_b[i].add_(dz[i].sum(0), alpha=factor * scale)
         return loss
 
-    def _through(self, activation: type | None, dz: Tensor, h: Tensor) -> None:
+    def _multiply_derivative(self, activation: type | None, dz: Tensor, h: Tensor) -> None:
         """dz *= the activation's derivative, computed from its output h."""
         aten = self.torch.ops.aten
         if activation is Sigmoid:
@@ -178,10 +180,10 @@ class ByHand(TorchRun):
 
     def _arrays(self, rows: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Buffers for `rows` rows: each layer's output, the gradient of each activation's input, and -1s."""
-        if rows not in self._kept:
+        if rows not in self._buffers:
             h, dz = ([self.torch.empty(rows, len(w)) for w in self.w] for _ in range(2))
-            self._kept[rows] = (h, dz, self.torch.full((rows, 1), -1.0))
-        return self._kept[rows]
+            self._buffers[rows] = (h, dz, self.torch.full((rows, 1), -1.0))
+        return self._buffers[rows]
 
 
 class Dense(NamedTuple):
@@ -199,7 +201,7 @@ def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], l
         elif isinstance(node.layer, ReLU | Sigmoid) and layers and layers[-1].activation is None:
             layers[-1] = layers[-1]._replace(activation=type(node.layer))
         else:
-            raise UnavailableError(f"{node.layer.kind} is not written by hand")
+            raise UnavailableError(f"no hand-written {node.layer.kind}")
 
     def tensor(name: str) -> Tensor:
         return torch.from_numpy(materialise(name, net.weights).copy())
@@ -209,64 +211,64 @@ def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], l
 
 # -- cases -------------------------------------------------------------------------------------------------
 
-Make = Callable[..., TorchRun]  # (lesson, seed)
+Make = Callable[..., TorchRun]  # (job, seed)
 
 
-def torch_forms(lesson: TrainingCase) -> dict[str, dict[str, Make]]:
+def torch_forms(job: TrainingCase) -> dict[str, dict[str, Make]]:
     """Engine -> its variants; the fastest is measured, and its name is part of the setting."""
     forms: dict[str, dict[str, Make]] = {
         engine: {f"{o} SGD": functools.partial(Autograd, optimiser=o, compiled=compiled) for o in ("foreach", "fused")}
         for engine, compiled in (("torch eager", False), ("torch.compile", True))
     }
-    forms["torch by hand"] = {"whole batches": functools.partial(ByHand, piece=None)}
-    for piece in _PIECES:
-        if piece < min(lesson.options.batch_size, len(lesson.x)):
-            forms["torch by hand"][f"{piece} rows at a time"] = functools.partial(ByHand, piece=piece)
+    forms["torch by hand"] = {"whole batches": functools.partial(ByHand, chunk=None)}
+    for chunk in CHUNKS:
+        if chunk < min(job.options.batch_size, len(job.x)):
+            forms["torch by hand"][f"chunks of {chunk} rows"] = functools.partial(ByHand, chunk=chunk)
     return forms
 
 
-def torch_runs(lesson: TrainingCase) -> dict[str, Callable[[], Ready]]:
-    """The function that prepares each torch form for a lesson."""
-    return {name: functools.partial(torch_run, lesson, name, forms) for name, forms in torch_forms(lesson).items()}
+def torch_runs(job: TrainingCase) -> dict[str, Callable[[], Ready]]:
+    """The function that prepares each torch form for a job."""
+    return {name: functools.partial(torch_run, job, name, forms) for name, forms in torch_forms(job).items()}
 
 
-def torch_run(lesson: TrainingCase, name: str, forms: Mapping[str, Make]) -> Ready:
+def torch_run(job: TrainingCase, name: str, forms: Mapping[str, Make]) -> Ready:
     with explained(name):
-        variant, run = fastest_form(lesson, forms)
-    return Ready(run.run, lambda: forms[variant](lesson.few, 0).check(), lesson.setting(variant))
+        variant, run = fastest_form(job, forms)
+    return Ready(run.run, lambda: forms[variant](job.few, 0).check(), job.setting(variant))
 
 
-def torch_accuracy(lesson: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
+def torch_accuracy(job: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
     """All seeds in sequence; the scores are their test accuracies in percent."""
-    forms = torch_forms(lesson)[name]
+    forms = torch_forms(job)[name]
     with explained(name):
-        variant, _ = fastest_form(lesson, forms)
+        variant, _ = fastest_form(job, forms)
     scores: list[float] = []
 
     def run() -> None:
         for seed in range(seeds):
-            torch_run = forms[variant](lesson, seed)
+            torch_run = forms[variant](job, seed)
             torch_run.run()
             scores.append(torch_run.accuracy(x_test, y_test))
 
     def check() -> Verdict:
-        return forms[variant](lesson.few, 0).check()
+        return forms[variant](job.few, 0).check()
 
-    return Ready(run, check, lesson.setting(variant), lambda: scores)
+    return Ready(run, check, job.setting(variant), lambda: scores)
 
 
-def fastest_form(lesson: TrainingCase, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
+def fastest_form(job: TrainingCase, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
     """The form that runs the first steps fastest; interleaved, best of a few tries."""
-    runs = {name: make(lesson, 0) for name, make in forms.items()}
+    runs = {name: make(job, 0) for name, make in forms.items()}
     if len(runs) == 1:
         return next(iter(runs.items()))
-    steps = min(max(1, _TRIAL_ROWS // lesson.options.batch_size), _TRIAL_STEPS)
+    steps = min(max(1, _TRIAL_ROWS // job.options.batch_size), _TRIAL_STEPS)
     seconds = dict.fromkeys(runs, float("inf"))
-    for turn in range(1 + _TRIALS):
+    for trial in range(1 + _TRIALS):
         for name, run in runs.items():
             start = time.perf_counter()
             run.run(steps)
-            if turn > 0:  # the first try compiles and allocates
+            if trial > 0:  # the first one compiles and allocates
                 seconds[name] = min(seconds[name], time.perf_counter() - start)
     best = min(seconds, key=lambda name: seconds[name])
     return best, runs[best]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.bench.frame import UnavailableError, why
+from onchip.bench.frame import UnavailableError, first_line
 from onchip.bench.gpu_clock import TRIALS, Forward, Variants
 from onchip.bench.stage import TorchStage
 
@@ -20,15 +20,15 @@ TUNE_S = 12.0  # to compile and try settings for one task
 RETRIED = 4  # settings of an earlier task of the same kind
 FINALISTS = 2  # settings that are tried with all precisions and column layouts
 CALLS = 5  # per sample
-NEAR = 0.05  # allowed difference from torch, relative to the largest value: Triton compiled some settings wrongly
+TOLERANCE = 0.05  # against torch, relative to the largest value: Triton compiled some settings wrongly
 
 
 class Search:
-    """Settings of one network over x, each compiled, compared with `right` and timed, within a time budget."""
+    """Settings of one network over x, each compiled, compared with `expected` and timed, within a time budget."""
 
-    def __init__(self, x: Any, y: Any, right: Any, stage: TorchStage) -> None:
-        """y: (B, D_out), written by each setting. right: torch's output for x."""
-        self._x, self._y, self._right, self._stage = x, y, right, stage
+    def __init__(self, x: Any, y: Any, expected: Any, stage: TorchStage) -> None:
+        """y: (B, D_out), written by each setting. expected: torch's output for x."""
+        self._x, self._y, self._expected, self._stage = x, y, expected, stage
         self._until = time.perf_counter() + TUNE_S
         self._failed = UnavailableError("no setting of the Triton kernel was tried")
         self.ms: dict[Choice, float] = {}
@@ -45,10 +45,10 @@ class Search:
             call()
             self._stage.synchronise()
         except Exception as error:  # too much shared memory, too many registers: different exceptions
-            self._failed = UnavailableError(f"triton does not work here: {why(error)}")
+            self._failed = UnavailableError(f"triton does not work here: {first_line(error)}")
             return None
-        right = self._right.float()
-        if not (self._y.float() - right).abs().max() <= NEAR * right.abs().max():  # false for NaN
+        expected = self._expected.float()
+        if not (self._y.float() - expected).abs().max() <= TOLERANCE * expected.abs().max():  # false for NaN
             self._failed = UnavailableError(f"triton is wrong with {choice}")
             return None
         return call
@@ -85,13 +85,13 @@ def best_settings(
     search.try_all(first, nets[0], precisions[0])
     if around is not None:
         search.try_all(around(search.ranking()[0]), nets[0], precisions[0])
-    made: dict[str, Forward] = {}
+    variants: dict[str, Forward] = {}
     for choice, precision, net in itertools.product(search.ranking()[:FINALISTS], precisions, nets):
-        if made and search.is_over:
+        if variants and search.is_over:
             break
         call = search.call(net, choice, precision)
         if call is not None:
             columns = f"{net.KA}+{net.KB}" if net.KB else str(net.KA)
             name = f"{choice}, {columns} columns{', 3xTF32' if precision == 'tf32x3' else ''}"
-            made[name] = Forward(call, eager=False)  # a launch from Python often takes longer than the kernel
-    return made
+            variants[name] = Forward(call, eager=False)  # a launch from Python often takes longer than the kernel
+    return variants

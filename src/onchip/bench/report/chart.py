@@ -38,11 +38,11 @@ def draw_speedups(found: Sequence[tuple[Results, Row]]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" font-family="system-ui, sans-serif" '
         f'font-size="13">',
-        f"<title>onchip beside the best peer, times as fast</title><style>{_STYLE}</style>",
-        '<text x="10" y="20" font-weight="600">Times as fast as the best peer</text>',
+        f"<title>Speedup of onchip over the best peer</title><style>{_STYLE}</style>",
+        '<text x="10" y="20" font-weight="600">Speedup over the best peer</text>',
     ]
     for tick in (tick for tick in _TICKS if low <= tick <= high):
-        x = _place(tick, low, high)
+        x = _x_of(tick, low, high)
         kind = "one" if tick == 1 else "grid"
         lines.append(f'<path class="{kind}" d="M{x:.1f} {_TOP - 8}V{height - 8}"/>')
         lines.append(f'<text class="dim" x="{x:.1f}" y="{_TOP - 12}" text-anchor="middle">{tick:g}x</text>')
@@ -62,36 +62,36 @@ def _bar(results: Results, row: Row) -> tuple[str, float, str] | None:
 
 
 def _draw_bar(title: str, ratio: float, peer: str, y: float, low: float, high: float) -> list[str]:
-    one, end = _place(1.0, low, high), _place(min(max(ratio, low), high), low, high)
-    kind, behind = "faster" if ratio >= 1 else "slower", max(one, end) + 6
+    one, end = _x_of(1.0, low, high), _x_of(min(max(ratio, low), high), low, high)
+    kind, label_x = "faster" if ratio >= 1 else "slower", max(one, end) + 6
     return [
         f'<text x="{_LEFT - 10}" y="{y + 13}" text-anchor="end" font-size="12">{escape(title)}</text>',
         f'<rect class="{kind}" x="{min(one, end):.1f}" y="{y + 1}" width="{abs(end - one):.1f}" height="16" rx="2"/>',
-        f'<text x="{behind:.1f}" y="{y + 13}">{ratio:.2f}x <tspan class="dim">{escape(peer)}</tspan></text>',
+        f'<text x="{label_x:.1f}" y="{y + 13}">{ratio:.2f}x <tspan class="dim">{escape(peer)}</tspan></text>',
     ]
 
 
-def _place(ratio: float, low: float, high: float) -> float:
+def _x_of(ratio: float, low: float, high: float) -> float:
     return _LEFT + (_RIGHT - _LEFT) * math.log(ratio / low) / math.log(high / low)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m onchip.bench.report.chart", description="Draw speed-ups of result files."
+        prog="python -m onchip.bench.report.chart", description="Draw the speedups in result files."
     )
     parser.add_argument("picture", help="the .svg to write")
     parser.add_argument("results", nargs="+", help="result files, or folders of them")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the picture is out of date")
     options = parser.parse_args(argv)
     try:
-        drawn = draw_speedups(front_rows([read_results(path) for path in find_results(options.results)]))
+        svg = draw_speedups(front_rows([read_results(path) for path in find_results(options.results)]))
         if options.check:
             with open_input(options.picture) as file:
-                is_same = file.read().decode() == drawn
+                is_same = file.read().decode() == svg
             print("up to date" if is_same else f"{options.picture} is out of date", file=sys.stderr)
             return int(not is_same)
         with atomic_write(options.picture) as out:
-            out.write(drawn.encode())
+            out.write(svg.encode())
         return 0
     except OnchipError as error:
         print(error, file=sys.stderr)

@@ -23,12 +23,12 @@ from onchip.runtime.cuda.driver import version_text
 PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")
 SHA = re.compile("[0-9a-f]{40}")
 DIRTY, PARTIAL = "+dirty", "+partial"  # suffixes of a commit: uncommitted changes; an unfinished run
-_UNTOLD = ("--out", "--commit")  # options that do not change what the command measures
+_OMITTED = ("--out", "--commit")  # options that do not change what the command measures
 _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # other distribution names of a package
 
 
 def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The device with its rates, the peak behind its floors, and the system.
+    """The device with its rates, the peak rates of its floors, and the system.
 
     ceilings  rates measured along with the engines
     """
@@ -59,12 +59,12 @@ def device_slug(device: Device) -> str:
     """The folder of a device's results: "cpu-x86_64-2", "h200"."""
     if device.kind == "cpu":
         return f"cpu-{platform.machine().lower()}-{core_count()}"
-    words = device.name.removeprefix("NVIDIA ").lower().split()
-    return "-".join(words) or device.kind
+    name = device.name.removeprefix("NVIDIA ").lower().split()
+    return "-".join(name) or device.kind
 
 
 def versions(device: Device) -> dict[str, str | None]:
-    """Of Python, onchip and every measured package; None: not installed. On a GPU also driver and NVRTC."""
+    """Versions of Python, onchip and every measured package (None: not installed); on a GPU also driver and NVRTC."""
     found: dict[str, str | None] = {"python": platform.python_version(), "onchip": onchip.__version__}
     for package in PACKAGES:
         found[package] = None
@@ -95,55 +95,55 @@ def _nvidia_driver() -> str | None:
     return found[0] if found else None
 
 
-def commit(given: str | None = None) -> str:
-    """The commit of the running checkout, "+dirty" if files differ; else the given one, or the version.
+def commit(requested: str | None = None) -> str:
+    """The commit of the running checkout, "+dirty" if files differ; else the requested one, or the version.
 
-    given  the commit of a source tree without .git; a checkout must agree with it
+    requested  the commit of a source tree without .git; it must match that of a checkout
     """
-    if given is not None and not SHA.fullmatch(given):
-        raise InputError("bad commit", got=repr(given), expected="40 hexadecimal digits", hint="git rev-parse HEAD")
+    if requested is not None and not SHA.fullmatch(requested):
+        raise InputError("bad commit", got=repr(requested), expected="40 hexadecimal digits", hint="git rev-parse HEAD")
     found = _checkout_commit()
     if found is None:
-        return given or f"{onchip.__version__} (installed)"
-    if given not in (None, found):
+        return requested or f"{onchip.__version__} (installed)"
+    if requested not in (None, found):
         raise InputError(
-            "--commit is not what this checkout is", got=given, expected=found,
+            "--commit differs from this checkout's commit", got=requested, expected=found,
             hint="no --commit: it is for a copy of the tree without .git",
         )  # fmt: skip
     return found
 
 
 def _checkout_commit() -> str | None:
-    """Ignores benchmarks/results: writing the first result must not make the second dirty."""
+    """HEAD of the checkout, or None; benchmarks/results never makes it dirty, or one result would mark the next."""
     package = Path(onchip.__file__).resolve().parent
-    top = _git(package, "rev-parse", "--show-toplevel")
+    top = git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "onchip" != package:
         return None
-    head = _git(package, "rev-parse", "HEAD")
+    head = git(package, "rev-parse", "HEAD")
     if head is None:
         return "no commit yet"
-    changed = _git(Path(top), "--no-optional-locks", "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    changed = git(Path(top), "--no-optional-locks", "status", "--porcelain", "--", ".", ":!benchmarks/results")
     return head + (DIRTY if changed else "")
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def command_line() -> str:
-    """The command as typed, without the output folder and the given commit."""
-    kept, words = ["onchip"], iter(sys.argv[1:])
-    for word in words:
-        if word in _UNTOLD:
-            next(words, "")
-        elif not word.startswith(tuple(f"{option}=" for option in _UNTOLD)):
-            kept.append(word)
-    return shlex.join(kept)
+    """The command as typed, without --out and --commit."""
+    shown, arguments = ["onchip"], iter(sys.argv[1:])
+    for option in arguments:
+        if option in _OMITTED:
+            next(arguments, "")
+        elif not option.startswith(tuple(f"{name}=" for name in _OMITTED)):
+            shown.append(option)
+    return shlex.join(shown)
 
 
 def today() -> str:

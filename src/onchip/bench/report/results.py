@@ -75,11 +75,11 @@ def make_row(
               verdict.is_right, threads=threads, setting=setting, extra=dict(extra or {}))  # fmt: skip
     if timing is None:
         return row
-    given = tuple(scores()) if scores is not None else ()
+    values = tuple(scores()) if scores is not None else ()
     return dataclasses.replace(
         row, median_ms=timing.median_ms, p20_ms=timing.p20_ms, p80_ms=timing.p80_ms, samples_ms=timing.samples_ms,
-        rate=statistics.fmean(given) if given else work / (timing.median_ms / 1e3), scores=given,
-        score_std=statistics.stdev(given) if len(given) > 1 else None,
+        rate=statistics.fmean(values) if values else work / (timing.median_ms / 1e3), scores=values,
+        score_std=statistics.stdev(values) if len(values) > 1 else None,
     )  # fmt: skip
 
 
@@ -91,10 +91,10 @@ class Results:
     command: str
     date: str
     rows: tuple[Row, ...]
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # engine -> why it was skipped
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # engine -> reason
 
     def to_dict(self) -> dict[str, Any]:
-        document = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+        document = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         document["rows"] = [dataclasses.asdict(row) for row in self.rows]
         return document
 
@@ -121,7 +121,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Indented, with lists of numbers on one line: these files are read in reviews."""
+    """Indented, with lists of samples on one line: these files are read in reviews."""
     lines = json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False).split("\n")
     out: list[str] = []
     open_list = False
@@ -154,17 +154,17 @@ def read_results(path: str | os.PathLike[str]) -> Results:
                        skipped=dict(document.get("skipped", {})), **texts)  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(
-            f"{path} is no result file", got=f"{type(error).__name__}: {error}",
+            f"{path} is not a result file", got=f"{type(error).__name__}: {error}",
             expected="machine, versions, commit, command, date and rows", hint="write it with onchip bench",
         ) from None  # fmt: skip
 
 
-def _read_row(given: dict[str, Any]) -> Row:
-    known = {field.name for field in dataclasses.fields(Row)}
-    row = Row(**{key: value for key, value in given.items() if key in known})
-    numbers = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error, row.score_std)
-    if not all(number is None or isinstance(number, int | float) for number in numbers):
-        raise TypeError(f"a number of row {row.case}, {row.engine} is none")
+def _read_row(document: dict[str, Any]) -> Row:
+    names = {field.name for field in dataclasses.fields(Row)}
+    row = Row(**{key: value for key, value in document.items() if key in names})
+    values = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error, row.score_std)
+    if not all(value is None or isinstance(value, int | float) for value in values):
+        raise TypeError(f"row {row.case}, {row.engine}: a value is not a number")
     return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores), extra=dict(row.extra))
 
 
@@ -222,8 +222,8 @@ def show_speedup(rows: Sequence[Row], row: Row) -> str:
 def show_against_peer(rows: Sequence[Row], row: Row) -> str:
     """ "onchip 0.0256 ms, 0.87x torch graph 0.0222 ms": one line against the best peer at the same job."""
     peer = best_peer(rows, row)
-    beside = f", {show_speedup(rows, row)} {peer.engine} {show_ms(peer.median_ms)} ms" if peer else ""
-    return f"{row.engine} {show_ms(row.median_ms)} ms{beside}"
+    against = f", {show_speedup(rows, row)} {peer.engine} {show_ms(peer.median_ms)} ms" if peer else ""
+    return f"{row.engine} {show_ms(row.median_ms)} ms{against}"
 
 
 def show_floor(row: Row, launch_us: float) -> str:
@@ -257,7 +257,7 @@ def make_tables(results: Results) -> Group:
     tables = [_case_table([r for r in results.rows if job_title(r) == job], results) for job in jobs]
     if any(row.is_peer for row in results.rows):
         tables.append(_summary_table(results.rows))
-    skipped = [Text(f"skipped {engine}: {why}") for engine, why in results.skipped.items()]
+    skipped = [Text(f"skipped {engine}: {reason}") for engine, reason in results.skipped.items()]
     return Group(Text(head), *tables, *skipped)
 
 
@@ -275,7 +275,7 @@ def _summary_table(rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, first: str, *headings: str) -> Table:
-    """A column of names and columns of numbers."""
+    """A column of names, then right-aligned columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -298,11 +298,11 @@ def _case_table(rows: list[Row], results: Results) -> Table:
     return table
 
 
-def show(what: RenderableType) -> None:
+def show(output: RenderableType) -> None:
     """Print to stdout; into a pipe or a file at full width and without colours."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
-    console.print(what)
+    console.print(output)

@@ -35,7 +35,7 @@ from onchip.ladders.show import of_floor, times
 from onchip.measure.pace import show_ms
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-HEAD = ("case", "onchip", "best peer", "speed-up", "of floor")
+HEAD = ("case", "onchip", "best peer", "speedup", "of floor")
 # Device, workload and case of each row in the README.
 FRONT = (
     ("h200", "decode", "2097152 rows, fp16"), ("h200", "sentiment", "16384 sentences, random ids, fp16"),
@@ -65,7 +65,7 @@ def _section(results: Results) -> str:
     """The `extra` properties of onchip's rows become columns."""
     rows = _measured(results)
     extras = list(dict.fromkeys(name for row in rows for name in row.extra))
-    lines = [[*_cells(results, row), *(_number(row.extra.get(name, "-")) for name in extras)] for row in rows]
+    lines = [[*_cells(results, row), *(_format(row.extra.get(name, "-")) for name in extras)] for row in rows]
     workloads = ", ".join(dict.fromkeys(row.workload for row in rows))
     where = f"## {workloads} on {machine_title(results.machine)}"
     return f"{where}\n\n{_source(results)}\n\n{_lines([*HEAD, *extras], lines)}"
@@ -83,11 +83,11 @@ def front_rows(files: Sequence[Results]) -> list[tuple[Results, Row]]:
         for results in files
         for row in _measured(results)
     }
-    if missing := [place for place in FRONT if place not in found]:
+    if missing := [key for key in FRONT if key not in found]:
         raise FormatError(
-            "a result of the front page is missing", got=", ".join(missing[0]), expected="a row of a file"
+            "a row of the README table is missing", got=", ".join(missing[0]), expected="a row in a result file"
         )
-    return [found[place] for place in FRONT]
+    return [found[key] for key in FRONT]
 
 
 def front(files: Sequence[Results]) -> str:
@@ -114,7 +114,7 @@ def _rungs(results: Results) -> str:
                 ratios = [times(timed[0] / timed[-1]), times(timed[-2] / timed[-1])]
         error = "-" if row.error is None else f"{row.error:.1e}"
         rung = f"`{row.engine.removeprefix(RUNG)}`"
-        known = [_number(row.extra.get(name, "-")) for name in extras]
+        known = [_format(row.extra.get(name, "-")) for name in extras]
         lines.append([rung, show_ms(row.median_ms), *ratios, floor, error, *known, row.setting])
     cases = ", ".join(dict.fromkeys(_case_and_threads(row) for row in results.rows))
     where = machine_title(results.machine)
@@ -125,7 +125,7 @@ def _case_and_threads(row: Row) -> str:
     return row.case if row.threads is None else f"{row.case}, {row.threads} threads"
 
 
-def _number(value: float | int | str) -> str:
+def _format(value: float | int | str) -> str:
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
@@ -151,7 +151,7 @@ def find_results(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for path in map(Path, paths):
         found += sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not found:
-        raise FormatError("no result files", got=", ".join(map(str, paths)), expected="files that onchip bench wrote")
+        raise FormatError("no result files", got=", ".join(map(str, paths)), expected="files written by onchip bench")
     return found
 
 
@@ -159,31 +159,31 @@ def replace_table(text: str, table: str, where: str = "README.md") -> str:
     """`text` with everything between the markers replaced."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin or text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise FormatError(f"{where} has no place for results", expected=f"{BEGIN}, later {END}, once each")
+        raise FormatError(f"{where} has no markers for results", expected=f"{BEGIN}, then {END}, once each")
     return f"{text[: begin + len(BEGIN)]}\n\n{table}\n\n{text[end:]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m onchip.bench.report.table", description="Put result files into a README."
+        prog="python -m onchip.bench.report.table", description="Insert tables of results into a page."
     )
     parser.add_argument("readme", help="the file with the markers")
     parser.add_argument("results", nargs="+", help="result files, or folders of them")
-    parser.add_argument("--front", action="store_true", help="the few rows of a front page")
+    parser.add_argument("--front", action="store_true", help="only the rows of the README table")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the table is out of date")
     options = parser.parse_args(argv)
     try:
         with open_input(options.readme) as file:
-            before = file.read().decode()
+            old = file.read().decode()
         make = front if options.front else markdown
         table = make([read_results(path) for path in find_results(options.results)])
-        after = replace_table(before, table, options.readme)
+        new = replace_table(old, table, options.readme)
         if options.check:
-            print("up to date" if after == before else f"{options.readme} is out of date", file=sys.stderr)
-            return int(after != before)
-        if after != before:
+            print("up to date" if new == old else f"{options.readme} is out of date", file=sys.stderr)
+            return int(new != old)
+        if new != old:
             with atomic_write(options.readme) as out:
-                out.write(after.encode())
+                out.write(new.encode())
         return 0
     except OnchipError as error:
         print(error, file=sys.stderr)

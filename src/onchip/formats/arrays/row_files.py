@@ -26,14 +26,14 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.files import atomic_write, free_memory, open_input
-from onchip.network.reading import MAX_DIM, MAX_RANK, blaming, show
+from onchip.network.reading import MAX_DIM, MAX_RANK, naming_file, show
 from onchip.network.recipe import Array
 
 MAX_NPY_HEADER_BYTES = 1 << 16
 MAX_UNPACKED_BYTES = 1 << 30  # of a .gz, which has no random access
 _DEFLATE_RATIO = 1032  # the maximum compression ratio of gzip
 
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
             "float16", "float32", "float64")  # fmt: skip
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NPY_MAGIC, _GZIP_MAGIC, _IDX_MAGIC = b"\x93NUMPY", b"\x1f\x8b", b"\0\0"
@@ -62,30 +62,30 @@ class _StoredRows:
         self._file, self._layout = io.FileIO(os.dup(file.fileno())), layout
         self.shape, self.dtype = layout.shape, np.dtype(layout.dtype)
 
-    def __getitem__(self, part: slice) -> Array:
+    def __getitem__(self, rows_slice: slice) -> Array:
         rows, *row_shape = self.shape
-        start, stop, _ = part.indices(rows)
+        start, stop, _ = rows_slice.indices(rows)
         if self._layout.order == "C" or stop == start:
-            made = np.empty((stop - start, *row_shape), self.dtype)
-            self._fill(made, start * made[:1].nbytes)
-            return made
+            result = np.empty((stop - start, *row_shape), self.dtype)
+            self._fill(result, start * result[:1].nbytes)
+            return result
         # Column-major: the elements of each column are contiguous.
-        turned = np.empty((*reversed(row_shape), stop - start), self.dtype)
-        for i, column in enumerate(turned.reshape(-1, stop - start)):
+        transposed = np.empty((*reversed(row_shape), stop - start), self.dtype)
+        for i, column in enumerate(transposed.reshape(-1, stop - start)):
             self._fill(column, (i * rows + start) * self.dtype.itemsize)
-        return turned.T
+        return transposed.T
 
-    def _fill(self, made: Array, begin: int) -> None:
-        """Fill an array that starts so many bytes after the header."""
-        left = memoryview(made.reshape(-1).view(np.uint8).data)
-        at = self._layout.offset + begin
-        with blaming(Path(self._layout.path)):
-            while len(left):
-                if not (count := os.preadv(self._file.fileno(), [left], at)):  # thread-safe
-                    got, expected = f"{at:,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
-                    hint = "the same command again, when the file is whole"
+    def _fill(self, array: Array, begin: int) -> None:
+        """Read into `array` from `begin` bytes after the header."""
+        remaining = memoryview(array.reshape(-1).view(np.uint8).data)
+        position = self._layout.offset + begin
+        with naming_file(Path(self._layout.path)):
+            while len(remaining):
+                if not (count := os.preadv(self._file.fileno(), [remaining], position)):  # thread-safe
+                    got, expected = f"{position:,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
+                    hint = "run the command again when the file is complete"
                     raise FormatError("the file was truncated while it was read", got=got, expected=expected, hint=hint)
-                left, at = left[count:], at + count
+                remaining, position = remaining[count:], position + count
 
     def close(self) -> None:
         self._file.close()
@@ -112,9 +112,9 @@ class RowSource:
     def read(self, start: int, stop: int) -> Array:
         """A copy of rows start .. stop - 1, row-major, native byte order; clipped at the end, like a slice."""
         if self._rows is None:
-            raise InputError("these rows were closed", hint="read inside the `with` block")
+            raise InputError("the rows are closed", hint="read inside the `with` block")
         if not 0 <= start <= stop:
-            raise InputError("no such rows", got=f"{start} to {stop}", expected=f"0 <= start <= stop <= {len(self)}")
+            raise InputError("bad row range", got=f"{start} to {stop}", expected=f"0 <= start <= stop <= {len(self)}")
         is_stored = isinstance(self._rows, _StoredRows)  # already a copy
         return np.array(self._rows[start:stop], dtype=self.dtype, order="C", copy=None if is_stored else True)
 
@@ -125,7 +125,7 @@ class RowSource:
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._layout is None:
-            raise pickle.PicklingError("these rows are in the memory of one process")
+            raise pickle.PicklingError("rows in memory cannot be pickled")
         return _open_again, (self._layout,)
 
     def __enter__(self) -> RowSource:
@@ -138,7 +138,7 @@ class RowSource:
 def open_rows(path: str | os.PathLike[str]) -> RowSource:
     """Open an .npy, idx or gzipped idx file of shape (rows, ...) and any numeric dtype."""
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         magic = file.read(len(_NPY_MAGIC))
         file.seek(0)
         if magic == _NPY_MAGIC:
@@ -157,7 +157,7 @@ def open_rows(path: str | os.PathLike[str]) -> RowSource:
 def map_npy(path: str | os.PathLike[str]) -> Array:
     """The rows of an .npy file, memory-mapped copy-on-write."""
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
             raise FormatError("not an .npy file", got="other first bytes", expected="93 4e 55 4d 50 59")
         file.seek(0)
@@ -171,15 +171,15 @@ def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dty
     source = Path(path)
     stored = dtype.newbyteorder("<")
     row_bytes = _data_bytes(stored, row_shape)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         file_bytes = os.fstat(file.fileno()).st_size
-        rows, behind = divmod(file_bytes, row_bytes) if row_bytes else (0, file_bytes)
-        if behind or not rows:
-            what = f"the last row, from byte {file_bytes - behind:,} on, is not whole" if rows else "not one whole row"
+        rows, extra = divmod(file_bytes, row_bytes) if row_bytes else (0, file_bytes)
+        if extra or not rows:
+            what = f"the last row, at byte {file_bytes - extra:,}, is incomplete" if rows else "less than one row"
             raise FormatError(
                 what, got=f"{file_bytes:,} B",
                 expected=f"a multiple of {row_bytes:,} B: rows of {dtype.name} {show(row_shape)}",
-                hint="copy the file again, or see that it was made for this network",
+                hint="copy the file again, or check that it was written for this network",
             )  # fmt: skip
         return _stored_rows(file, 0, stored, (rows, *row_shape), "C")
 
@@ -230,22 +230,22 @@ def _npy_header(text: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, .
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         expected = "{'descr': ..., 'fortran_order': ..., 'shape': ...}"
-        raise FormatError("the .npy header is garbage", got=show(text), expected=expected) from None
+        raise FormatError("the .npy header is malformed", got=show(text), expected=expected) from None
     if not isinstance(fortran, bool):
         raise FormatError("bad fortran_order in the .npy header", got=show(fortran), expected="True or False")
     if not isinstance(shape, tuple) or any(type(d) is not int or not 0 <= d <= MAX_DIM for d in shape):
         raise FormatError("bad shape in the .npy header", got=show(shape), expected="a tuple of sizes")
-    return _number_dtype(descr), _check_rank(shape), fortran
+    return _parse_dtype(descr), _check_rank(shape), fortran
 
 
-def _number_dtype(descr: object) -> np.dtype[Any]:
+def _parse_dtype(descr: object) -> np.dtype[Any]:
     try:
         dtype = np.dtype(descr) if isinstance(descr, str) and len(descr) <= 4 else None
     except (TypeError, ValueError, SyntaxError):
         dtype = None
-    if dtype is None or dtype.name not in _NUMBERS:
-        hint = "a file of Python objects can run code when it is read: save plain numbers" if descr == "|O" else ""
-        raise FormatError("the rows are not plain numbers", got=show(descr), expected=", ".join(_NUMBERS), hint=hint)
+    if dtype is None or dtype.name not in _DTYPES:
+        hint = "pickled Python objects can run code when they are loaded: save a numeric array" if descr == "|O" else ""
+        raise FormatError("unsupported dtype of the rows", got=show(descr), expected=", ".join(_DTYPES), hint=hint)
     return dtype
 
 
@@ -281,17 +281,17 @@ def _open_gzip(file: IO[bytes]) -> RowSource:
             limit = min(MAX_UNPACKED_BYTES, _DEFLATE_RATIO * packed_bytes, free_memory() // 2)
             if needed > limit:
                 raise FormatError(
-                    "the header promises more than this .gz may hold", got=f"{needed:,} B for {show(shape)}",
-                    expected=f"at most {limit:,} B from {packed_bytes:,} B packed",
-                    hint="gunzip the file first: a plain idx file is not loaded into memory",
+                    "the header declares more data than this .gz can contain", got=f"{needed:,} B for {show(shape)}",
+                    expected=f"at most {limit:,} B from {packed_bytes:,} B compressed",
+                    hint="gunzip the file first: an uncompressed idx file is read in chunks",
                 )  # fmt: skip
             data = bytearray()
             # Request one extra byte: it detects trailing data and makes gzip verify its checksum.
-            while len(data) <= needed and (piece := unpacked.read(min(1 << 20, needed + 1 - len(data)))):
-                data += piece
+            while len(data) <= needed and (chunk := unpacked.read(min(1 << 20, needed + 1 - len(data)))):
+                data += chunk
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         hint = "copy or download the file again"
-        raise FormatError("the .gz is damaged", got=str(error), expected="a whole gzip file", hint=hint) from None
+        raise FormatError("the .gz is damaged", got=str(error), expected="a complete gzip file", hint=hint) from None
     _check_size(offset, dtype, shape, offset + len(data))
     return RowSource(_as_rows(data, 0, dtype, shape, "C"), lambda: None)
 
@@ -313,10 +313,10 @@ def _check_size(offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], file_
     needed = offset + _data_bytes(dtype, shape)
     if file_bytes == needed:
         return
-    what = "the file is truncated" if file_bytes < needed else "the file goes on behind its last row"
-    have = f"{file_bytes:,} B" if file_bytes < needed else f"more than {needed:,} B"
+    what = "the file is truncated" if file_bytes < needed else "the file has extra bytes after its last row"
+    got = f"{file_bytes:,} B" if file_bytes < needed else f"more than {needed:,} B"
     raise FormatError(
-        what, got=have, expected=f"{offset} B of header + {needed - offset:,} B of {dtype.name} {show(shape)}",
+        what, got=got, expected=f"{offset} B of header + {needed - offset:,} B of {dtype.name} {show(shape)}",
         hint="copy or download the file again",
     )  # fmt: skip
 
@@ -337,7 +337,7 @@ def _open_again(layout: _Layout) -> RowSource:
     with open_input(layout.path) as file:
         found = os.fstat(file.fileno())
         if (found.st_size, found.st_mtime_ns) != (layout.file_bytes, layout.changed_ns):
-            raise FormatError(f"{layout.path} is another file here", expected=f"{layout.file_bytes:,} B, as elsewhere")
+            raise FormatError(f"{layout.path} changed since it was opened", expected=f"{layout.file_bytes:,} B")
         return _stored_rows(file, layout.offset, np.dtype(layout.dtype), layout.shape, layout.order)
 
 
@@ -357,7 +357,7 @@ class RowWriter(abc.ABC):
     """Writes rows of a known shape in chunks; the file appears atomically when all rows are written.
 
     with NpyWriter("out.npy", (B, 10), "float32") as out:
-        out.write(rows)         # (any number, 10) float32, repeatedly
+        out.write(rows)         # (n, 10) float32, any number of times
     """
 
     def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
@@ -366,9 +366,9 @@ class RowWriter(abc.ABC):
         self.rows = 0  # written so far
         if not self.shape or min(self.shape) < 0:
             raise InputError(f"cannot write {self.path}", got=f"shape {self.shape}", expected="(rows, sizes...)")
-        if self.dtype.name not in _NUMBERS:
+        if self.dtype.name not in _DTYPES:
             hint = "rows in float32 or float16: --io fp32" if "float" in self.dtype.name else ""
-            raise InputError(f"{self.path} cannot hold {self.dtype.name}", expected=", ".join(_NUMBERS), hint=hint)
+            raise InputError(f"{self.path} cannot store {self.dtype.name}", expected=", ".join(_DTYPES), hint=hint)
 
     @abc.abstractmethod
     def _begin(self, file: IO[bytes]) -> None:
@@ -390,7 +390,7 @@ class RowWriter(abc.ABC):
         """Append rows of the declared shape and dtype."""
         if rows.shape[1:] != self.shape[1:] or rows.ndim == 0 or rows.dtype.newbyteorder("=") != self.dtype:
             raise ShapeError(
-                f"these rows do not belong into {self.path}", got=f"{rows.dtype.name} {rows.shape}",
+                f"the rows do not match {self.path}", got=f"{rows.dtype.name} {rows.shape}",
                 expected=f"{self.dtype.name} (any, {', '.join(map(str, self.shape[1:]))})",
             )  # fmt: skip
         if self.rows + len(rows) > self.shape[0]:

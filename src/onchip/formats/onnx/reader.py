@@ -15,13 +15,13 @@ import numpy as np
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.files import open_input
 from onchip.formats.onnx.ops.base import FOLDS, READERS, Op
-from onchip.formats.onnx.ops.chosen import reads_row_numbers
-from onchip.formats.onnx.ops.fold import KEEP_NUMBERS
+from onchip.formats.onnx.ops.fold import KEEP_ELEMENTS
+from onchip.formats.onnx.ops.gather_elements import reads_row_indices
 from onchip.formats.onnx.ops.graph_reader import MAX_ROW, GraphReader
 from onchip.formats.onnx.ops.missing import INSTEAD, check_operators
 from onchip.formats.onnx.ops.norm_parts import NORM, join_norms
+from onchip.formats.onnx.ops.permuted import reads_permuted
 from onchip.formats.onnx.ops.truth import reads_truth
-from onchip.formats.onnx.ops.turned import reads_turned
 from onchip.formats.onnx.shapes import Shapes, input_sizes
 from onchip.formats.onnx.tensors import TensorReader, dtype_of, text
 from onchip.formats.onnx.writer import MEANING_KEY
@@ -29,7 +29,7 @@ from onchip.formats.value_names import name_values
 from onchip.network.graph import Network
 from onchip.network.meaning import Meaning
 from onchip.network.names import did_you_mean
-from onchip.network.reading import MAX_RANK, blaming, show
+from onchip.network.reading import MAX_RANK, naming_file, show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, TensorType
 
@@ -38,7 +38,7 @@ MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's limit; larger weights are in exter
 MAX_NODES = 1 << 15
 OLDEST_OPSET = 6  # older files go through ONNX's converter
 CONVERT_SECONDS = 60
-_CONVERT = """
+CONVERT = """
 import sys
 import onnx.version_converter
 model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
@@ -55,11 +55,11 @@ MAX_DEPTH = 8  # of nested branches
 def read_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
     """Read the network of an ONNX file; its first dimension becomes the batch, fixed or not.
 
-    shapes  sizes of inputs that the file leaves open
+    shapes  sizes of dynamic axes of the inputs
     FormatError, prefixed with the file's name, if the file is damaged or contains something onchip cannot run.
     """
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         size = os.fstat(file.fileno()).st_size
         if size > MAX_MODEL_BYTES:
             expected = f"at most {MAX_MODEL_BYTES:,} B"
@@ -85,8 +85,8 @@ def parse_model(data: bytes) -> Any:
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception:  # protobuf's DecodeError, whose import path varies
-        got, hint = f"{len(data):,} B that are no protobuf, or part of one", "export or copy the file again"
-        raise FormatError("not an ONNX file", got=got, expected="a whole ONNX model", hint=hint) from None
+        got, hint = f"{len(data):,} B, not a complete protobuf", "export or copy the file again"
+        raise FormatError("not an ONNX file", got=got, expected="a complete ONNX model", hint=hint) from None
     if not model.HasField("graph") or not model.opset_import:
         raise FormatError("not an ONNX file", got="a protobuf without graph or opset", expected="an ONNX model")
     return model
@@ -106,7 +106,7 @@ def read_model(
     name      the network's name if the graph has none
     operands  graph inputs that are constants here: a convolution's weights, the shape of a Reshape
     one_row   the first dimension is not a batch: all values of the model form a single row
-    shapes    sizes of inputs that the model leaves open
+    shapes    sizes of dynamic axes of the inputs
     """
     if len(model.graph.node) > MAX_NODES:
         got, expected = f"{len(model.graph.node):,} nodes", f"at most {MAX_NODES:,}"
@@ -124,7 +124,7 @@ def read_model(
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     every = _with_branches(ops)
-    check_operators(every, inputs)  # first: the inputs of an unsupported operator may be unusual too
+    check_operators(every, inputs)  # first: unsupported operators may have unusual inputs too
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in every:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
@@ -135,11 +135,11 @@ def read_model(
     for output in outputs:
         if output in reader.unfinished and not reader.finish(output):
             raise FormatError(
-                f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected,
+                f"output {show(output)} is part of a layer", expected=reader.unfinished[output].expected,
                 hint=reader.unfinished[output].hint,
             )  # fmt: skip
         if output not in reader.values:
-            raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
+            raise FormatError(f"output {show(output)} is missing or constant", expected="a value that a node computes")
     named = tuple(reader.values[output] for output in outputs)
     nodes = reader.needed_nodes(named)
     used = {weight: reader.weights[weight] for node in nodes for weight in node.weights.values()}
@@ -148,15 +148,15 @@ def read_model(
 
 def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReader) -> Callable[[str], Array | None]:
     """A lookup of small initializers and Constants by name; None for anything else."""
-    made = {text(node.output[0]): node.attribute for node in graph.node if node.op_type == "Constant" and node.output}
+    found = {text(node.output[0]): node.attribute for node in graph.node if node.op_type == "Constant" and node.output}
 
     def find(name: str) -> Array | None:
-        given = constants.get(name)
-        if given is None and len(made.get(name, ())) == 1 and text(made[name][0].name) == "value":
-            given = made[name][0].t
-        if isinstance(given, np.ndarray) or given is None:
-            return given
-        return tensors.read(given, name) if math.prod(given.dims) <= MAX_RANK else None
+        tensor = constants.get(name)
+        if tensor is None and len(found.get(name, ())) == 1 and text(found[name][0].name) == "value":
+            tensor = found[name][0].t
+        if isinstance(tensor, np.ndarray) or tensor is None:
+            return tensor
+        return tensors.read(tensor, name) if math.prod(tensor.dims) <= MAX_RANK else None
 
     return find
 
@@ -168,7 +168,7 @@ def _with_branches(ops: Sequence[Op], depth: int = 0) -> list[Op]:
         if op.kind == "If":
             inside = [_op(node) for graph in _branches(op) for node in graph.node]
             if depth == MAX_DEPTH or len(every) + len(inside) > MAX_NODES:
-                raise FormatError(f"{op}: too many branches", expected=f"{MAX_DEPTH} within each other at most")
+                raise FormatError(f"{op}: too many branches", expected=f"at most {MAX_DEPTH} nested levels")
             every += _with_branches(inside, depth + 1)
         every.append(op)
     return every
@@ -178,7 +178,7 @@ def _branches(op: Op) -> list[Any]:
     """The graphs of an If: the branch for true, then for false."""
     found = [op.attributes.get(name) for name in ("then_branch", "else_branch")]
     if not all(hasattr(graph, "node") for graph in found):
-        raise FormatError(f"{op} has not two branches", got=show(list(op.attributes)), expected="a graph for each")
+        raise FormatError(f"{op} needs two branches", got=show(list(op.attributes)), expected="a graph for each")
     return found
 
 
@@ -191,8 +191,8 @@ def _read_branch(reader: GraphReader, op: Op) -> None:
         reader.add_constant(Op("Constant", "", (), (text(tensor.name),), {}), tensor)
     for node in graph.node:
         _read_op(reader, _op(node))
-    for made, output in zip(graph.output, op.outputs, strict=True):
-        _read_op(reader, Op("Identity", "", (text(made.name),), (output,), {}))
+    for value, output in zip(graph.output, op.outputs, strict=True):
+        _read_op(reader, Op("Identity", "", (text(value.name),), (output,), {}))
 
 
 def _read_op(reader: GraphReader, op: Op) -> None:
@@ -200,13 +200,13 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         _read_branch(reader, op)
         return
     try:
-        if reads_row_numbers(reader, op):
+        if reads_row_indices(reader, op):
             return
         known = [reader.is_constant(op, index) for index, name in enumerate(op.inputs) if name]
         if op.kind in FOLDS and known and all(known):
-            origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
+            origin = op.inputs[0] if op.kind in KEEP_ELEMENTS else ""
             reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
-        elif not (reads_turned(reader, op) or reads_truth(reader, op)):
+        elif not (reads_permuted(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
     except ShapeError as error:  # from a layer, which does not know its ONNX node
         hint = error.hint or INSTEAD
@@ -216,7 +216,7 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         raise FormatError(error.what, got=error.got, expected=error.expected, hint=hint) from None
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # from NumPy, on constants
         raise FormatError(
-            f"{op}: its constants do not fit", got=show(str(error)), expected=f"constants that {op.kind} takes"
+            f"{op}: its constants do not fit", got=show(str(error)), expected=f"valid constants of {op.kind}"
         ) from None
 
 
@@ -231,7 +231,7 @@ def _check_op(op: Op, opset: int) -> None:
         schema = onnx.defs.get_schema(name, opset, domain)
     except (onnx.defs.SchemaError, TypeError, ValueError):  # TypeError, ValueError: the version is not an int32
         got, expected = f"opset {opset}", f"an operator of opset {opset}"
-        hint = "the opset_import that the operators were written for"
+        hint = "set opset_import to the opset of the operators"
         raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
     known = sorted(schema.attributes)
     if unknown := next((name for name in op.attributes if name not in known), None):
@@ -240,7 +240,7 @@ def _check_op(op: Op, opset: int) -> None:
             expected=", ".join(known) or "none", hint=did_you_mean(unknown, known),
         )  # fmt: skip
     if missing := [name for name in known if schema.attributes[name].required and name not in op.attributes]:
-        raise FormatError(f"{op}: no attribute '{missing[0]}'", got=show(list(op.attributes)), expected=missing[0])
+        raise FormatError(f"{op}: missing attribute '{missing[0]}'", got=show(list(op.attributes)), expected=missing[0])
     if len(op.inputs) > schema.max_input:
         got, expected = f"{len(op.inputs)} in opset {opset}", f"at most {schema.max_input}"
         raise FormatError(f"{op}: wrong number of inputs", got=got, expected=expected)
@@ -252,7 +252,7 @@ def _check_ir_version(model: Any) -> None:
     if model.ir_version > onnx.IR_VERSION:  # the parser has dropped newer fields
         raise FormatError(
             "the file is too new", got=f"IR version {model.ir_version}",
-            expected=f"at most {onnx.IR_VERSION}, which onnx {onnx.__version__} knows", hint="pip install -U onnx",
+            expected=f"at most {onnx.IR_VERSION}, as onnx {onnx.__version__} supports", hint="pip install -U onnx",
         )  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def _modern(model: Any) -> tuple[Any, int]:
         return model, opset
     # In a subprocess: the converter is C++ and may crash on a damaged file. -P: do not import an onnx.py of the
     # current folder.
-    command = [sys.executable, "-P", "-c", _CONVERT, str(OLDEST_OPSET)]
+    command = [sys.executable, "-P", "-c", CONVERT, str(OLDEST_OPSET)]
     try:
         done = subprocess.run(command, input=model.SerializeToString(), capture_output=True, timeout=CONVERT_SECONDS)
         *_, last_line = done.stderr.decode(errors="replace").strip().split("\n")
@@ -273,7 +273,7 @@ def _modern(model: Any) -> tuple[Any, int]:
     if why:
         raise FormatError(
             "the file is too old, and ONNX cannot convert it", got=f"opset {opset}: {why}",
-            expected=f"opset {OLDEST_OPSET} or newer", hint="a file of the same model in a newer opset",
+            expected=f"opset {OLDEST_OPSET} or newer", hint="export the model in a newer opset",
         )  # fmt: skip
     return parse_model(done.stdout), OLDEST_OPSET
 
@@ -283,15 +283,15 @@ def _opset(model: Any) -> int:
 
     versions = sorted({int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")})
     if not versions:
-        raise FormatError("the file names no version of ONNX's operators", expected="an opset_import of domain ''")
+        raise FormatError("the file has no opset", expected="an opset_import of domain ''")
     if len(versions) > 1:
-        what, got = "the file names several versions of ONNX's operators", f"opsets {show(versions)}"
+        what, got = "the file has several opsets", f"opsets {show(versions)}"
         raise FormatError(what, got=got, expected="one opset_import of domain '' or 'ai.onnx'")
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= versions[0] <= newest:
         raise FormatError(
-            "unknown version of ONNX's operators", got=f"opset {versions[0]}",
-            expected=f"opset 1 to {newest}, which onnx {onnx.__version__} knows",
+            "unknown opset", got=f"opset {versions[0]}",
+            expected=f"opset 1 to {newest}, as onnx {onnx.__version__} supports",
             hint="pip install -U onnx",
         )  # fmt: skip
     return versions[0]
@@ -308,7 +308,7 @@ def _inputs(values: list[Any], one_row: bool, shapes: Shapes | None) -> tuple[di
         where = f"input {show(name)}"
         types[name] = TensorType((BATCH, *sizes[name][1]), dtype_of(value.type.tensor_type.elem_type, where))
         if types[name].row_size > MAX_ROW:
-            expected = f"at most {MAX_ROW:,} numbers a row"
+            expected = f"at most {MAX_ROW:,} elements per row"
             raise FormatError(f"{where}: rows are too large", got=str(types[name]), expected=expected)
     fixed = {batch for batch, _ in sizes.values() if batch is not None}
     if len(fixed) > 1:
@@ -327,10 +327,10 @@ def _op(node: Any) -> Op:
         attributes,
     )
     if not op.outputs:
-        raise FormatError(f"a node makes nothing: {show(op.name)} ({op.kind})", expected="an output")
+        raise FormatError(f"a node has no output: {show(op.name)} ({op.kind})", expected="an output")
     if len(attributes) < len(node.attribute):
         got = show([text(attribute.name) for attribute in node.attribute])
-        raise FormatError(f"{op}: an attribute stands there twice", got=got, expected="unique names")
+        raise FormatError(f"{op}: repeated attribute", got=got, expected="unique names")
     return op
 
 

@@ -1,4 +1,4 @@
-"""Input sizes of an ONNX file: its own, and the caller's for those it leaves open."""
+"""Input shapes of an ONNX file: its own sizes, and the caller's for dynamic axes."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ Sizes = tuple[int | None, ...]  # of an input; None: any batch size
 _Found = tuple[Dim | None, ...]  # of an input in the file: a size, a symbol or None
 
 _EXAMPLE = (BATCH, 3, 224, 224)
-_IMAGE_SIZE, _OTHER_SIZE = 224, 128  # suggested by the error for an open axis
+_IMAGE_SIZE, _OTHER_SIZE = 224, 128  # suggested by the error for a dynamic axis
 
 
 def input_sizes(
     values: Sequence[Any], shapes: Shapes | None, one_row: bool = False
 ) -> dict[str, tuple[int | None, tuple[int, ...]]]:
-    """The batch and row shape of each input. `shapes` gives open sizes, directly or through a shared symbol.
+    """The batch and row shape of each input. `shapes` sets dynamic axes, directly or through a shared symbol.
 
     values   ValueInfoProtos
     one_row  axis 0 is not a batch, so it needs a size too
     """
     files = {text(value.name): _file_sizes(value) for value in values}
-    given = _given(shapes, list(files))
-    known = _symbols(files, given)
+    requested = _requested(shapes, list(files))
+    known = _symbols(files, requested)
     first = 0 if one_row else 1  # first axis of a row
     found: dict[str, _Found] = {}
     for name, of_file in files.items():
-        sizes = _joined(name, of_file, given.get(name))
+        sizes = _merged(name, of_file, requested.get(name))
         if not first <= len(sizes) < MAX_RANK + first:
             got, expected = f"{len(sizes)} axes", f"{first} to {MAX_RANK}"
             raise FormatError(f"input {show(name)} has no batch", got=got, expected=expected)
         found[name] = tuple(known.get(d, d) if isinstance(d, str) and i >= first else d for i, d in enumerate(sizes))
     rows = {name: tuple(d for d in sizes[first:] if isinstance(d, int)) for name, sizes in found.items()}
     if any(len(rows[name]) + first < len(sizes) for name, sizes in found.items()):
-        raise _open_error(found, first)
+        raise _dynamic_error(found, first)
     batches = {name: None if one_row else sizes[0] for name, sizes in found.items()}
     return {name: (batch if isinstance(batch, int) and batch else None, rows[name]) for name, batch in batches.items()}
 
@@ -59,25 +59,25 @@ def _file_sizes(value: Any) -> _Found | None:
 
 
 def _symbol(name: str) -> str | None:
-    """A symbol has one size everywhere; some exporters write '?', '-1' or 'None' on every open axis."""
+    """A symbol has one size everywhere; some exporters write '?', '-1' or 'None' on every dynamic axis."""
     return name if name != "None" and any(letter.isalpha() for letter in name) else None
 
 
-def _given(shapes: Shapes | None, names: Sequence[str]) -> dict[str, Sizes]:
+def _requested(shapes: Shapes | None, names: Sequence[str]) -> dict[str, Sizes]:
     """The caller's sizes by input name, checked."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
         if len(names) != 1:
             raise InputError(
-                "a shape without the name of its input", got=show(shapes),
+                "a shape needs the name of its input", got=show(shapes),
                 expected=f"a shape for one of {', '.join(map(show, names))}", hint=_suggestion({names[0]: shapes}),
             )  # fmt: skip
         shapes = {names[0]: shapes}
     for name in shapes:
         if name not in names:
             raise InputError(
-                "a shape for an input that the file does not have", got=show(name),
+                "the file has no such input", got=show(name),
                 expected=", ".join(map(show, names)), hint=did_you_mean(str(name), names),
             )  # fmt: skip
     return {name: _checked(name, shape) for name, shape in shapes.items()}
@@ -89,26 +89,26 @@ def _checked(name: str, shape: Sequence[Dim]) -> Sizes:
     except TypeError:  # None, a float, or a string after axis 0
         sizes = []
     if isinstance(shape, str) or not 1 <= len(sizes) <= MAX_RANK or any(d is not None and d < 1 for d in sizes):
-        expected = f"sizes of at least 1, and {BATCH!r} for the batch, which comes first"
+        expected = f"sizes of at least 1, after {BATCH!r} for the batch"
         raise InputError(f"bad shape for input {show(name)}", got=show(shape), expected=expected, hint=str(_EXAMPLE))
     return tuple(sizes)
 
 
-def _symbols(files: Mapping[str, _Found | None], given: Mapping[str, Sizes]) -> dict[str, int]:
+def _symbols(files: Mapping[str, _Found | None], requested: Mapping[str, Sizes]) -> dict[str, int]:
     """The size of each symbol that has one; InputError if it has two."""
     known: dict[str, int] = {}
-    for name, sizes in given.items():
+    for name, sizes in requested.items():
         for symbol, size in zip(files[name] or (), sizes, strict=False):
             if isinstance(symbol, str) and size is not None and known.setdefault(symbol, size) != size:
                 raise InputError(
                     f"two sizes for {show(symbol)}", got=f"{known[symbol]} and {size}, for input {show(name)}",
-                    expected="one size: the file has the same symbol in both places",
-                    hint=f"{known[symbol]} in both, or {size}",
+                    expected="one size: both axes have the same symbol in the file",
+                    hint=f"{known[symbol]} for both, or {size}",
                 )  # fmt: skip
     return known
 
 
-def _joined(name: str, of_file: _Found | None, given: Sizes | None) -> _Found:
+def _merged(name: str, of_file: _Found | None, given: Sizes | None) -> _Found:
     """The file's sizes, completed with the caller's; InputError if they contradict each other."""
     if of_file is None and given is None:
         expected = "a tensor of known rank, the batch first"
@@ -116,33 +116,33 @@ def _joined(name: str, of_file: _Found | None, given: Sizes | None) -> _Found:
     if of_file is None or given is None:
         return of_file or given or ()
     pairs = list(zip(of_file, given, strict=False))
-    # Some exporters write 0 for an open size. In other files it is a real size, so only the caller knows.
-    if len(of_file) != len(given) or any(isinstance(own, int) and d not in (None, own) and own for own, d in pairs):
+    # Some exporters write 0 for a dynamic axis. In other files 0 is a real size, so only the caller knows.
+    if len(of_file) != len(given) or any(isinstance(size, int) and d not in (None, size) and size for size, d in pairs):
         raise InputError(
-            f"the file has another shape for input {show(name)}", got=_text(given), expected=_text(of_file),
-            hint="sizes for the axes that are open, the others as they are",
+            f"wrong shape for input {show(name)}", got=_text(given), expected=_text(of_file),
+            hint="set only the dynamic axes",
         )  # fmt: skip
-    return tuple(own if d is None else d for own, d in pairs)
+    return tuple(size if d is None else d for size, d in pairs)
 
 
 def _text(sizes: Sequence[Dim | None]) -> str:
-    return f"({', '.join('open' if size is None else str(size) for size in sizes)})"
+    return f"({', '.join('dynamic' if size is None else str(size) for size in sizes)})"
 
 
-def _open_error(found: Mapping[str, _Found], first: int) -> FormatError:
-    """All open sizes by input and axis, with a line to paste."""
-    told: list[str] = []
+def _dynamic_error(found: Mapping[str, _Found], first: int) -> FormatError:
+    """All dynamic axes by input, with a line to paste."""
+    axes_of: list[str] = []
     shapes: dict[str, tuple[Dim, ...]] = {}
     for name, sizes in found.items():
         axes = [axis for axis, size in enumerate(sizes) if axis >= first and not isinstance(size, int)]
         if axes:
             symbols = [f"axis {axis}" + (f" ({show(sizes[axis])})" if sizes[axis] else "") for axis in axes]
-            told.append(f"input {show(name)}: {', '.join(symbols)}")
+            axes_of.append(f"input {show(name)}: {', '.join(symbols)}")
             guess = _IMAGE_SIZE if len(sizes) > 3 else _OTHER_SIZE
             shapes[name] = (BATCH, *(size if isinstance(size, int) else guess for size in sizes[1:]))
     expected = "a size for each axis after the batch"
     hint = f"{_suggestion(shapes)}, with your sizes"
-    return FormatError("only the batch may be unknown", got="; ".join(told), expected=expected, hint=hint)
+    return FormatError("only the batch may be dynamic", got="; ".join(axes_of), expected=expected, hint=hint)
 
 
 def _suggestion(shapes: Mapping[str, Sequence[Dim]]) -> str:

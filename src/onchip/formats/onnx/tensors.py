@@ -14,7 +14,7 @@ from onchip.network.reading import is_count, show
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
-MAX_TENSOR_BYTES = 16 << 30  # all weights together: many tensors may point into one file
+MAX_TENSOR_BYTES = 16 << 30  # of all weights: many tensors may point into one file
 
 ELEMENT_DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
@@ -56,7 +56,7 @@ class TensorReader:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder  # external data must be in the model's folder; None: the model is in memory
         self._bytes = 0
-        self._most = min(MAX_TENSOR_BYTES, free_memory() // 2)  # half: an engine holds a second copy
+        self._most = min(MAX_TENSOR_BYTES, free_memory() // 2)  # half: an engine has a second copy
 
     def charge(self, nbytes: int) -> None:
         """Account for bytes about to be read or created; FormatError if the file exceeds its limit."""
@@ -81,9 +81,9 @@ class TensorReader:
         else:
             array = _typed_data(tensor, dtype)
             if array.size != count:
-                raise FormatError(f"{where} is damaged", got=f"{array.size:,} numbers", expected=f"{count:,}")
+                raise FormatError(f"{where} is damaged", got=f"{array.size:,} elements", expected=f"{count:,}")
         if dtype == "bool" and (array.view(np.uint8) > 1).any():
-            raise FormatError(f"{where} is no bool", got="a byte above 1", expected="0 or 1")
+            raise FormatError(f"{where} is not bool", got="a value above 1", expected="0 or 1")
         try:
             return array.reshape(shape)
         except ValueError as error:  # too many axes, or sizes whose product overflows next to a 0
@@ -95,12 +95,12 @@ class TensorReader:
         offset = _byte_count(entries.get("offset", "0"), where)
         length = _byte_count(entries.get("length", str(nbytes)), where)
         if length != nbytes:
-            raise FormatError(f"{where}: length of its external data", got=f"{length:,} B", expected=f"{nbytes:,} B")
+            raise FormatError(f"{where}: bad length of external data", got=f"{length:,} B", expected=f"{nbytes:,} B")
         with open_input(self._confined(location, where)) as file:
             file.seek(0, 2)
             size = file.tell()
             if offset + nbytes > size:
-                expected = f"{offset + nbytes:,} B at least"
+                expected = f"at least {offset + nbytes:,} B"
                 raise FormatError(f"{where}: {show(location)} is truncated", got=f"{size:,} B", expected=expected)
             file.seek(offset)
             return file.read(nbytes)
@@ -109,9 +109,7 @@ class TensorReader:
         """The file at `location`, which must be in the model's folder after resolving symbolic links."""
         path, inside, is_file = Path(location), False, False
         if self.folder is None:
-            raise FormatError(
-                f"{where} wants data from a file", got=show(location), expected="a model that holds it all"
-            )
+            raise FormatError(f"{where} has external data", got=show(location), expected="a model with all its data")
         if location and not path.is_absolute() and ".." not in path.parts and not set(location) & set("\\:\0"):
             try:
                 path = (self.folder / path).resolve()
@@ -121,19 +119,19 @@ class TensorReader:
                 pass
         if not inside:
             raise FormatError(
-                f"{where} wants data from outside the model's folder", got=show(location),
-                expected="a relative path without '..' or links that lead out",
-                hint="put the data file beside the model",
+                f"{where} has external data outside the model's folder", got=show(location),
+                expected="a relative path without '..' or links out of the folder",
+                hint="put the data file next to the model",
             )  # fmt: skip
         if not is_file:
-            hint = "put the data file beside the model"
+            hint = "put the data file next to the model"
             raise FormatError(f"{where}: its external data is missing", got=f"no file {show(location)}", hint=hint)
         return path
 
 
 def _byte_count(value: str, where: str) -> int:
     if not is_count(value):
-        raise FormatError(f"{where}: bad place of its external data", got=show(value), expected="a number of bytes")
+        raise FormatError(f"{where}: bad offset or length of external data", got=show(value), expected="bytes")
     return int(value)
 
 
@@ -145,7 +143,7 @@ def _typed_data(tensor: Any, dtype: str) -> Array:
         return np.array(tensor.double_data, np.float64)
     if dtype == "int64":
         return np.array(tensor.int64_data, np.int64)
-    numbers = np.array(tensor.int32_data, np.int32)
+    values = np.array(tensor.int32_data, np.int32)
     if dtype in ("float16", "bfloat16"):  # one 16-bit pattern per int32
-        return numbers.astype(np.uint16).view(numpy_dtype(dtype))
-    return numbers.astype(numpy_dtype(dtype))
+        return values.astype(np.uint16).view(numpy_dtype(dtype))
+    return values.astype(numpy_dtype(dtype))

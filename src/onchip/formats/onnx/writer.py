@@ -65,8 +65,8 @@ def _make_model(net: Network, opset: int) -> Any:
     onnx_graph = onnx.helper.make_graph(
         graph.nodes,
         net.name or "network",
-        [_value_info(graph.values[name], given) for name, given in net.inputs.items()],
-        [_value_info(value, given) for value, given in outputs.items()],
+        [_value_info(graph.values[name], tensor_type) for name, tensor_type in net.inputs.items()],
+        [_value_info(value, tensor_type) for value, tensor_type in outputs.items()],
         graph.initializers,
     )
     imports = [onnx.helper.make_opsetid("", opset)]
@@ -77,12 +77,12 @@ def _make_model(net: Network, opset: int) -> Any:
     return model
 
 
-def _value_info(name: str, given: TensorType) -> Any:
+def _value_info(name: str, tensor_type: TensorType) -> Any:
     import onnx
 
-    if given.dtype not in ELEMENT_TYPES:
+    if tensor_type.dtype not in ELEMENT_TYPES:
         raise InputError(
-            f"value '{name}' cannot be written as ONNX", got=str(given), expected=", ".join(ELEMENT_TYPES),
+            f"value '{name}' cannot be written as ONNX", got=str(tensor_type), expected=", ".join(ELEMENT_TYPES),
             hint="save it as .safetensors",
         )  # fmt: skip
-    return onnx.helper.make_tensor_value_info(name, ELEMENT_TYPES[given.dtype], list(given.shape))
+    return onnx.helper.make_tensor_value_info(name, ELEMENT_TYPES[tensor_type.dtype], list(tensor_type.shape))

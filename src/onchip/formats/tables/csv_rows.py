@@ -20,7 +20,7 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
 from onchip.network.names import did_you_mean
-from onchip.network.reading import blaming, show
+from onchip.network.reading import naming_file, show
 from onchip.network.recipe import Array
 
 POSITIONS = {"first": 0, "last": -1}  # label columns given by position
@@ -30,7 +30,7 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True, eq=False)
 class CsvRows:
-    values: Array  # (n, columns but the label) float32, finite
+    values: Array  # (n, columns without the label) float32, finite
     labels: Array | None  # (n,) str as in the file, or float32 if numbers were requested
 
 
@@ -52,7 +52,7 @@ class _Layout:
 def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple[str, ...]:
     """Column names from the header, without the label; empty if there is no header."""
     source = Path(path)
-    with open_input(source), blaming(source):
+    with open_input(source), naming_file(source):
         return _pick(_layout(source, label), ()).names
 
 
@@ -66,7 +66,7 @@ def read_csv(
     columns  if there is a header: only these, in this order; others may hold anything. Not together with a label
     """
     source = Path(path)
-    with open_input(source), blaming(source):
+    with open_input(source), naming_file(source):
         try:
             layout = _pick(_layout(source, label), columns)
             found: list[str] | None = [] if words and layout.label is not None else None
@@ -85,14 +85,14 @@ def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
     """The layout restricted to some columns, by their unique names in the header; default: all."""
     if not layout.header:
         return layout
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(layout.header):
-        places.setdefault(name, []).append(place)
-    if several := [name for name in columns or layout.header if len(places.get(name, ())) > 1]:
-        at = " and ".join(str(place + 1) for place in places[several[0]][:2])
+    positions: dict[str, list[int]] = {}
+    for position, name in enumerate(layout.header):
+        positions.setdefault(name, []).append(position)
+    if several := [name for name in columns or layout.header if len(positions.get(name, ())) > 1]:
+        at = " and ".join(str(position + 1) for position in positions[several[0]][:2])
         raise FormatError(
             f"two columns are called {show(several[0])}", got=f"columns {at} of line 1",
-            expected="a name for each alone", hint="rename one of them, or leave it out",
+            expected="unique names", hint="rename or remove one of them",
         )  # fmt: skip
     if not columns:
         return layout
@@ -100,13 +100,13 @@ def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
         name = next(name for name, count in Counter(columns).items() if count > 1)
         raise FormatError(
             f"the network has two columns called {show(name)}", got=f"one column {show(name)}",
-            expected="a name for each alone", hint="train it again on a table whose columns have names of their own",
+            expected="unique names", hint="train it again on a table with unique column names",
         )  # fmt: skip
-    if missing := [name for name in columns if name not in places]:
+    if missing := [name for name in columns if name not in positions]:
         shown = ", ".join(layout.header[:_SHOWN_NAMES]) + (", ..." if len(layout.header) > _SHOWN_NAMES else "")
         hint = did_you_mean(missing[0], layout.header) or "a table with the columns that the network was trained on"
         raise FormatError(f"no column '{missing[0]}'", got=shown, expected=", ".join(columns), hint=hint)
-    return replace(layout, taken=tuple(places[name][0] for name in columns))
+    return replace(layout, taken=tuple(positions[name][0] for name in columns))
 
 
 def _open_text(source: Path) -> TextIO:
@@ -119,7 +119,7 @@ def _lines(file: TextIO) -> Iterator[str]:
         if not (line := file.readline(MAX_LINE)):
             return
         if len(line) == MAX_LINE:
-            got, expected = f"{MAX_LINE:,} characters and more", "cells and commas, and an end"
+            got, expected = f"{MAX_LINE:,} characters or more", "a line of comma-separated cells"
             raise FormatError(f"line {number} is too long", got=got, expected=expected)
         yield line
 
@@ -134,7 +134,7 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
 
     with _open_text(source) as file:
         if all(line.isspace() for line in itertools.islice(_lines(file), layout.skip, None)):
-            raise FormatError("the table has no row", got="a header alone", expected="a line a row")
+            raise FormatError("the table has no rows", got="only a header", expected="one line per row")
     try:
         with _open_text(source) as file, np.errstate(over="ignore"):
             cells: Array = np.loadtxt(
@@ -145,10 +145,10 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
     except (UnicodeDecodeError, FormatError):
         raise
     except ValueError as error:
-        raise _fault(source, layout, words is not None, str(error)) from None
+        raise _first_error(source, layout, words is not None, str(error)) from None
     # Rows may agree with each other but not with the header.
     if cells.shape[1] != len(layout.taken) or not np.isfinite(cells).all() or (words is not None and "" in words):
-        raise _fault(source, layout, words is not None, "a cell that is not finite")
+        raise _first_error(source, layout, words is not None, "a cell that is not finite")
     return cells
 
 
@@ -161,15 +161,15 @@ def _layout(source: Path, label: str | None) -> _Layout:
     try:
         first = [cell.strip() for cell in next(csv.reader([text]), [])]
     except csv.Error as error:
-        raise FormatError("line 1: not a line of a table", got=str(error), expected="cells and commas") from None
+        raise FormatError("line 1 is not CSV", got=str(error), expected="comma-separated cells") from None
     if not any(first):
-        raise FormatError("the table is empty", got="nothing in line 1", expected="cells with commas between them")
+        raise FormatError("the table is empty", got="an empty first line", expected="comma-separated cells")
     at = _label_column(first, label)
     features = [cell for i, cell in enumerate(first) if i != at]
     if not features:
-        hint = "commas between the cells" if any(sign in text for sign in ";\t") else "a column with numbers"
+        hint = "separate the cells by commas" if any(sign in text for sign in ";\t") else "add a column of numbers"
         got = f"one column: {show(first[0])}"
-        raise FormatError("no column beside the label", got=got, expected="two or more", hint=hint)
+        raise FormatError("no column besides the label", got=got, expected="two or more", hint=hint)
     named = label is not None and label not in POSITIONS
     # Not _is_number: a first line of NaNs is a row, which is then rejected, not a header.
     is_header = named or not any(is_float(cell) for cell in features)
@@ -209,7 +209,7 @@ def _is_number(cell: str) -> bool:
 # -- errors ------------------------------------------------------------------------------------------------
 
 
-def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
+def _first_error(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
     """Find the first wrong cell. Slow, cell by cell; runs only for bad files."""
     taken = set(layout.taken)
     with _open_text(source) as file:
@@ -220,7 +220,7 @@ def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatErr
                     return _error(reader.line_num, layout, *found)
         except csv.Error as error:
             reason = f"line {reader.line_num}: {error}"
-    return FormatError("not a table of numbers", got=reason, expected="numbers with commas between them")
+    return FormatError("not a numeric table", got=reason, expected="comma-separated numbers")
 
 
 def _wrong_cell(row: list[str], layout: _Layout, taken: set[int], words: bool) -> tuple[int, str, str, str] | None:
@@ -230,7 +230,7 @@ def _wrong_cell(row: list[str], layout: _Layout, taken: set[int], words: bool) -
     for i, cell in enumerate(row):
         if words and i == layout.label:
             if not cell.strip():
-                return i, "no label", "an empty cell", "a word or a number"
+                return i, "no label", "an empty cell", "text or a number"
         elif i in taken and not _is_number(cell):
             return i, "not a number", show(cell) if cell.strip() else "an empty cell", "a finite float32"
     return None
@@ -240,4 +240,4 @@ def _error(line: int, layout: _Layout, column: int, what: str, got: str, expecte
     where = f"line {line}"
     if column >= 0:
         where += f", column {column + 1}" + (f" ({show(layout.header[column])[1:-1]})" if layout.header else "")
-    return FormatError(f"{where}: {what}", got=got, expected=expected, hint=f"mend or leave out line {line}")
+    return FormatError(f"{where}: {what}", got=got, expected=expected, hint=f"fix or remove line {line}")

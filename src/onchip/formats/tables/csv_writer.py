@@ -15,7 +15,7 @@ from onchip.network.recipe import Array
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width forms
 _QUOTED = set(',;"\t\r\n')  # some locales' spreadsheets separate by ;
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # -1 is a common label
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # exempt: -1 is a common label
 
 
 class CsvWriter(RowWriter):
@@ -40,16 +40,16 @@ class CsvWriter(RowWriter):
 
     def _begin(self, file: IO[bytes]) -> None:
         if self.classes:
-            numbers = [""] if self.top == 1 else [str(i + 1) for i in range(self.top)]
-            head = [f"{what}{number}" for number in numbers for what in ("label", "probability")]
+            suffixes = [""] if self.top == 1 else [str(i + 1) for i in range(self.top)]
+            head = [f"{what}{suffix}" for suffix in suffixes for what in ("label", "probability")]
         else:
             head = [f"y{i}" for i in range(int(np.prod(self.shape[1:])))]
         self._write_lines(file, [head])
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
         if self.classes:
-            answers = likeliest(rows, self.classes, self.top)
-            lines = [[cell for label, share in row for cell in (as_cell(label), f"{share:.6g}")] for row in answers]
+            predictions = top_classes(rows, self.classes, self.top)
+            lines = [[cell for label, p in row for cell in (as_cell(label), f"{p:.6g}")] for row in predictions]
         else:
             form = "{:.9g}" if rows.dtype.kind == "f" else "{}"
             lines = [[form.format(value) for value in row] for row in rows.reshape(len(rows), -1).tolist()]
@@ -66,21 +66,21 @@ def as_cell(label: str) -> str:
     return '"' + text.replace('"', '""') + '"' if set(text) & _QUOTED else text
 
 
-def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
+def top_classes(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
     """The `top` most likely classes per row with their probabilities; ties in class order."""
     rows = logits.reshape(len(logits), -1).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        shares = np.exp(rows - rows.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-    order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
-    return [[(classes[k], float(share[k])) for k in row] for row, share in zip(order.tolist(), shares, strict=True)]
+        probabilities = np.exp(rows - rows.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+    return [[(classes[k], float(p[k])) for k in row] for row, p in zip(order.tolist(), probabilities, strict=True)]
 
 
 def check_top(top: int, classes: Sequence[str]) -> None:
-    """Raise InputError unless there are so many named classes."""
+    """Raise InputError unless there are at least `top` named classes."""
     if not classes:
         hint = "a network that onchip train wrote as .onnx"
-        raise InputError("no classes are known", got=f"--top {top}", expected="a network with names", hint=hint)
+        raise InputError("the network has no class names", got=f"--top {top}", expected="class names", hint=hint)
     if not 1 <= top <= len(classes):
-        got, expected = str(top), f"1 to {len(classes)}, as there are classes"
+        got, expected = str(top), f"1 to {len(classes)}, the number of classes"
         raise InputError("bad number of classes to show", got=got, expected=expected, hint="--top 1")

@@ -17,11 +17,11 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.files import open_input
 from onchip.formats.arrays.row_files import RowWriter
-from onchip.network.reading import blaming, show
+from onchip.network.reading import naming_file, show
 from onchip.network.recipe import Array
 
 CHUNK_BYTES = 1 << 20  # of text per read
-_LONGEST_WORD = 1000  # longer than any number that printf writes
+_MAX_WORD = 1000  # longer than any number that printf writes
 _COUNT = re.compile(rb"\+?[0-9]{1,18}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _STEPS = 10_000  # "%.4f": steps of 0.0001
@@ -30,7 +30,7 @@ _STEPS = 10_000  # "%.4f": steps of 0.0001
 def read_rows_text(path: str | os.PathLike[str], width: int) -> Array:
     """All rows, (N, width) float32; a FormatError gives the line."""
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         return _Reader(file, width).read()
 
 
@@ -43,58 +43,58 @@ class _Reader:
         self._count = 0  # values so far
 
     def read(self) -> Array:
-        rest = b""
-        while piece := self._file.read(CHUNK_BYTES):
-            text = rest + piece
+        tail = b""
+        while chunk := self._file.read(CHUNK_BYTES):
+            text = tail + chunk
             # The last word may continue in the next chunk.
             whole = max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")) + 1
-            text, rest = text[:whole], text[whole:]
-            self._take(text)
-            if len(rest) > _LONGEST_WORD:
-                raise self._no_number(rest, 0)
-        self._take(rest)
+            text, tail = text[:whole], text[whole:]
+            self._parse(text)
+            if len(tail) > _MAX_WORD:
+                raise self._not_a_number(tail, 0)
+        self._parse(tail)
         if self._rows is None:
-            raise FormatError("the file is empty", got="no word", expected=self._wanted(), hint="N, then N rows")
+            raise FormatError("the file is empty", got="no text", expected=self._expected(), hint="N, then N rows")
         if self._count < self._rows * self._width:
-            raise self._wrong_count(f"the file ends in line {self._line}, before its last number", f"{self._count:,}")
+            raise self._wrong_count(f"the file ends in line {self._line}, before its last value", f"{self._count:,}")
         return np.concatenate([np.empty(0, np.float32), *self._found]).reshape(self._rows, self._width)
 
-    def _take(self, text: bytes) -> None:
+    def _parse(self, text: bytes) -> None:
         words, first = text.split(), 0
         if words and self._rows is None:
             self._rows = self._row_count(text, words)
             words, first = words[1:], 1
         try:
             with np.errstate(over="ignore"):
-                numbers = np.array([float(word) for word in words], np.float64).astype(np.float32)
+                values = np.array([float(word) for word in words], np.float64).astype(np.float32)
         except ValueError:
-            numbers = None
+            values = None
         # float() also accepts "nan", "inf" and "1_000". Words are checked only if one of these may be present.
-        if numbers is None or b"_" in text or not np.isfinite(numbers).all():
+        if values is None or b"_" in text or not np.isfinite(values).all():
             for i, word in enumerate(words):
                 with np.errstate(over="ignore"):
                     if not _NUMBER.fullmatch(word) or not np.isfinite(np.float32(float(word))):
-                        raise self._no_number(text, first + i)
-        assert numbers is not None
-        if self._rows is not None and self._count + len(numbers) > self._rows * self._width:
+                        raise self._not_a_number(text, first + i)
+        assert values is not None
+        if self._rows is not None and self._count + len(values) > self._rows * self._width:
             line = self._line_of(text, first + self._rows * self._width - self._count)
-            raise self._wrong_count(f"line {line} goes on behind the last number", "more")
-        self._found.append(numbers)
-        self._count += len(numbers)
+            raise self._wrong_count(f"line {line} has text after the last value", "more")
+        self._found.append(values)
+        self._count += len(values)
         self._line += text.count(b"\n")
 
     def _row_count(self, text: bytes, words: list[bytes]) -> int:
         if _COUNT.fullmatch(words[0]):
             return int(words[0])
         line = self._line_of(text, 0)
-        got, hint = show(words[0])[1:], "the first word is the number of rows"
-        raise FormatError(f"line {line}: bad number of rows", got=got, expected="a whole number", hint=hint)
+        got, hint = show(words[0])[1:], "the file starts with the number of rows"
+        raise FormatError(f"line {line}: bad number of rows", got=got, expected="an integer", hint=hint)
 
-    def _no_number(self, text: bytes, index: int) -> FormatError:
+    def _not_a_number(self, text: bytes, index: int) -> FormatError:
         line, word = self._line_of(text, index), text.split(maxsplit=index + 1)[index]
         return FormatError(
             f"line {line}: not a number", got=show(word)[1:], expected="a finite float32, as 1, -0.25 or 1e-3",
-            hint=f"numbers with white space between them: see line {line}",
+            hint=f"whitespace-separated numbers: see line {line}",
         )  # fmt: skip
 
     def _line_of(self, text: bytes, index: int) -> int:
@@ -106,17 +106,17 @@ class _Reader:
         return self._line + text.count(b"\n")
 
     def _wrong_count(self, what: str, got: str) -> FormatError:
-        hint = "the first word is the number of rows; all their numbers follow it"
-        return FormatError(what, got=f"{got} numbers", expected=self._wanted(), hint=hint)
+        hint = "the file starts with the number of rows, then lists their values"
+        return FormatError(what, got=f"{got} values", expected=self._expected(), hint=hint)
 
-    def _wanted(self) -> str:
+    def _expected(self) -> str:
         if self._rows is None:
-            return f"a number of rows, and {self._width} numbers a row"
+            return f"the number of rows, then {self._width} values per row"
         return f"{self._rows * self._width:,}: {self._rows:,} rows of {self._width}"
 
 
 class TextWriter(RowWriter):
-    """The number of rows in the first line, then one line per row; bytes are written as numbers."""
+    """The number of rows in the first line, then one line per row; uint8 values are written as integers."""
 
     def _begin(self, file: IO[bytes]) -> None:
         file.write(b"%d\n" % self.shape[0])

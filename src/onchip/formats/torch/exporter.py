@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 OPSET = 18  # the opset of the exporter's functions
-INSTALL = "pip install 'onchip[torch]' for onnxscript, by which torch writes more operators"
+INSTALL = "pip install 'onchip[torch]' for onnxscript, which supports more operators"
 
 
 class NoExporterError(Exception):
@@ -32,10 +32,10 @@ def export_module(torch: Any, module: Any, inputs: Sequence[Any], names: Sequenc
         if importlib.util.find_spec("onnxscript") is None:
             raise NoExporterError(INSTALL)
         # Without the optimiser: it folds weights, which would lose their names. The planner folds later.
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program, dynamo=True, input_names=list(names), opset_version=OPSET, optimize=False, verbose=False
         )
-    data: bytes = made.model_proto.SerializeToString()
+    data: bytes = exported.model_proto.SerializeToString()
     return data
 
 

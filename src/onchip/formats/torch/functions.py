@@ -16,28 +16,28 @@ from onchip.network.recipe import Array
 def plain_functions(torch: Any) -> Iterator[None]:
     """A context in which these functions are replaced by their decompositions."""
     F = torch.nn.functional
-    forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
+    forms: list[tuple[Any, str, Callable[..., Any]]] = [(owner, "channel_shuffle", _shuffle) for owner in (F, torch)]
     forms += [(F, "pairwise_distance", _distance), (F, "bilinear", _bilinear), (torch, "diag_embed", _diagonal)]
-    forms += [(place, "cumprod", _running_product) for place in (torch, torch.Tensor)]
+    forms += [(owner, "cumprod", _running_product) for owner in (torch, torch.Tensor)]
     for rank in (1, 2, 3):
         forms += [(F, f"adaptive_avg_pool{rank}d", _adaptive(_mean_pool, rank))]
         forms += [(F, f"adaptive_max_pool{rank}d", _adaptive(_max_pool, rank))]
-    own = [getattr(place, name) for place, name, _ in forms]
-    for (place, name, form), function in zip(forms, own, strict=True):
-        setattr(place, name, _called(torch, form, function))
+    originals = [getattr(owner, name) for owner, name, _ in forms]
+    for (owner, name, replacement), function in zip(forms, originals, strict=True):
+        setattr(owner, name, _called(torch, replacement, function))
     try:
         yield
     finally:
-        for (place, name, _), function in zip(forms, own, strict=True):
-            setattr(place, name, function)
+        for (owner, name, _), function in zip(forms, originals, strict=True):
+            setattr(owner, name, function)
 
 
-def _called(torch: Any, form: Callable[..., Any], function: Any) -> Callable[..., Any]:
+def _called(torch: Any, replacement: Callable[..., Any], function: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the sizes of a row, which are constants
-            made = form(torch, *args, **kwargs)
-        return function(*args, **kwargs) if made is None else made
+            warnings.simplefilter("ignore")  # about row sizes, which are constants
+            result = replacement(torch, *args, **kwargs)
+        return function(*args, **kwargs) if result is None else result
 
     return call
 
@@ -69,23 +69,23 @@ def _running_product(torch: Any, x: Any, dim: int, dtype: Any = None) -> Any:
     """Cumulative product by doubling: multiply by the elements 1, 2, 4, .. positions before."""
     x, n, step = x if dtype is None else x.to(dtype), int(x.shape[dim]), 1
     while step < n:
-        front = torch.ones_like(x.narrow(dim, 0, step))
-        x, step = x * torch.cat([front, x.narrow(dim, 0, n - step)], dim), 2 * step
+        ones = torch.ones_like(x.narrow(dim, 0, step))
+        x, step = x * torch.cat([ones, x.narrow(dim, 0, n - step)], dim), 2 * step
     return x
 
 
 def _adaptive(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
-    """Adaptive pool of x (.., rank axes) to so many cells per axis; None if the exporter has an operator for it."""
+    """Adaptive pool of x (.., rank axes) to output_size cells per axis; None if the exporter supports it."""
 
-    def form(torch: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
+    def replacement(torch: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
         sizes = [int(n) for n in x.shape[-rank:]]
-        given = [output_size] * rank if isinstance(output_size, int) else list(output_size)
-        cells = [n if out is None else int(out) for n, out in zip(sizes, given, strict=True)]
+        requested = [output_size] * rank if isinstance(output_size, int) else list(output_size)
+        cells = [n if out is None else int(out) for n, out in zip(sizes, requested, strict=True)]
         if return_indices or set(cells) == {1}:
             return None
         return pool(torch, x, sizes, cells)
 
-    return form
+    return replacement
 
 
 def _mean_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
@@ -95,10 +95,10 @@ def _mean_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
     # Cells of different sizes: one matrix of averaging weights over all positions.
     shares: Array = np.ones((1, 1))
     for n, out in zip(sizes, cells, strict=True):
-        along = np.zeros((n, out))
+        axis_shares = np.zeros((n, out))
         for cell, (first, end) in enumerate(_cells(n, out)):
-            along[first:end, cell] = 1 / (end - first)
-        shares = np.kron(shares, along)
+            axis_shares[first:end, cell] = 1 / (end - first)
+        shares = np.kron(shares, axis_shares)
     matrix = torch.tensor(shares, dtype=x.dtype, device=x.device)
     return (x.flatten(-len(sizes)) @ matrix).unflatten(-1, cells)
 
@@ -109,8 +109,8 @@ def _max_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
         return getattr(torch.nn.functional, f"max_pool{len(sizes)}d")(x, windows, windows)
     for axis, (n, out) in enumerate(zip(sizes, cells, strict=True), start=-len(sizes)):
         if out != n:
-            parts = [x.narrow(axis, a, b - a).amax(axis, keepdim=True) for a, b in _cells(n, out)]
-            x = torch.cat(parts, axis)
+            maxima = [x.narrow(axis, a, b - a).amax(axis, keepdim=True) for a, b in _cells(n, out)]
+            x = torch.cat(maxima, axis)
     return x
 
 

@@ -29,7 +29,7 @@ from onchip.network.text import plural
 
 OPSET = 17
 _BETWEEN = ("_compile.py", "eval_frame.py")  # torch's frames between a forward and the dispatch mode
-Doubts = dict[tuple[str, int | None], str]  # file and line -> torch's warning
+TraceWarnings = dict[tuple[str, int | None], str]  # file and line -> torch's warning
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph is one protobuf, limited to 2 GiB
 
 
@@ -40,7 +40,7 @@ class TorchModule:
     module: Any
     inputs: tuple[Any, ...]  # tensors of two rows or more
     names: tuple[str, ...]  # of the network's inputs
-    by_keyword: bool  # forward takes them by these names
+    by_keyword: bool  # forward receives them by these names
 
     @property
     def name(self) -> str:
@@ -60,15 +60,15 @@ class TorchModule:
         with self.called(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                made = torch.func.functional_call(self.module, state, inputs) if state else self.module(*inputs)
+                result = torch.func.functional_call(self.module, state, inputs) if state else self.module(*inputs)
             except Exception as error:
-                raise InputError(f"module {self.name} cannot run on these rows", got=str(error)) from error
-        return _tensors(torch, made)
+                raise InputError(f"module {self.name} failed on these rows", got=str(error)) from error
+        return _tensors(torch, result)
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
         """A context: eval mode, no gradients, no torch.compile, positional arguments."""
-        torch, own = sys.modules["torch"], vars(self.module).get("forward")
+        torch, original = sys.modules["torch"], vars(self.module).get("forward")
         # Always positional: torch's exporters mishandle keyword arguments and defaults.
         is_patched = self.by_keyword or not isinstance(self.module, torch.jit.ScriptModule)
         with _evaluating(self.module), torch.no_grad(), _as_written(torch):
@@ -78,10 +78,10 @@ class TorchModule:
             try:
                 yield
             finally:
-                if is_patched and own is None:
+                if is_patched and original is None:
                     del self.module.forward
                 elif is_patched:
-                    self.module.forward = own
+                    self.module.forward = original
 
 
 def take_module(module: Any, example: Any) -> TorchModule:
@@ -99,14 +99,14 @@ def take_module(module: Any, example: Any) -> TorchModule:
     name = type(module).__name__
     if example is None:
         raise InputError(
-            f"module {name} needs an example of what it takes", got="none", expected="a tensor with the batch in front",
+            f"module {name} needs an example input", got="none", expected="a tensor (B, ...)",
             hint="onchip.load(module, torch.zeros(1, 784))",
         )  # fmt: skip
     nbytes = sum(getattr(tensor, "nbytes", 0) for tensor in module.state_dict().values())
     if nbytes > MAX_WEIGHT_BYTES:
         raise InputError(
             f"module {name} is too large to be traced", got=f"{nbytes:,} B of weights",
-            expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="trace its parts, one by one",
+            expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="load its submodules one by one",
         )  # fmt: skip
     with contextlib.suppress(Exception):  # some cannot be copied: those with locks, files, non-leaf tensors
         module = copy.deepcopy(module)
@@ -122,7 +122,7 @@ def take_module(module: Any, example: Any) -> TorchModule:
         return TorchModule(module, inputs, tuple(example), by_keyword=True)
     if missing := _keywords(module.forward, len(inputs)):
         raise InputError(
-            f"module {name} takes arguments by keyword alone", got=f"{plural(len(inputs), 'input')} by position",
+            f"module {name} has keyword-only arguments", got=f"{plural(len(inputs), 'input')} by position",
             expected=f"a dict with {', '.join(missing)}: forward{inspect.signature(module.forward)}",
             hint=f"onchip.load(module, {{{', '.join(f'{key!r}: ..' for key in missing)}}})",
         )  # fmt: skip
@@ -156,9 +156,9 @@ def read_torch(source: TorchModule) -> Network:
     got = "; ".join(dict.fromkeys(sorted(map(_reason, errors), key=len)))
     raise InputError(
         f"torch cannot trace module {source.name}", got=got,
-        expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
+        expected="a forward from tensors to tensors, by ONNX operators, without branches on tensor values",
         hint=FLOAT_MODEL if "quantized::" in got else
-        f"{install}branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
+        f"{install}branch, loop and slice only by row sizes, or load the submodules one by one",
     ) from errors[0]  # fmt: skip
 
 
@@ -193,23 +193,23 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
     what = f"bad example for module {type(module).__name__}"
     if isinstance(example, Mapping):
         example = tuple(example.values())
-    given = example if isinstance(example, tuple | list) else (example,)
+    tensors = example if isinstance(example, tuple | list) else (example,)
     try:
-        inputs = tuple(torch.as_tensor(one, device=device) for one in given)
+        inputs = tuple(torch.as_tensor(one, device=device) for one in tensors)
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "a tensor or array, a tuple of them, or a dict of them by keyword"
         raise InputError(what, got=str(error).split("\n")[0], expected=expected) from None
     rows = {tensor.shape[0] if tensor.ndim else 0 for tensor in inputs}
     if len(rows) != 1 or 0 in rows:
         got = ", ".join(str(list(tensor.shape)) for tensor in inputs) or "nothing"
-        raise InputError(what, got=got, expected="one batch in front of every input")
+        raise InputError(what, got=got, expected="the same batch size as axis 0 of every input")
     # At least two rows: tracing specialises on size 1, which may be squeezed or broadcast.
     return tuple(tensor if tensor.shape[0] > 1 else torch.cat([tensor, tensor]) for tensor in inputs)
 
 
-def _tensors(torch: Any, made: Any) -> tuple[Any, ...]:
+def _tensors(torch: Any, result: Any) -> tuple[Any, ...]:
     """The tensors that a forward returns, in order; None is skipped."""
-    return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+    return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
 
 def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
@@ -221,7 +221,7 @@ def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     return lambda *inputs: forward(dict(zip(names, inputs, strict=True)))
 
 
-def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
+def _keywords(forward: Callable[..., Any], count: int) -> list[str]:
     """All argument names of a forward with required keyword-only arguments; else none."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())
@@ -229,7 +229,7 @@ def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
         return []
     needed = [one for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
     by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    return [*by_position[:given], *(one.name for one in needed)] if needed else []
+    return [*by_position[:count], *(one.name for one in needed)] if needed else []
 
 
 def _argument_names(module: Any, count: int) -> tuple[str, ...]:
@@ -239,8 +239,8 @@ def _argument_names(module: Any, count: int) -> tuple[str, ...]:
     except (TypeError, ValueError):  # wrong count, which the forward itself rejects; or no signature
         return _numbered("x", count)
     names: list[str] = []
-    for name, given in bound.arguments.items():
-        names += _numbered(name, len(given)) if isinstance(given, tuple) else [name]
+    for name, value in bound.arguments.items():
+        names += _numbered(name, len(value)) if isinstance(value, tuple) else [name]
     return tuple(names)
 
 
@@ -248,19 +248,19 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
     return (name,) if count == 1 else tuple(f"{name}{i}" for i in range(count))
 
 
-def _output_names(torch: Any, made: Any, name: str = "") -> list[str]:
+def _output_names(torch: Any, result: Any, name: str = "") -> list[str]:
     """A name for every returned tensor: keys and fields if it has them, else output0, output1 .."""
-    if isinstance(made, torch.Tensor):
+    if isinstance(result, torch.Tensor):
         return [name or "output"]
     path = f"{name}." if name else ""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(made, Mapping):
-        parts = [(f"{path}{key}", part) for key, part in made.items()]
-    elif isinstance(made, tuple) and hasattr(made, "__match_args__"):  # a NamedTuple, or one of torch's own types
-        parts = [(f"{path}{key}", part) for key, part in zip(made.__match_args__, made, strict=True)]
-    elif isinstance(made, tuple | list):
-        parts = [(f"{path or 'output'}{i}", part) for i, part in enumerate(made)]
-    return [leaf for key, part in parts for leaf in _output_names(torch, part, key)]
+    items: list[tuple[str, Any]] = []
+    if isinstance(result, Mapping):
+        items = [(f"{path}{key}", item) for key, item in result.items()]
+    elif isinstance(result, tuple) and hasattr(result, "__match_args__"):  # a NamedTuple, or one of torch's own types
+        items = [(f"{path}{key}", item) for key, item in zip(result.__match_args__, result, strict=True)]
+    elif isinstance(result, tuple | list):
+        items = [(f"{path or 'output'}{i}", item) for i, item in enumerate(result)]
+    return [leaf for key, item in items for leaf in _output_names(torch, item, key)]
 
 
 def _graph_names(source: TorchModule, outputs: Sequence[str] = ()) -> list[str]:
@@ -284,35 +284,35 @@ def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 def _traced(torch: Any, source: TorchModule) -> tuple[bytes, list[str]]:
     """Export the module to ONNX with torch's tracing exporter; also return the output names."""
     module, inputs = source.module, source.inputs
-    with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
-        data, outputs, doubts = _trace(torch, source, inputs)
-        if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
-            raise _FickleError(copied)
-        if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
-            raise _FickleError(read)
-        if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
-            raise _FickleError(f"{next(iter(doubts.values()))} (of the number of rows)")
+    with _standard_forwards(torch, module), plain_functions(torch), _more_operators(torch), source.called():
+        data, outputs, trace_warnings = _trace(torch, source, inputs)
+        if copied := next((text for text in trace_warnings.values() if "NumPy" in text or "list" in text), ""):
+            raise _DataDependentError(copied)
+        if trace_warnings and (read := _value_read(torch, module, inputs, trace_warnings)):
+            raise _DataDependentError(read)
+        if trace_warnings and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
+            raise _DataDependentError(f"{next(iter(trace_warnings.values()))} (depends on the batch size)")
     return data, outputs
 
 
-class _FickleError(Exception):
+class _DataDependentError(Exception):
     """A branch, a loop or a constant depends on tensor values: tracing would freeze the example's."""
 
 
-def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str], Doubts]:
+def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str], TraceWarnings]:
     """The module as ONNX, its output names, and torch's warnings about Python values taken from tensors or sizes."""
     file = io.BytesIO()
-    with _quiet(torch) as doubts:
-        made = source.module(*inputs)
+    with _quiet(torch) as caught:
+        result = source.module(*inputs)
         odd = [
-            leaf for leaf in torch.utils._pytree.tree_leaves(made) if not isinstance(leaf, (torch.Tensor, type(None)))
+            leaf for leaf in torch.utils._pytree.tree_leaves(result) if not isinstance(leaf, (torch.Tensor, type(None)))
         ]
         if odd:
             raise InputError(
-                f"module {source.name} returns what is no tensor", got=f"{type(odd[0]).__name__} {odd[0]!r:.80}",
-                expected="tensors; a None among them is left out", hint="a forward that returns the tensors alone",
+                f"module {source.name} returns a non-tensor", got=f"{type(odd[0]).__name__} {odd[0]!r:.80}",
+                expected="tensors; None is ignored", hint="a forward that returns only tensors",
             )  # fmt: skip
-        outputs = _output_names(torch, made)
+        outputs = _output_names(torch, result)
         names = _graph_names(source, outputs)
         torch.onnx.export(
             source.module, inputs, file, input_names=names[: len(inputs)], output_names=names[len(inputs) :],
@@ -320,18 +320,18 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
             # Constant folding would fold batch norms into convolutions and lose weight names. The planner folds later.
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
-    ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
-    found: Doubts = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    ours = [warning for warning in caught if _is_users(torch, warning)]
+    found: TraceWarnings = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
     return file.getvalue(), outputs, found
 
 
-def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
+def _is_users(torch: Any, warning: warnings.WarningMessage) -> bool:
     """Whether a warning concerns the user's code: torch's own modules cause some too."""
-    is_torchs = Path(told.filename).is_relative_to(Path(torch.__file__).parent)
-    return issubclass(told.category, torch.jit.TracerWarning) and not is_torchs
+    is_torchs = Path(warning.filename).is_relative_to(Path(torch.__file__).parent)
+    return issubclass(warning.category, torch.jit.TracerWarning) and not is_torchs
 
 
-def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doubts) -> str:
+def _value_read(torch: Any, module: Any, inputs: tuple[Any, ...], trace_warnings: TraceWarnings) -> str:
     """The first line with a warning at which the forward reads a tensor's value; "" if there is none.
 
     The module runs untraced, where sizes are plain ints. If no value is read, all warnings were about sizes, and those
@@ -347,8 +347,8 @@ def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doub
                 stack = [one for one in traceback.extract_stack() if one.filename != __file__]
                 stack = [one for one in stack if not one.filename.endswith(_BETWEEN)]
                 file, line = stack[-1].filename, stack[-1].lineno
-                if (file, line) in doubts:
-                    found.append(f"{doubts[file, line]} ({Path(file).name}, line {line})")
+                if (file, line) in trace_warnings:
+                    found.append(f"{trace_warnings[file, line]} ({Path(file).name}, line {line})")
             return function(*args, **(kwargs or {}))
 
     with warnings.catch_warnings(), Watch():
@@ -360,7 +360,7 @@ def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doub
 @contextlib.contextmanager
 def _evaluating(module: Any) -> Iterator[None]:
     """Eval mode; restores every submodule's mode and the values of its buffers."""
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     module.eval()
     try:
@@ -368,8 +368,8 @@ def _evaluating(module: Any) -> Iterator[None]:
     finally:
         for buffer, values in buffers:
             buffer.copy_(values)
-        for part, mode in modes:
-            part.training = mode
+        for layer, mode in modes:
+            layer.training = mode
 
 
 @contextlib.contextmanager
@@ -383,27 +383,27 @@ def _as_written(torch: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
-    """Replace torch modules whose fast paths export badly by their plain definitions.
+def _standard_forwards(torch: Any, module: Any) -> Iterator[None]:
+    """Replace the fast paths of torch modules, which export badly, by standard operations.
 
     An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first;
     an RMSNorm, which the exporter lacks, is its formula.
     """
-    plain: dict[Any, Callable[..., Any]] = {
+    forwards: dict[Any, Callable[..., Any]] = {
         torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
         torch.nn.RMSNorm: _rms_norm_forward,
     }  # fmt: skip
-    parts = [(part, plain[type(part)]) for part in module.modules() if type(part) in plain]
+    replaced = [(layer, forwards[type(layer)]) for layer in module.modules() if type(layer) in forwards]
     fast = torch.backends.mha.get_fastpath_enabled()
-    for part, forward in parts:
-        part.forward = functools.partial(forward, torch, part)
+    for layer, forward in replaced:
+        layer.forward = functools.partial(forward, torch, layer)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for part, _ in parts:
-            del part.forward
+        for layer, _ in replaced:
+            del layer.forward
 
 
 @contextlib.contextmanager
@@ -413,17 +413,17 @@ def _more_operators(torch: Any) -> Iterator[None]:
     def dropout(graph: Any, x: Any, p: Any, is_training: Any) -> Any:
         return graph.op("Dropout", x, graph.op("Cast", p, to_i=1), is_training)
 
-    own = {"aten::mT": _turned_matrices, "aten::dropout": dropout, "aten::feature_dropout": dropout}
-    for name, symbolic in own.items():
+    symbolics = {"aten::mT": _transposed_matrices, "aten::dropout": dropout, "aten::feature_dropout": dropout}
+    for name, symbolic in symbolics.items():
         torch.onnx.register_custom_op_symbolic(name, symbolic, OPSET)
     try:
         yield
     finally:
-        for name in own:
+        for name in symbolics:
             torch.onnx.unregister_custom_op_symbolic(name, OPSET)
 
 
-def _turned_matrices(graph: Any, x: Any) -> Any:
+def _transposed_matrices(graph: Any, x: Any) -> Any:
     rank = x.type().dim()
     return graph.op("Transpose", x, perm_i=[*range(rank - 2), rank - 1, rank - 2])
 
@@ -442,18 +442,18 @@ def _rms_norm_forward(torch: Any, norm: Any, x: Any) -> Any:
     return y if norm.weight is None else y * norm.weight
 
 
-def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+def _attention_forward(torch: Any, attention: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
     mask = options.get("attn_mask")
     is_masked = options.get("key_padding_mask") is not None or (mask is not None and mask.ndim != 2)
-    adds = part.bias_k is not None or part.add_zero_attn or not part._qkv_same_embed_dim
-    if not part.batch_first or query.ndim != 3 or more or is_masked or adds:
-        return type(part).forward(part, query, key, value, *more, **options)
-    E, heads = part.embed_dim, part.num_heads
-    weight, bias = part.in_proj_weight, part.in_proj_bias
+    adds = attention.bias_k is not None or attention.add_zero_attn or not attention._qkv_same_embed_dim
+    if not attention.batch_first or query.ndim != 3 or more or is_masked or adds:
+        return type(attention).forward(attention, query, key, value, *more, **options)
+    E, heads = attention.embed_dim, attention.num_heads
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
 
     def projected(x: Any, first: int) -> Any:
-        of = slice(first, first + E)
-        y = torch.nn.functional.linear(x, weight[of], None if bias is None else bias[of])
+        rows = slice(first, first + E)
+        y = torch.nn.functional.linear(x, weight[rows], None if bias is None else bias[rows])
         return y.unflatten(-1, (heads, E // heads)).transpose(1, 2)
 
     q, k, v = projected(query, 0), projected(key, E), projected(value, 2 * E)
@@ -461,7 +461,7 @@ def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, 
     if mask is not None:
         scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, dim=-1)
-    y = part.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    y = attention.out_proj((weights @ v).transpose(1, 2).flatten(2))
     if not options.get("need_weights", True):
         return y, None
     return y, weights.mean(dim=1) if options.get("average_attn_weights", True) else weights
@@ -469,19 +469,19 @@ def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, 
 
 @contextlib.contextmanager
 def _quiet(torch: Any) -> Iterator[list[warnings.WarningMessage]]:
-    """Silence the exporter's log and the graph it prints on failure; collect the warnings."""
+    """Silence the exporter's log and the graph it prints on failure; yield the warnings."""
     logger = logging.getLogger("torch.onnx")
-    level, log, turn = logger.level, torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled
+    level, log, enable = logger.level, torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled
     is_on = torch._C._jit_is_onnx_log_enabled()
     logger.setLevel(logging.ERROR)
-    turn(False)
+    enable(False)
     # The exporter re-enables its log, and some messages come from C++.
-    torch._C._jit_onnx_log = torch._C._jit_set_onnx_log_enabled = lambda *said: None
+    torch._C._jit_onnx_log = torch._C._jit_set_onnx_log_enabled = lambda *_: None
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield told
+            yield caught
     finally:
-        torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled = log, turn
-        turn(is_on)
+        torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled = log, enable
+        enable(is_on)
         logger.setLevel(level)

@@ -16,11 +16,11 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
-from onchip.network.reading import blaming
+from onchip.network.reading import naming_file
 from onchip.network.recipe import Array, Recipe, recipe_op
 
 _STORED = np.dtype("<f4")
-_CHECKED_AT_ONCE = 1 << 18  # elements: the flags stay in cache
+CHUNK = 1 << 18  # elements: the flags stay in cache
 _DRAWN_FLOP = 500  # cost of one normal sample in NumPy, in gemm flop
 
 
@@ -41,11 +41,11 @@ class FlatTensor:
 def read_flat(path: str | os.PathLike[str], layout: Sequence[FlatTensor]) -> dict[str, Array]:
     """The tensors of a file by name, as zero-copy views of the mapped file.
 
-    A file of another size is a FormatError that says where it ends. So is a NaN or an infinity, which indicates another
+    A file of another size is a FormatError that says where it ends. So is a NaN or an infinity, a sign of another
     format or byte order; the check costs less than reading the file.
     """
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         _check_size(os.fstat(file.fileno()).st_size, layout)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         found, at = {}, 0
@@ -88,30 +88,30 @@ def _check_size(file_bytes: int, layout: Sequence[FlatTensor]) -> None:
     for tensor in layout:
         end = at + tensor.size * _STORED.itemsize
         if file_bytes < end:
-            where = f"inside '{tensor.name}', which takes bytes {at:,} to {end - 1:,}"
+            where = f"inside '{tensor.name}', bytes {at:,} to {end - 1:,}"
             raise _size_error(f"the file ends {where}" if file_bytes else "the file is empty", file_bytes, layout)
         at = end
     if file_bytes > at:
-        raise _size_error(f"the file goes on behind '{layout[-1].name}', from byte {at:,}", file_bytes, layout)
+        raise _size_error(f"the file has extra bytes after '{layout[-1].name}', from byte {at:,}", file_bytes, layout)
 
 
 def _size_error(what: str, file_bytes: int, layout: Sequence[FlatTensor]) -> FormatError:
     count = sum(tensor.size for tensor in layout)
     expected = f"{count * _STORED.itemsize:,} B: {count:,} float32 from '{layout[0].name}' to '{layout[-1].name}'"
-    return FormatError(what, got=f"{file_bytes:,} B", expected=expected, hint="the weight file of this very network")
+    return FormatError(what, got=f"{file_bytes:,} B", expected=expected, hint="the weight file of this network")
 
 
 def _check_finite(array: Array, tensor: FlatTensor, offset: int) -> None:
     flat = array.reshape(-1)
-    for start in range(0, flat.size, _CHECKED_AT_ONCE):
-        piece = flat[start : start + _CHECKED_AT_ONCE]
-        fine = np.isfinite(piece)
-        if fine.all():
+    for start in range(0, flat.size, CHUNK):
+        chunk = flat[start : start + CHUNK]
+        is_finite = np.isfinite(chunk)
+        if is_finite.all():
             continue
-        first = start + int(np.argmin(fine))
+        first = start + int(np.argmin(is_finite))
         index = ", ".join(str(int(i)) for i in np.unravel_index(first, array.shape))
         raise FormatError(
-            f"'{tensor.name}'[{index}] is no number that a network can use",
+            f"'{tensor.name}'[{index}] is not finite",
             got=f"{flat[first]} at byte {offset + first * _STORED.itemsize:,}",
             expected="finite float32, little-endian", hint="export the weights again: float32, little-endian",
         )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, check_memory, open_input
 from onchip.formats.graph_json import check_keys, parse_json
-from onchip.network.reading import MAX_RANK, blaming, show
+from onchip.network.reading import MAX_RANK, naming_file, show
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
@@ -32,9 +32,9 @@ _TAGS = {name: tag for tag, name in _DTYPES.items()}
 _METADATA = "__metadata__"
 
 
-def write_tensors(path: str | os.PathLike[str], given: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write the arrays and the metadata. The file appears atomically."""
-    arrays = {name: _plain(array) for name, array in given.items()}
+    arrays = {name: _native(array) for name, array in tensors.items()}
     if _METADATA in arrays:
         raise InputError(f"a weight cannot be called '{_METADATA}' in a .safetensors file", hint="rename it")
     header: dict[str, Any] = {_METADATA: dict(metadata)}
@@ -49,14 +49,14 @@ def write_tensors(path: str | os.PathLike[str], given: Mapping[str, Array], meta
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         expected = f"at most {MAX_HEADER_BYTES:,} B"
-        raise InputError("the graph is too large for a file", got=f"{len(text):,} B", expected=expected)
+        raise InputError("the graph is too large for a .safetensors file", got=f"{len(text):,} B", expected=expected)
     with atomic_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(arrays[name].reshape(-1).view(np.uint8).data)
 
 
-def _plain(array: Array) -> Array:
+def _native(array: Array) -> Array:
     """The same values, row-major and in native byte order."""
     return np.asarray(array, dtype=numpy_dtype(array.dtype.name), order="C")
 
@@ -64,13 +64,13 @@ def _plain(array: Array) -> Array:
 def read_tensors(path: str | os.PathLike[str]) -> tuple[object, dict[str, Array]]:
     """The metadata, unchecked, and every array."""
     source = Path(path)
-    with open_input(source) as file, blaming(source):
+    with open_input(source) as file, naming_file(source):
         file_bytes = os.fstat(file.fileno()).st_size
         header, start = _read_header(file, file_bytes)
         metadata = header.pop(_METADATA, None)
         spans = sorted((_span(name, entry) for name, entry in header.items()), key=lambda span: span[3:])
         _check_layout(spans, start, file_bytes)
-        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine holds a second copy
+        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine has a second copy
         return metadata, {span[0]: _read_tensor(file, span, start) for span in spans}
 
 
@@ -83,7 +83,7 @@ def _read_header(file: IO[bytes], file_bytes: int) -> tuple[dict[str, Any], int]
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
         raise FormatError(
-            "not a safetensors file, or a hostile one", got=f"a header of {length:,} B",
+            "not a safetensors file, or a malicious one", got=f"a header of {length:,} B",
             expected=f"at most {MAX_HEADER_BYTES:,} B",
         )  # fmt: skip
     if 8 + length > file_bytes:
@@ -119,7 +119,7 @@ def _span(name: str, entry: object) -> Span:
     needed = math.prod(shape) * DTYPE_BYTES[_DTYPES[tag]]
     if end - begin != needed:
         raise FormatError(
-            f"{where}: shape and offsets do not fit", got=f"{end - begin:,} B from {begin:,} to {end:,}",
+            f"{where}: shape and offsets do not match", got=f"{end - begin:,} B from {begin:,} to {end:,}",
             expected=f"{needed:,} B for {tag} {show(shape)}",
         )  # fmt: skip
     return name, _DTYPES[tag], tuple(shape), begin, end
@@ -135,12 +135,12 @@ def _check_layout(spans: list[Span], start: int, file_bytes: int) -> None:
     for name, _, _, begin, end in spans:
         if begin != at:
             raise FormatError(
-                f"tensor {show(name)} {'overlaps the one before it' if begin < at else 'leaves a gap before it'}",
+                f"tensor {show(name)} {'overlaps the previous one' if begin < at else 'leaves a gap before it'}",
                 got=f"begins at byte {start + begin:,}", expected=f"byte {start + at:,}",
             )  # fmt: skip
         at = end
     if start + at != file_bytes:
-        what = "the file is truncated" if start + at > file_bytes else "the file goes on behind its last tensor"
+        what = "the file is truncated" if start + at > file_bytes else "the file has extra bytes after its last tensor"
         raise FormatError(
             what, got=f"{file_bytes:,} B", expected=f"{start + at:,} B", hint="copy or download the file again"
         )
@@ -155,7 +155,7 @@ def _read_tensor(file: IO[bytes], span: Span, start: int) -> Array:
         raise FormatError(f"the file ends inside tensor {show(name)}", got=f"{got:,} B", expected=f"{data.nbytes:,} B")
     if dtype == "bool" and (data > 1).any():
         at = start + begin + int(np.argmax(data > 1))
-        raise FormatError(f"tensor {show(name)} is no BOOL", got=f"a byte above 1 at byte {at:,}", expected="0 or 1")
+        raise FormatError(f"tensor {show(name)} is not BOOL", got=f"a value above 1 at byte {at:,}", expected="0 or 1")
     try:
         return data.view(numpy_dtype(dtype)).reshape(shape)
     except ValueError as error:  # sizes whose product overflows next to a 0

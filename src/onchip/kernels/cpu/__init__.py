@@ -1,4 +1,4 @@
-"""The CPU's kernels, in the order in which the planner asks them."""
+"""The CPU's kernels, in the order in which the planner queries them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What work on the CPU's cores takes: the terms of the kernels' estimates.
+"""The cost model of CPU kernels.
 
-A core computes or waits for memory, one after the other, so the terms add up. Measured on two cores with 512-bit
-vectors (benchmarks/results, and tests/bench/test_estimates.py holds every estimate against them): a register tile in
-steady work reaches 0.73 of a library's best product, the device's rate; numbers that pass through a cache beside a
-product, in short runs, take twice the time of a copy.
+A core computes or waits for memory, in turn, so the times add up. Measured on two cores with 512-bit vectors
+(benchmarks/results; tests/bench/test_estimates.py compares every estimate with them): a register tile sustains 0.73 of
+a library's best gemm, the device's rate; values that pass through cache next to a gemm take twice the time of a copy.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Cost
 
 TILE_SHARE = 0.73  # of the device's rate, by the register tile (tile.py)
-_CACHE_COPIES = 2.0  # times of a copy, for what is read and written in cache
-_LAST_TILE = 0.125  # of a tile: how long cores wait for the last one, as not all are as fast
+_CACHE_COPIES = 2.0  # times of a copy, for values read and written in cache
+_LAST_TILE = 0.125  # of a tile: how long cores wait for the slowest one
 
 
 @dataclass(frozen=True)
 class CoreCost(Cost):
-    """The same floor; an estimate with what happens on the way."""
+    """The same floor; the estimate includes cache traffic and idle cores."""
 
     share: float = TILE_SHARE  # of the device's rate
-    row_cache_bytes: int = 0  # read and written in cache on the way, a row
-    fixed_cache_bytes: int = 0  # the same, a launch
-    rows_per_core: int = 0  # that one core takes at the least: few rows leave cores idle; 0: cores share a row
-    tile_rows: int = 0  # that a core takes at a time; 0: so little that nobody waits for the last
-    tile_bytes: int = 0  # fetched from memory again for every tile after the first: weights that no cache keeps
+    row_cache_bytes: int = 0  # read and written in cache, per row
+    fixed_cache_bytes: int = 0  # the same, per launch
+    rows_per_core: int = 0  # minimum per core: few rows leave cores idle; 0: cores share a row
+    tile_rows: int = 0  # per task; 0: too few to wait for the last
+    tile_bytes: int = 0  # read from memory again per tile after the first: weights larger than the cache
     tile_us: float = 0.0  # of one core, for its calls
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:

@@ -1,4 +1,4 @@
-"""Where values lie that need not all be kept at once."""
+"""Memory planning: values whose uses do not overlap share memory."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from onchip.network.recipe import Array
 Name = TypeVar("Name", bound=Hashable)
 
 
-def first_places(uses: Mapping[Name, tuple[int, int]], sizes: Mapping[Name, int]) -> dict[Name, int]:
-    """Of every value the first place where none lies that is of use at the same time.
+def first_fit_offsets(uses: Mapping[Name, tuple[int, int]], sizes: Mapping[Name, int]) -> dict[Name, int]:
+    """The lowest offset of each value at which it overlaps none in use at the same time.
 
-    uses  by which step a value is used first, and by which last
+    uses  the first and the last step that uses a value
     """
-    places: dict[Name, int] = {}
-    free: list[tuple[int, float]] = [(0, math.inf)]  # from where to where nothing lies, in order
-    ends: list[tuple[int, int, int]] = []  # by when values are used last, and where they lie: a heap
+    offsets: dict[Name, int] = {}
+    free: list[tuple[int, float]] = [(0, math.inf)]  # free ranges, in order
+    ends: list[tuple[int, int, int]] = []  # (last step, begin, end) of values: a heap
     for name in sorted(uses, key=lambda name: uses[name][0]):
         first, last = uses[name]
         while ends and ends[0][0] < first:
             _release(free, *heapq.heappop(ends)[1:])
         if not sizes[name]:
-            places[name] = 0
+            offsets[name] = 0
             continue
         gap = next(i for i, (start, end) in enumerate(free) if end - start >= sizes[name])
         start, end = free[gap]
-        places[name], behind = start, start + sizes[name]
-        free[gap : gap + 1] = [(behind, end)] if behind < end else []
-        heapq.heappush(ends, (last, start, behind))
-    return {name: places[name] for name in uses}
+        offsets[name], stop = start, start + sizes[name]
+        free[gap : gap + 1] = [(stop, end)] if stop < end else []
+        heapq.heappush(ends, (last, start, stop))
+    return {name: offsets[name] for name in uses}
 
 
 def _release(free: list[tuple[int, float]], start: int, end: float) -> None:
-    """Add a gap to those that are free, in order; gaps that touch are one."""
+    """Add a range to the free ones, in order, merged with its neighbours."""
     i = bisect.bisect(free, (start, end))
     if i < len(free) and free[i][0] == end:
         end = free.pop(i)[1]

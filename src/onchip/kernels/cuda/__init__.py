@@ -24,9 +24,10 @@ from onchip.kernels.cuda.layout.permute import PermuteKernel
 from onchip.kernels.cuda.layout.select import SelectKernel
 from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.kernels.cuda.mlp.pair import MlpPair
-from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore, fits_in_block
 from onchip.kernels.cuda.pool.pool import PoolKernel
 from onchip.kernels.cuda.pool.resize import ResizeKernel
+from onchip.kernels.cuda.recipes.recipes import RecipeKernels
 from onchip.kernels.cuda.recurrent.mma import RecurrentMma
 from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResident
 from onchip.kernels.cuda.recurrent.simt import RecurrentKernel
@@ -45,10 +46,11 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     MlpTrainLayerParallel(), MlpTrainResident(), MlpTrainThreeLaunch(), MlpTrain(),
-    View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(), Gemv(), GemmMma(), GemmSimt(),
+    View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(fits_in_block), Gemv(), GemmMma(fits_in_block),
+    GemmSimt(fits_in_block),
     DepthwiseKernel(), ConvSm90(), ConvImplicitGemm(), ConvFirstLayer(), ConvLastLayer(), ConvLastLayerSm90(),
     ConvDirect(), Pointwise(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(),
     SequenceMaxKernel(), TokenMax(), ConvGather(), Lookups(), Gather(), RecurrentRegisterResident(), RecurrentMma(),
     RecurrentKernel(), AttentionFused(), MatMulMma(), MatMulKernel(), ArgReduceKernel(), TopKKernel(), NormKernel(),
-    SelectKernel(), ResizeKernel(),
+    SelectKernel(), ResizeKernel(), RecipeKernels(),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The definition of every layer: NumPy, one operation at a time. In float64 it is the reference of the tests.
 
-Tests compare every engine with `forward(net, x, "float64")`; `forward(net, x, "float32")` is the naive run whose error
+Tests compare every engine with `forward(net, x, "float64")`; `forward(net, x, "float32")` is the naive run, whose error
 is the baseline. Dtypes narrower than float32 compute in float32 and round after every operation, as hardware does. A
 network's own float dtypes are ignored; see cast.py for Cast.
 """

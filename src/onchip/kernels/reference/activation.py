@@ -109,11 +109,11 @@ def gelu_back(layer: GELU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradi
     (x,) = xs
     factor = _gelu_factor(layer, x)
     if layer.approximate == "tanh":  # factor = (1 + tanh(inner)) / 2
-        inner_slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * x * x)
-        slope = 2 * factor * (1 - factor) * inner_slope
+        dinner = _TANH_SCALE * (1 + 3 * _TANH_CUBE * x * x)
+        dfactor = 2 * factor * (1 - factor) * dinner
     else:
-        slope = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    return (dy * (factor + x * slope),), {}
+        dfactor = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return (dy * (factor + x * dfactor),), {}
 
 
 @forward_of(ELU)

@@ -10,7 +10,7 @@ from onchip.network.recipe import Array
 
 Arrays = tuple[Array, ...]
 Weights = Mapping[str, Array]  # role -> array
-Gradients = tuple[tuple[Array | None, ...], dict[str, Array]]  # per input value (None: it has none), and by role
+Gradients = tuple[tuple[Array | None, ...], dict[str, Array]]  # per input value (None: no gradient), and by role
 Forward = Callable[[Any, Arrays, Weights], Array]  # (layer, xs, w) -> y
 Backward = Callable[[Any, Arrays, Weights, Array, Array], Gradients]  # (layer, xs, w, y, dy) -> dxs, dw
 

@@ -1,7 +1,7 @@
 """Casts. The reference computes every float in one dtype, and what a Cast does depends on it.
 
-In float64 it computes the exact function, so a Cast between floats is the identity. In any other dtype it is the naive
-run that an engine is compared with, and a Cast rounds as the engine's does.
+In float64 it computes the exact function, so a Cast between floats is the identity. Any other dtype is the naive run
+that an engine is compared with: a Cast rounds as the engine's does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cast(layer: Cast, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Cast)
 def cast_back(layer: Cast, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """A straight-through gradient: rounding has no derivative of its own. Ints and bools have none."""
+    """A straight-through gradient, as if rounding were the identity. Ints and bools have none."""
     return (dy if xs[0].dtype.kind == "f" else None,), {}
 
 

@@ -38,7 +38,7 @@ def add(layer: Add, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Add)
 def add_back(layer: Add, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    return tuple(unstretched(dy, x.shape) for x in xs), {role: unstretched(dy, v.shape) for role, v in w.items()}
+    return tuple(unbroadcast(dy, x.shape) for x in xs), {role: unbroadcast(dy, v.shape) for role, v in w.items()}
 
 
 @forward_of(Mul)
@@ -49,11 +49,11 @@ def mul(layer: Mul, xs: Arrays, w: Weights) -> Array:
 @backward_of(Mul)
 def mul_back(layer: Mul, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     factors = (*xs, *w.values())
-    slopes = []
+    gradients = []
     for i, factor in enumerate(factors):
         others = reduce(operator.mul, (*factors[:i], *factors[i + 1 :]))
-        slopes.append(unstretched(dy * others, factor.shape))
-    return tuple(slopes[: len(xs)]), dict(zip(w, slopes[len(xs) :], strict=True))
+        gradients.append(unbroadcast(dy * others, factor.shape))
+    return tuple(gradients[: len(xs)]), dict(zip(w, gradients[len(xs) :], strict=True))
 
 
 @forward_of(Max, Min)
@@ -63,13 +63,13 @@ def extreme(layer: Max | Min, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Max, Min)
 def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first operand that equals the result."""
-    slopes, given = [], np.zeros(y.shape, bool)
+    """The gradient goes to the first operand that equals the result."""
+    gradients, assigned = [], np.zeros(y.shape, bool)
     for operand in (*xs, *w.values()):
-        takes = (operand == y) & ~given
-        slopes.append(unstretched(dy * takes, operand.shape))
-        given |= takes
-    return tuple(slopes[: len(xs)]), dict(zip(w, slopes[len(xs) :], strict=True))
+        is_first = (operand == y) & ~assigned
+        gradients.append(unbroadcast(dy * is_first, operand.shape))
+        assigned |= is_first
+    return tuple(gradients[: len(xs)]), dict(zip(w, gradients[len(xs) :], strict=True))
 
 
 # -- two ordered operands --------------------------------------------------------------------------------------
@@ -79,23 +79,23 @@ def _quotient(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
     _check_divisors(a, b, "Div")
-    low = a // b  # NumPy rounds down
+    low = a // b  # NumPy rounds down; Div rounds toward 0
     return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0))))
 
 
 def _check_divisors(a: Array, b: Array, name: str) -> None:
-    """InputError if ints are divided by 0, for which NumPy returns 0."""
+    """InputError if ints are divided by 0: NumPy would return 0."""
     shape = np.broadcast_shapes(a.shape, b.shape)
     if a.dtype.kind != "f" and 0 not in shape:
         check_divisors(np.broadcast_to(b, shape), name)
 
 
 def _power(a: Array, b: Array) -> Array:
-    """NumPy takes a square root for b = 1/2: NaN for -infinity, where the power is infinity."""
+    """a ** b; NumPy computes b = 1/2 as a square root, which is NaN for -infinity instead of infinity."""
     return np.where(np.isneginf(a) & (b == 0.5), np.inf, np.power(a, b)).astype(a.dtype)
 
 
-# (a, b) -> the result; and (a, b, result) -> its derivatives by a and by b.
+# (a, b) -> the result; (a, b, result) -> its derivatives with respect to a and b.
 _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     Sub: operator.sub,
     Div: _quotient,
@@ -105,7 +105,7 @@ _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     GreaterOrEqual: lambda a, b: (a >= b).astype(a.dtype),
     Equal: lambda a, b: (a == b).astype(a.dtype),
 }
-_SLOPES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, Array | int]]] = {
+_DERIVATIVES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, Array | int]]] = {
     Sub: lambda a, b, y: (1, -1),
     Div: lambda a, b, y: (1 / b, -y / b),
     Pow: lambda a, b, y: (b * np.power(a, b - 1), y * np.log(np.where(a > 0, a, 1))),
@@ -129,7 +129,7 @@ def ordered(layer: Ordered, xs: Arrays, w: Weights) -> Array:
 @backward_of(*_ORDERED)
 def ordered_back(layer: Ordered, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     a, b = operands(xs, w)
-    da, db = (unstretched(dy * s, v.shape) for v, s in zip((a, b), _SLOPES[type(layer)](a, b, y), strict=True))
+    da, db = (unbroadcast(dy * s, v.shape) for v, s in zip((a, b), _DERIVATIVES[type(layer)](a, b, y), strict=True))
     if "first" in w:
         return (db,), {"first": da}
     return ((da,), {"constant": db}) if w else ((da, db), {})
@@ -150,16 +150,16 @@ def mask(layer: Mask, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Mask)
 def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """The mask has no derivative."""
+    """The gradient of the mask is zero."""
     a, b = _masked(xs, w)
-    da = unstretched(dy * (b != 0), a.shape)
+    da = unbroadcast(dy * (b != 0), a.shape)
     if "first" in w:
         return (np.zeros_like(b),), {"first": da}
     return ((da,) if w else (da, np.zeros_like(b))), {}
 
 
 def _masked(xs: Arrays, w: Weights) -> tuple[Array, Array]:
-    """What is masked, and the mask."""
+    """The masked operand, and the mask."""
     return w.get("first", xs[0]), w.get("mask", xs[-1])
 
 
@@ -181,26 +181,26 @@ def interleave(layer: Interleave, xs: Arrays, w: Weights) -> Array:
         for a, stride in enumerate(layer.stride)
     ]
     y = np.empty((*xs[0].shape[:2], *sizes), xs[0].dtype)
-    for places, x in zip(_phase_places(layer), xs, strict=True):
-        y[places] = x
+    for slices, x in zip(_phase_slices(layer), xs, strict=True):
+        y[slices] = x
     return y
 
 
 @backward_of(Interleave)
 def interleave_back(layer: Interleave, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    return tuple(dy[places] for places in _phase_places(layer)), {}
+    return tuple(dy[slices] for slices in _phase_slices(layer)), {}
 
 
-def _phase_places(layer: Interleave) -> list[tuple[slice, ...]]:
+def _phase_slices(layer: Interleave) -> list[tuple[slice, ...]]:
     whole = (slice(None), slice(None))
     return [
         (*whole, *(slice(p, None, s) for p, s in zip(phase, layer.stride, strict=True))) for phase in layer.phases()
     ]
 
 
-def unstretched(dy: Array, shape: tuple[int, ...]) -> Array:
+def unbroadcast(dy: Array, shape: tuple[int, ...]) -> Array:
     """The gradient of an operand of this shape: summed over the axes along which it was broadcast."""
     missing = dy.ndim - len(shape)
-    stretched = tuple(a for a, d in enumerate(dy.shape) if a < missing or (shape[a - missing] == 1 and d != 1))
-    dx: Array = dy.sum(axis=stretched).reshape(shape)
+    expanded = tuple(a for a, d in enumerate(dy.shape) if a < missing or (shape[a - missing] == 1 and d != 1))
+    dx: Array = dy.sum(axis=expanded).reshape(shape)
     return dx

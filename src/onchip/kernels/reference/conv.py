@@ -1,4 +1,4 @@
-"""Convolutions and their transposes over one or two axes: im2col, then one matrix product per row.
+"""Convolutions and their transposes over one or two axes: im2col, then one gemm per row.
 
 Shapes: G groups, C channels, T kernel taps, P positions (windows of a convolution, inputs of a transposed one).
 """
@@ -79,15 +79,15 @@ def _matrices(weight: Array, layer: Layer) -> Array:
     return weight.reshape(groups, len(weight) // groups, math.prod(weight.shape[1:]))
 
 
-def _by_group(values: Array, layer: Layer, places: tuple[int, ...] | list[int]) -> Array:
-    """(B, C, [T,] places...) -> (B, G, C / G [* T], P)."""
+def _by_group(values: Array, layer: Layer, counts: tuple[int, ...] | list[int]) -> Array:
+    """(B, C, [T,] counts...) -> (B, G, C / G [* T], P)."""
     groups = conv_groups(layer)
-    rest = math.prod(values.shape[1 : values.ndim - len(places)])
-    return values.reshape(len(values), groups, rest // groups, math.prod(places))
+    rest = math.prod(values.shape[1 : values.ndim - len(counts)])
+    return values.reshape(len(values), groups, rest // groups, math.prod(counts))
 
 
 def _all_rows(grouped: Array) -> Array:
-    """(B, G, N, P) -> (G, N, B * P): a gradient of the weights sums over both."""
+    """(B, G, N, P) -> (G, N, B * P): weight gradients sum over both."""
     B, groups, N, P = grouped.shape
     return np.moveaxis(grouped, 0, 2).reshape(groups, N, B * P)
 

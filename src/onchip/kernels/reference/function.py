@@ -37,12 +37,12 @@ def _forward(function: Callable[[Array], Array]) -> Forward:
     return forward
 
 
-def _backward(slope: Callable[[Array, Array], Array]) -> Backward:
+def _backward(derivative: Callable[[Array, Array], Array]) -> Backward:
     def backward(layer: Layer, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-        return (dy * slope(xs[0], y),), {}
+        return (dy * derivative(xs[0], y),), {}
 
     return backward
 
 
 FORWARD.update({kind: _forward(function) for kind, (function, _) in _FUNCTIONS.items()})
-BACKWARD.update({kind: _backward(slope) for kind, (_, slope) in _FUNCTIONS.items()})
+BACKWARD.update({kind: _backward(derivative) for kind, (_, derivative) in _FUNCTIONS.items()})

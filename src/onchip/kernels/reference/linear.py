@@ -31,8 +31,8 @@ def linear_back(layer: Linear, xs: Arrays, w: Weights, y: Array, dy: Array) -> G
 def batch_norm(layer: BatchNorm, xs: Arrays, w: Weights) -> Array:
     y = _normalised(layer, xs[0], w)
     if "weight" in w:
-        y = y * _along_channels(w["weight"], y)
-    return y + _along_channels(w["bias"], y) if "bias" in w else y
+        y = y * _per_channel(w["weight"], y)
+    return y + _per_channel(w["bias"], y) if "bias" in w else y
 
 
 @backward_of(BatchNorm1d, BatchNorm2d)
@@ -43,15 +43,15 @@ def batch_norm_back(layer: BatchNorm, xs: Arrays, w: Weights, y: Array, dy: Arra
     dw = {"bias": dy.sum(axis=others)} if "bias" in w else {}
     if "weight" in w:
         dw["weight"] = (dy * _normalised(layer, x, w)).sum(axis=others)
-        dy = dy * _along_channels(w["weight"], x)
-    return (dy / np.sqrt(_along_channels(w["var"], x) + layer.eps),), dw
+        dy = dy * _per_channel(w["weight"], x)
+    return (dy / np.sqrt(_per_channel(w["var"], x) + layer.eps),), dw
 
 
 def _normalised(layer: BatchNorm, x: Array, w: Weights) -> Array:
-    y: Array = (x - _along_channels(w["mean"], x)) / np.sqrt(_along_channels(w["var"], x) + layer.eps)
+    y: Array = (x - _per_channel(w["mean"], x)) / np.sqrt(_per_channel(w["var"], x) + layer.eps)
     return y
 
 
-def _along_channels(values: Array, x: Array) -> Array:
+def _per_channel(values: Array, x: Array) -> Array:
     """(C,) as (C, 1, ...), to broadcast along axis 1 of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 2))

@@ -1,4 +1,4 @@
-"""Whole networks: every value forward, every gradient backward."""
+"""IntDtype networks: every value forward, every gradient backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.errors import InputError
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.training import batch_loss
 from onchip.network.graph import Network, Node
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 
@@ -22,12 +22,12 @@ def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float6
     xs = x if isinstance(x, tuple) else (x,)
     if len(xs) != len(net.inputs):
         got, expected = f"{len(xs)} arrays", f"{len(net.inputs)}: {', '.join(net.inputs)}"
-        raise InputError(f"network '{net.name}' has another number of inputs", got=got, expected=expected)
-    made: Made = {}
+        raise InputError(f"wrong number of inputs for network '{net.name}'", got=got, expected=expected)
+    made: Evaluated = {}
     values: dict[str, Array] = {}
-    with np.errstate(all="ignore"):  # NaN and Inf propagate, as everywhere in onchip
-        for (name, given), array in zip(net.inputs.items(), xs, strict=True):
-            values[name] = _rounded(array, given.dtype, dtype)
+    with np.errstate(all="ignore"):  # NaN and Inf propagate
+        for (name, tensor_type), array in zip(net.inputs.items(), xs, strict=True):
+            values[name] = _rounded(array, tensor_type.dtype, dtype)
         for node in net.nodes:
             read = tuple(values[name] for name in node.inputs)
             y = FORWARD[type(node.layer)](node.layer, read, _weights(net, node, made, dtype))
@@ -59,7 +59,7 @@ def loss_and_gradients(
     value, dy = batch_loss(loss, values[net.outputs[0]], target, row_weights, smoothing)
     upstream: dict[str, Array] = {net.outputs[0]: dy}
     gradients: dict[str, Array] = {}
-    made: Made = {}
+    made: Evaluated = {}
     for node in reversed(net.nodes):
         if node.name not in upstream:  # the loss does not depend on it
             continue
@@ -78,7 +78,7 @@ def loss_and_gradients(
     return value, gradients
 
 
-def _weights(net: Network, node: Node, made: Made, dtype: str) -> dict[str, Array]:
+def _weights(net: Network, node: Node, made: Evaluated, dtype: str) -> dict[str, Array]:
     return {
         role: _rounded(materialise(name, net.weights, made), net.weight_type(name).dtype, dtype)
         for role, name in node.weights.items()
@@ -89,10 +89,10 @@ def _rounded(array: Array, kind: str, dtype: str) -> Array:
     """A float array (`kind` is its dtype in the network) rounded to `dtype`, in the compute dtype."""
     if "float" not in kind:
         return np.asarray(array)
-    return np.asarray(array).astype(numpy_dtype(dtype), copy=False).astype(_working(dtype), copy=False)
+    return np.asarray(array).astype(numpy_dtype(dtype), copy=False).astype(_compute_dtype(dtype), copy=False)
 
 
-def _working(dtype: str) -> np.dtype[Any]:
+def _compute_dtype(dtype: str) -> np.dtype[Any]:
     if "float" not in dtype or dtype not in DTYPE_BYTES:
         raise InputError("the reference computes in a float dtype", got=dtype)
     return np.dtype(np.float64 if dtype == "float64" else np.float32)

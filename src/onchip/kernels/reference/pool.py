@@ -1,4 +1,4 @@
-"""Pools over windows and over whole axes; a window with a NaN returns NaN."""
+"""Pools over windows and over whole axes; NaN propagates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.kernels.reference.windows import Places, fold, pad, taps
+from onchip.kernels.reference.windows import Slices, fold, pad, taps
 from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
@@ -33,35 +33,35 @@ Pool = MaxPool | AvgPool
 
 @forward_of(MaxPool1d, MaxPool2d)
 def max_pool(layer: MaxPool, xs: Arrays, w: Weights) -> Array:
-    counts, pads = _frame(layer, xs[0])
+    counts, pads = _counts_and_pads(layer, xs[0])
     padded = pad(xs[0], pads, -np.inf)
-    return reduce(np.maximum, (padded[places] for places in _taps(layer, counts)))  # np.maximum propagates NaN
+    return reduce(np.maximum, (padded[tap] for tap in _taps(layer, counts)))  # np.maximum propagates NaN
 
 
 @backward_of(MaxPool1d, MaxPool2d)
 def max_pool_back(layer: MaxPool, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first maximum."""
-    counts, pads = _frame(layer, xs[0])
+    """The gradient goes to the first maximum."""
+    counts, pads = _counts_and_pads(layer, xs[0])
     padded = pad(xs[0], pads, -np.inf)
-    given, dcolumns = np.zeros(y.shape, bool), []
-    for places in _taps(layer, counts):
-        takes = (padded[places] == y) & ~given
-        dcolumns.append(dy * takes)
-        given |= takes
+    assigned, dcolumns = np.zeros(y.shape, bool), []
+    for tap in _taps(layer, counts):
+        is_first = (padded[tap] == y) & ~assigned
+        dcolumns.append(dy * is_first)
+        assigned |= is_first
     return (_fold(layer, np.stack(dcolumns, axis=2), xs[0], pads),), {}
 
 
 @forward_of(AvgPool1d, AvgPool2d)
 def avg_pool(layer: AvgPool, xs: Arrays, w: Weights) -> Array:
-    counts, pads = _frame(layer, xs[0])
+    counts, pads = _counts_and_pads(layer, xs[0])
     padded = pad(xs[0], pads, 0)
     # Tap by tap, not one sum over windows: the reduction order is then the same for every shape.
-    return reduce(np.add, (padded[places] for places in _taps(layer, counts))) / _divisors(layer, xs[0])
+    return reduce(np.add, (padded[tap] for tap in _taps(layer, counts))) / _divisors(layer, xs[0])
 
 
 @backward_of(AvgPool1d, AvgPool2d)
 def avg_pool_back(layer: AvgPool, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    counts, pads = _frame(layer, xs[0])
+    counts, pads = _counts_and_pads(layer, xs[0])
     share = (dy / _divisors(layer, xs[0]))[:, :, None]
     dcolumns = np.broadcast_to(share, (*dy.shape[:2], math.prod(layer.kernel), *counts))
     return (_fold(layer, dcolumns, xs[0], pads),), {}
@@ -81,7 +81,7 @@ def global_min(layer: GlobalMin, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(GlobalMax, GlobalMin)
 def global_extreme_back(layer: GlobalMax | GlobalMin, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first maximum or minimum."""
+    """The gradient goes to the first maximum or minimum."""
     (x,) = xs
     axes = _axes(layer, x)
     ends = tuple(range(x.ndim - len(axes), x.ndim))
@@ -103,7 +103,7 @@ def global_mean(layer: GlobalMean, xs: Arrays, w: Weights) -> Array:
 def global_mean_back(layer: GlobalMean, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     (x,) = xs
     count = math.prod(x.shape[axis] for axis in _axes(layer, x))
-    return (np.broadcast_to(_kept(layer, x, dy) / count, x.shape),), {}
+    return (np.broadcast_to(_keepdims(layer, x, dy) / count, x.shape),), {}
 
 
 @forward_of(GlobalSum)
@@ -114,7 +114,7 @@ def global_sum(layer: GlobalSum, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(GlobalSum)
 def global_sum_back(layer: GlobalSum, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    return (np.broadcast_to(_kept(layer, xs[0], dy), xs[0].shape),), {}
+    return (np.broadcast_to(_keepdims(layer, xs[0], dy), xs[0].shape),), {}
 
 
 @forward_of(GlobalNorm)
@@ -126,7 +126,7 @@ def global_norm(layer: GlobalNorm, xs: Arrays, w: Weights) -> Array:
 @backward_of(GlobalNorm)
 def global_norm_back(layer: GlobalNorm, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     (x,) = xs
-    return (x * (_kept(layer, x, dy) / _kept(layer, x, y)),), {}
+    return (x * (_keepdims(layer, x, dy) / _keepdims(layer, x, y)),), {}
 
 
 @forward_of(SequenceMax)
@@ -138,7 +138,7 @@ def sequence_max(layer: SequenceMax, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(SequenceMax)
 def sequence_max_back(layer: SequenceMax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first maximum inside the sequence."""
+    """The gradient goes to the first maximum inside the sequence."""
     x, inside = xs[0], _inside(layer, xs)
     first = np.arange(x.shape[2]) == np.where(inside, x, -np.inf).argmax(axis=2)[..., None]
     return (first * inside * dy[..., None], None), {}
@@ -155,8 +155,8 @@ def _inside(layer: SequenceMax, xs: Arrays) -> Array:
 Global = GlobalMax | GlobalMin | GlobalMean | GlobalSum | GlobalNorm
 
 
-def _kept(layer: Global, x: Array, y: Array) -> Array:
-    """y, or its gradient, with sizes of 1 for the reduced axes of x."""
+def _keepdims(layer: Global, x: Array, y: Array) -> Array:
+    """y, or its gradient, with size 1 on the reduced axes of x."""
     axes = _axes(layer, x)
     return y.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
 
@@ -165,7 +165,7 @@ def _axes(layer: Global, x: Array) -> tuple[int, ...]:
     return tuple(sorted(axis % x.ndim for axis in layer.axes))
 
 
-def _frame(layer: Pool, x: Array) -> tuple[list[int], tuple[int, ...]]:
+def _counts_and_pads(layer: Pool, x: Array) -> tuple[list[int], tuple[int, ...]]:
     """Windows per axis, and the pads, extended if the last window passes the end (ceil)."""
     counts = window_counts(TensorType(x.shape), layer.kernel, *geometry(layer), layer.ceil)
     after = []
@@ -175,7 +175,7 @@ def _frame(layer: Pool, x: Array) -> tuple[list[int], tuple[int, ...]]:
     return counts, (*layer.pads[: layer.rank], *after)
 
 
-def _taps(layer: Pool, counts: list[int]) -> Iterator[Places]:
+def _taps(layer: Pool, counts: list[int]) -> Iterator[Slices]:
     return taps(layer.kernel, counts, layer.stride, layer.dilation)
 
 
@@ -185,7 +185,7 @@ def _fold(layer: Pool, columns: Array, x: Array, pads: tuple[int, ...]) -> Array
 
 def _divisors(layer: AvgPool, x: Array) -> Array:
     """The number of elements that each window averages, (1, 1, counts...); none past the input and its pads."""
-    counts, pads = _frame(layer, x)
-    overhang = [long - own for long, own in zip(pads, layer.pads, strict=True)]
+    counts, pads = _counts_and_pads(layer, x)
+    overhang = [extended - declared for extended, declared in zip(pads, layer.pads, strict=True)]
     inside = pad(pad(np.ones((1, 1, *x.shape[2:]), x.dtype), layer.pads, int(layer.count_pads)), overhang, 0)
-    return reduce(np.add, (inside[places] for places in _taps(layer, counts)))
+    return reduce(np.add, (inside[tap] for tap in _taps(layer, counts)))

@@ -14,7 +14,7 @@ def linear_resize(layer: LinearResize, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
     for axis, taps in enumerate(layer.taps(x.shape[1:]), start=1):
         if taps is not None:
-            share = _along(taps.share, x, axis)
+            share = _broadcastable(taps.share, x, axis)
             x = np.take(x, taps.low, axis) * (1 - share) + np.take(x, taps.high, axis) * share
     return x
 
@@ -23,7 +23,7 @@ def linear_resize(layer: LinearResize, xs: Arrays, w: Weights) -> Array:
 def linear_resize_back(layer: LinearResize, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     for axis, taps in enumerate(layer.taps(xs[0].shape[1:]), start=1):
         if taps is not None:
-            share, moved = _along(taps.share, dy, 0), np.moveaxis(dy, axis, 0)
+            share, moved = _broadcastable(taps.share, dy, 0), np.moveaxis(dy, axis, 0)
             dx = np.zeros((xs[0].shape[axis], *moved.shape[1:]), dy.dtype)
             np.add.at(dx, taps.low, moved * (1 - share))
             np.add.at(dx, taps.high, moved * share)
@@ -31,6 +31,6 @@ def linear_resize_back(layer: LinearResize, xs: Arrays, w: Weights, y: Array, dy
     return (dy,), {}
 
 
-def _along(numbers: Array, x: Array, axis: int) -> Array:
+def _broadcastable(values: Array, x: Array, axis: int) -> Array:
     """Values of an axis in the dtype of x, shaped to broadcast along that axis."""
-    return numbers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1 - axis))
+    return values.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1 - axis))

@@ -1,4 +1,4 @@
-"""Scans (prefix sums and the like)."""
+"""Scans: prefix sums, products, maxima and minima."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
 
 _UFUNCS: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
-_PIECE = 1 << 16  # elements of a row that are held in the widest dtype at a time
+CHUNK = 1 << 16  # elements of a row that are in the widest dtype at a time
 
 
 def scan(x: Array, how: ScanOp, dtype: str | None = None) -> Array:
@@ -24,18 +24,18 @@ def scan(x: Array, how: ScanOp, dtype: str | None = None) -> Array:
     """
     is_float = x.dtype.kind == "f"
     kind = np.dtype(dtype or "float64") if is_float else x.dtype
-    wide = np.dtype(np.longdouble) if is_float and dtype is None else kind
+    carry_dtype = np.dtype(np.longdouble) if is_float and dtype is None else kind
     ufunc, N = _UFUNCS[how.op], x.shape[-1]
     x = x[..., ::-1] if how.reverse else x
     y = np.empty(x.shape, kind)
-    carry = np.full(x.shape[:-1], how.identity(kind.name), wide)
+    carry = np.full(x.shape[:-1], how.identity(kind.name), carry_dtype)
     with np.errstate(all="ignore"):
-        for first in range(0, N, _PIECE):
-            part = x[..., first : first + _PIECE].astype(wide)
-            part[..., 0] = ufunc(carry, part[..., 0])
-            totals = ufunc.accumulate(part, axis=-1, dtype=wide)
+        for first in range(0, N, CHUNK):
+            chunk = x[..., first : first + CHUNK].astype(carry_dtype)
+            chunk[..., 0] = ufunc(carry, chunk[..., 0])
+            totals = ufunc.accumulate(chunk, axis=-1, dtype=carry_dtype)
             carry = totals[..., -1]
-            y[..., first : first + _PIECE] = totals
+            y[..., first : first + CHUNK] = totals
     if how.exclusive and N:
         y[..., 1:] = y[..., :-1].copy()
         y[..., 0] = how.identity(kind.name)

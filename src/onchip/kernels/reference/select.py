@@ -14,10 +14,10 @@ _KINDS = (Slice, Gather, Pad, Tile, NearestResize)
 @forward_of(*_KINDS)
 def select(layer: Selection, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
-    for axis, places in enumerate(layer.places(x.shape[1:]), start=1):
-        if places is not None:
-            x = np.take(x, places, axis)
-            np.moveaxis(x, axis, 0)[places < 0] = layer.fill
+    for axis, indices in enumerate(layer.source_indices(x.shape[1:]), start=1):
+        if indices is not None:
+            x = np.take(x, indices, axis)
+            np.moveaxis(x, axis, 0)[indices < 0] = layer.fill
     return x
 
 
@@ -25,10 +25,10 @@ def select(layer: Selection, xs: Arrays, w: Weights) -> Array:
 def select_back(layer: Selection, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     """Sums the gradients of an element that was selected several times."""
     (x,) = xs
-    for axis, places in enumerate(layer.places(x.shape[1:]), start=1):
-        if places is not None:
+    for axis, indices in enumerate(layer.source_indices(x.shape[1:]), start=1):
+        if indices is not None:
             moved = np.moveaxis(dy, axis, 0)
             dx = np.zeros((x.shape[axis], *moved.shape[1:]), dy.dtype)
-            np.add.at(dx, places[places >= 0], moved[places >= 0])
+            np.add.at(dx, indices[indices >= 0], moved[indices >= 0])
             dy = np.moveaxis(dx, 0, axis)
     return (dy,), {}

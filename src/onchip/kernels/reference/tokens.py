@@ -41,8 +41,8 @@ def token_conv_back(layer: TokenConv, xs: Arrays, w: Weights, y: Array, dy: Arra
     (ids,), weight = xs, w["weight"]
     dweight = np.zeros(weight.shape, dy.dtype)
     for k, read in enumerate(_read_by_taps(layer, ids, weight)):
-        there = read != _NO_TOKEN
-        np.add.at(dweight[:, k], read[there], dy.swapaxes(1, 2)[there])
+        inside = read != _NO_TOKEN
+        np.add.at(dweight[:, k], read[inside], dy.swapaxes(1, 2)[inside])
     dw = {"weight": dweight}
     if "bias" in w:
         dw["bias"] = dy.sum(axis=(0, 2))

@@ -6,12 +6,12 @@ import numpy as np
 
 from onchip.network.graph import Network
 from onchip.network.layers import Embedding, TokenConv
-from onchip.network.recipe import Array, Made, Weight, materialise
+from onchip.network.recipe import Array, Evaluated, Weight, materialise
 
 
 def with_arrays(net: Network) -> Network:
     """The network with every weight as an array: random ones are drawn here, once for all runs and engines."""
-    made: Made = {}
+    made: Evaluated = {}
     return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
 
 
@@ -21,7 +21,7 @@ def with_used_tokens(net: Network, xs: tuple[Array, ...]) -> tuple[Network, tupl
     Renumbers an input's ids if all its readers look up rows of tables that no other layer reads.
     """
     weights: dict[str, Weight] = dict(net.weights)
-    given = list(xs)
+    renumbered = list(xs)
     for i, name in enumerate(net.inputs):
         nodes = net.readers(name)
         tables = {node.weights["weight"] for node in nodes if isinstance(node.layer, Embedding | TokenConv)}
@@ -29,7 +29,7 @@ def with_used_tokens(net: Network, xs: tuple[Array, ...]) -> tuple[Network, tupl
         looks_up = all(isinstance(node.layer, Embedding | TokenConv) for node in nodes)
         if not tables or others or not looks_up or name in net.outputs or not xs[i].size:
             continue
-        used, places = np.unique(xs[i], return_inverse=True)
+        used, new_ids = np.unique(xs[i], return_inverse=True)
         weights |= {table: materialise(table, net.weights)[used] for table in tables}
-        given[i] = places.reshape(xs[i].shape).astype(xs[i].dtype)
-    return net.replace(weights=weights), tuple(given)
+        renumbered[i] = new_ids.reshape(xs[i].shape).astype(xs[i].dtype)
+    return net.replace(weights=weights), tuple(renumbered)

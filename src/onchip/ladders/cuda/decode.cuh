@@ -30,7 +30,7 @@ __device__ __forceinline__ f16 relu(f16 v) {
     return c;
 }
 
-// Sum over groups of LANES consecutive lanes by a butterfly of shuffles; every lane gets the sum.
+// Sum over groups of LANES consecutive lanes by butterfly shuffles; every lane gets the sum.
 template <int LANES>
 __device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
@@ -47,20 +47,20 @@ __device__ __forceinline__ f16 sum_lanes(f16 v) {
 
 // N values loaded by one instruction; the address is aligned to N * sizeof(T).
 template <class T, int N>
-struct alignas(N * sizeof(T)) Few {
+struct alignas(N * sizeof(T)) Vector {
     T v[N];
 };
 
-// Dot product with one accumulator, i ascending. w is in registers, h in shared memory: STEP values per load.
+// Dot product with one accumulator, i ascending; w in registers, h in shared memory, STEP values per load.
 template <int STEP, int K, class T>
 __device__ __forceinline__ T dot(const T (&w)[K], const T* h) {
-    static_assert(K % STEP == 0, "whole reads");
+    static_assert(K % STEP == 0, "K must be a multiple of STEP");
     T sum{};
 #pragma unroll
     for (int i = 0; i < K; i += STEP) {
-        const Few<T, STEP> few = *reinterpret_cast<const Few<T, STEP>*>(h + i);
+        const Vector<T, STEP> values = *reinterpret_cast<const Vector<T, STEP>*>(h + i);
 #pragma unroll
-        for (int j = 0; j < STEP; ++j) sum = fma(w[i + j], few.v[j], sum);
+        for (int j = 0; j < STEP; ++j) sum = fma(w[i + j], values.v[j], sum);
     }
     return sum;
 }
@@ -70,8 +70,8 @@ __device__ __forceinline__ T dot(const T (&w)[K], const T* h) {
 template <int ROWS, int K, int STRIDE, class T>
 __device__ __forceinline__ void load_rows(const T* x, T* tile, long long first, long long B) {
     for (int i = threadIdx.x; i < ROWS * STRIDE; i += THREADS) {
-        const bool is_there = first + i / STRIDE < B && i % STRIDE < K;
-        tile[i] = is_there ? x[first * STRIDE + i] : T{};
+        const bool is_valid = first + i / STRIDE < B && i % STRIDE < K;
+        tile[i] = is_valid ? x[first * STRIDE + i] : T{};
     }
 }
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void stage(const float* w, float* staged) {
     for (int i = threadIdx.x; i < N * K; i += THREADS) staged[i / K * odd(K) + i % K] = w[i / K * STRIDE + i % K];
 }
 
-// The same with both operands in memory, one value per load.
+// Dot product with one accumulator; both operands in memory, one value per load.
 template <int K>
 __device__ __forceinline__ float dot(const float* w, const float* h) {
     float sum = 0.0f;

@@ -1,8 +1,8 @@
-// rotating.cu: the whole network with weights in registers, in fp16, a tile of rows per iteration; six of the rungs.
+// rotating.cu: the whole network with weights in registers, in fp16, a tile of rows per iteration; six rungs.
 //
 // Idea    SHARE threads split a neuron; each holds a part of its weights in registers. A thread loops over the rows
 //         of a tile, so TILE rows cost three barriers. Neighbouring neurons start at neighbouring rows and wrap around:
-//         when neuron 0 is at row 3, neuron 1 is at row 4. The lanes of a warp then read different rows, and the row
+//         while neuron 0 is at row 3, neuron 1 is at row 4. The lanes of a warp then read different rows, and the row
 //         strides avoid bank conflicts (offsets in 32-bit words; each load covers all 32 banks):
 //           SHARE = 2, 8-byte loads, 16 lanes per access:  x 36*row + 18*part, h 34*row + 16*part
 //           SHARE = 4, x by 4-byte loads, 32 lanes:        36*row + 9*part
@@ -16,13 +16,13 @@
 
 constexpr int STRIDE = W + 4;  // of hidden rows: 34 words, free of bank conflicts (see above)
 
-template <int TILE, int THREADS_HERE>
+template <int TILE, int LOADERS>
 __device__ __forceinline__ void load_tile(const f16* x, f16* tile, long long first, long long B, int thread) {
-    using Vector = Few<f16, 8>;  // 16 B: a row is 9 of them; rows are contiguous in x and in the tile
-    const auto* from = reinterpret_cast<const Vector*>(x + first * COLUMNS);
+    using Chunk = Vector<f16, 8>;  // 16 B: a row is 9 chunks; rows are contiguous in x and in the tile
+    const auto* source = reinterpret_cast<const Chunk*>(x + first * COLUMNS);
 #pragma unroll 1
-    for (int i = thread; i < TILE * COLUMNS / 8; i += THREADS_HERE)
-        reinterpret_cast<Vector*>(tile)[i] = first + i / (COLUMNS / 8) < B ? from[i] : Vector{};
+    for (int i = thread; i < TILE * COLUMNS / 8; i += LOADERS)
+        reinterpret_cast<Chunk*>(tile)[i] = first + i / (COLUMNS / 8) < B ? source[i] : Chunk{};
 }
 
 // Load part `part` of the weights of neuron n, w[n][part * K : (part + 1) * K].
@@ -32,12 +32,12 @@ __device__ __forceinline__ void load_weights(const f16* w, f16 (&r)[K], int widt
     for (int i = 0; i < K; ++i) r[i] = IS_TRANSPOSED ? w[(part * K + i) * W + n] : w[n * width + part * K + i];
 }
 
-// One hidden layer, in (ROWS, IN) -> out (ROWS, STRIDE): the rows of this thread's group, starting at row n.
+// One hidden layer over the rows of this thread's group, in (ROWS, IN) -> out (ROWS, STRIDE); neuron n starts at row n.
 template <int SHARE, int ROWS, int IN, int STEP, int K>
 __device__ __forceinline__ void run_hidden(const f16 (&r)[K], const f16* in, f16* out, int n, int part) {
 #pragma unroll 1
-    for (int turn = 0; turn < ROWS; ++turn) {
-        const int row = (n + turn) & (ROWS - 1);
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = (n + i) & (ROWS - 1);
         const f16 sum = sum_lanes<SHARE>(dot<STEP>(r, in + row * IN + part * K));
         if (part == 0) out[row * STRIDE + n] = relu(sum);
     }
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 rotating(const f16* __restrict__ x, const f16* __restrict__ w0, const f16* __restrict__ w1, const f16* __restrict__ w2,
          f16* __restrict__ y, long long B) {
     constexpr int GROUPS = THREADS / (W * SHARE), ROWS = TILE / GROUPS;  // a group of threads covers all neurons
-    constexpr int STEP = SHARE == 2 ? 4 : 2;  // values of x per load: the 18 of SHARE = 4 are no multiple of 4
+    constexpr int STEP = SHARE == 2 ? 4 : 2;  // values of x per load; a thread's 18 with SHARE = 4 are no multiple of 4
     constexpr int PARTS = W / LAST;  // threads that share an output
     constexpr int LAST_THREADS = HIDES_LOADS ? THREADS / 2 : THREADS, LAST_ROWS = LAST_THREADS / (D_out * PARTS);
-    static_assert((SHARE == 2 || SHARE == 4) && ROWS % (32 / SHARE) == 0, "a warp's neurons are at different rows");
-    static_assert(PARTS <= 32 && TILE % LAST_ROWS == 0, "an output stays in a warp");
+    static_assert((SHARE == 2 || SHARE == 4) && ROWS % (32 / SHARE) == 0, "a warp's neurons must be at different rows");
+    static_assert(PARTS <= 32 && TILE % LAST_ROWS == 0, "an output must be reduced within a warp");
 
     alignas(16) __shared__ f16 tile[TILE * COLUMNS], h0[TILE * STRIDE], h1[TILE * STRIDE];
     const int thread = threadIdx.x, group = thread / (W * SHARE);

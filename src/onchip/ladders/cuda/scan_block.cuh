@@ -20,10 +20,10 @@ __device__ __forceinline__ float warp_prefix_sum(float value, float* total) {
 #pragma unroll
     for (int d = LANES / 2; d > 0; d /= 2) {
         const float other = __shfl_xor_sync(~0u, value, d);
-        const int place = lane & (2 * d - 1);
-        if (place == 2 * d - 1)
+        const int position = lane & (2 * d - 1);
+        if (position == 2 * d - 1)
             value += other;  // right child: the parent's prefix plus the left child's sum
-        else if (place == d - 1)
+        else if (position == d - 1)
             value = other;  // left child: the parent's prefix
     }
     return value;
@@ -43,19 +43,19 @@ __device__ __forceinline__ float warp_reduction(float value) {
 // y[i] = x[0] + ... + x[i], without x[i] if exclusive; x may alias y. Called by all BLOCK threads.
 template <bool is_exclusive>
 __device__ __forceinline__ void block_prefix_sum(const float* x, float* y, long long N) {
-    __shared__ float totals[LANES], first;  // sums of the warps; sum of all previous steps
+    __shared__ float totals[LANES], first;  // sum of each warp; sum of all previous steps
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     if (threadIdx.x == 0) first = 0.0f;
     for (long long start = 0; start < N; start += BLOCK) {
         const long long i = start + threadIdx.x;
         const float value = i < N ? x[i] : 0.0f;
-        const float before = warp_prefix_sum(value, totals + warp);
+        const float lane_prefix = warp_prefix_sum(value, totals + warp);
         __syncthreads();
         if (warp == 0) totals[lane] = warp_reduction(totals[lane]);
         __syncthreads();
-        const float others = (warp > 0 ? totals[warp - 1] : 0.0f) + first;
-        const float sum = before + value + others;
-        if (i < N) y[i] = is_exclusive ? before + others : sum;
+        const float warp_prefix = (warp > 0 ? totals[warp - 1] : 0.0f) + first;
+        const float sum = lane_prefix + value + warp_prefix;
+        if (i < N) y[i] = is_exclusive ? lane_prefix + warp_prefix : sum;
         __syncthreads();  // every thread has read `first` and the totals
         if (threadIdx.x == BLOCK - 1) first = sum;
     }

@@ -1,4 +1,4 @@
-// scan_sliding_block.cu: prefix sum by one block of 1024 threads that walks along the row; the report's answer.
+// scan_sliding_block.cu: prefix sum by one block of 1024 threads that slides over the row: the report's kernel.
 //
 // Idea    A step scans 1024 values, one per thread. Each warp scans its 32 by an up-sweep and a down-sweep of shuffles
 //         and writes its total to shared memory. The first warp scans the 32 totals. Each thread adds the total of the

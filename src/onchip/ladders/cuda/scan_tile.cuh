@@ -1,5 +1,5 @@
 // scan_tile.cuh: a block scans a tile of 4096 values in registers.
-// A warp has 512 contiguous values as 4 lines of 128; in each line a lane has 4 contiguous values, one 16-byte load.
+// A warp holds 512 contiguous values as 4 lines of 128. Of each line, a lane holds 4 contiguous values: a 16-byte load.
 #pragma once
 #include "scan_block.cuh"
 
@@ -11,8 +11,8 @@ struct alignas(16) Quad {
     float v[QUAD];
 };
 
-// Offset in the tile of this lane's quad of a line.
-__device__ __forceinline__ int place(int line) {
+// Offset in the tile of this lane's quad of line `line`.
+__device__ __forceinline__ int offset_in_tile(int line) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     return (warp * LINES + line) * LANES * QUAD + lane * QUAD;
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ int place(int line) {
 __device__ __forceinline__ void load_tile(const float* x, Quad (&tile)[LINES], long long first, long long N) {
 #pragma unroll
     for (int line = 0; line < LINES; ++line) {
-        const long long i = first + place(line);
+        const long long i = first + offset_in_tile(line);
         if (i + QUAD <= N) {
             tile[line] = *reinterpret_cast<const Quad*>(x + i);
         } else {
@@ -31,15 +31,15 @@ __device__ __forceinline__ void load_tile(const float* x, Quad (&tile)[LINES], l
     }
 }
 
-// Store the tile to y[first : first + TILE] with `before` added to each value; nothing past N.
-__device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], float before, long long first,
+// Store the tile, `prefix` added to each value, to y[first : first + TILE]; nothing past N.
+__device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], float prefix, long long first,
                                            long long N) {
 #pragma unroll
     for (int line = 0; line < LINES; ++line) {
-        const long long i = first + place(line);
+        const long long i = first + offset_in_tile(line);
         Quad sums;
 #pragma unroll
-        for (int j = 0; j < QUAD; ++j) sums.v[j] = before + tile[line].v[j];
+        for (int j = 0; j < QUAD; ++j) sums.v[j] = prefix + tile[line].v[j];
         if (i + QUAD <= N) {
             *reinterpret_cast<Quad*>(y + i) = sums;
         } else {
@@ -54,30 +54,30 @@ __device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], 
 // `totals` is shared memory for WARPS values; it may be overwritten after the next barrier.
 __device__ __forceinline__ float scan_tile(Quad (&tile)[LINES], float* totals) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    float before_line = 0.0f;
+    float line_prefix = 0.0f;
 #pragma unroll
     for (int line = 0; line < LINES; ++line) {
         float (&v)[QUAD] = tile[line].v;
 #pragma unroll
         for (int j = 1; j < QUAD; ++j) v[j] += v[j - 1];
-        const float lanes = warp_reduction(v[QUAD - 1]);
-        float before = __shfl_up_sync(~0u, lanes, 1);
-        before = lane == 0 ? before_line : before_line + before;
+        const float lane_sum = warp_reduction(v[QUAD - 1]);  // up to and including this lane
+        float prefix = __shfl_up_sync(~0u, lane_sum, 1);
+        prefix = lane == 0 ? line_prefix : line_prefix + prefix;
 #pragma unroll
-        for (int j = 0; j < QUAD; ++j) v[j] += before;
-        before_line += __shfl_sync(~0u, lanes, LANES - 1);
+        for (int j = 0; j < QUAD; ++j) v[j] += prefix;
+        line_prefix += __shfl_sync(~0u, lane_sum, LANES - 1);
     }
-    if (lane == 0) totals[warp] = before_line;
+    if (lane == 0) totals[warp] = line_prefix;
     __syncthreads();
-    float before_warp = 0.0f, all = 0.0f;
+    float warp_prefix = 0.0f, total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-        if (w == warp) before_warp = all;
-        all += totals[w];
+        if (w == warp) warp_prefix = total;
+        total += totals[w];
     }
 #pragma unroll
     for (int line = 0; line < LINES; ++line)
 #pragma unroll
-        for (int j = 0; j < QUAD; ++j) tile[line].v[j] += before_warp;
-    return all;
+        for (int j = 0; j < QUAD; ++j) tile[line].v[j] += warp_prefix;
+    return total;
 }

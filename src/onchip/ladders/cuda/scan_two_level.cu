@@ -2,7 +2,7 @@
 //
 // Idea    scan_tiles: each block scans 4096 values, and writes their prefix sums and the tile's total.
 //         scan_totals: one block scans the totals exclusively (scan_block.cuh).
-//         add_before: each block adds its tile's prefix to its 4096 sums.
+//         add_prefixes: each block adds its tile's prefix to its 4096 sums.
 //         All SMs work, and the reduction order is fixed.
 // Floor   x in, sums out, sums in, y out: four passes, 16*N B where 8*N would do. N = 2^24 at 4.8 TB/s: 268 MB,
 //         55.9 us of memory time against a floor of 28.0 us; 3*N additions. The 4096 totals are only 16 KB, in and out,
@@ -14,11 +14,11 @@
 
 __global__ void __launch_bounds__(THREADS)
 scan_tiles(const float* __restrict__ x, float* __restrict__ totals, float* __restrict__ y, long long N) {
-    __shared__ float warps[WARPS];
+    __shared__ float warp_totals[WARPS];
     const long long first = 1LL * TILE * blockIdx.x;
     Quad tile[LINES];
     load_tile(x, tile, first, N);
-    const float total = scan_tile(tile, warps);
+    const float total = scan_tile(tile, warp_totals);
     store_tile(y, tile, 0.0f, first, N);
     if (threadIdx.x == 0) totals[blockIdx.x] = total;
 }
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BLOCK) scan_totals(float* totals, long long ti
 }
 
 __global__ void __launch_bounds__(THREADS)
-add_before(const float* __restrict__ totals, float* __restrict__ y, long long N) {
+add_prefixes(const float* __restrict__ totals, float* __restrict__ y, long long N) {
     const long long first = 1LL * TILE * blockIdx.x;
     Quad tile[LINES];
     load_tile(y, tile, first, N);

@@ -3,7 +3,7 @@
 // Idea    A persistent kernel. A thread has the same neuron for every row, so its 64 weights of the second layer stay
 //         in registers. That layer's FFMAs then read only h0 from shared memory, as a broadcast to the whole warp.
 //         USES_ALL = false: in the last layer every 16th thread computes one output and the others idle.
-//         USES_ALL = true: 16 threads share an output, 4 products each, and reduce by shuffles.
+//         USES_ALL = true: 16 threads share an output, 4 FFMAs each, and reduce by shuffles.
 // Floor   As whole_shared, but half of the FFMAs read no weight from shared memory.
 // Layout  x (B, 72), y (B, 4), row-major; w0 (64, 72), w1 (64, 64), w2 (4, 64). 71 columns are read.
 // Shared  (64*71 + 4*65 + 4*72 + 2*4*64)*4 = 22 416 B

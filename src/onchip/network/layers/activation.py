@@ -121,7 +121,7 @@ class _OverAxis(Layer, abstract=True):
         need_float(x)
         axis = row_axis(self.axis, x)
         if x.shape[axis] == 0:
-            raise ShapeError("nothing to sum over", got=str(x), expected=f"at least 1 along axis {self.axis}")
+            raise ShapeError("nothing to sum", got=str(x), expected=f"at least 1 element along axis {self.axis}")
         return x
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

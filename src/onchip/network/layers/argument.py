@@ -11,7 +11,7 @@ from onchip.network.types import TensorType
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Argument(Layer, abstract=True):
-    """Over an axis of a row, which is removed, or kept with size 1 if `keep`; int64.
+    """Over an axis of a row, which is removed, or has size 1 if `keep`; int64.
 
     Among equal values the first index, or the last if `last`; NaN comes before every number.
     """
@@ -25,7 +25,7 @@ class _Argument(Layer, abstract=True):
         need_float(x)
         axis = row_axis(self.axis, x)
         if x.shape[axis] == 0:
-            raise ShapeError("nothing to compare", got=str(x), expected=f"at least 1 along axis {self.axis}")
+            raise ShapeError("nothing to compare", got=str(x), expected=f"at least 1 element along axis {self.axis}")
         return TensorType((*x.shape[:axis], *((1,) if self.keep else ()), *x.shape[axis + 1 :]), "int64")
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

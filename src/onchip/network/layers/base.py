@@ -1,9 +1,8 @@
 """The layer base class: a frozen set of attributes that knows its output type and its flop.
 
-A new layer is one class in a file of this package; it registers itself by its class name, which is also its name in
-files. One with attributes is a dataclass(frozen=True, eq=False, repr=False): the shared methods are here, once, since
-each method that a dataclass generates adds to the import time. The arithmetic lives in kernels/reference/, which
-defines what a layer computes.
+A new layer is one class in a file of this package, registered by its class name, which is also its name in files.
+One with attributes is a dataclass(frozen=True, eq=False, repr=False): the shared methods are here, once, since each
+method that a dataclass generates adds to the import time. kernels/reference/ defines what a layer computes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ WeightTypes = Mapping[str, TensorType]
 class Layer(abc.ABC):
     required: ClassVar[tuple[str, ...]] = ()  # roles of required weights, e.g. "weight"
     optional: ClassVar[tuple[str, ...]] = ()  # roles of optional weights, e.g. "bias"
-    arity: ClassVar[int | None] = 1  # number of values it reads; None: one or more
-    has_tables: ClassVar[bool] = False  # its weight is tables that may be stored in half precision
+    arity: ClassVar[int | None] = 1  # number of input values; None: one or more
+    has_tables: ClassVar[bool] = False  # its weight is a set of tables that may be stored in half precision
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -48,12 +47,12 @@ class Layer(abc.ABC):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         """Floating-point operations for one row of the batch."""
 
-    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+    def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         """Elements that one row of the batch reads from a table "weight"; 0 for a layer that reads all its weights."""
         return 0
 
     def check_weights(self, arrays: Mapping[str, Array]) -> None:
-        """InputError if the layer cannot use these arrays, by role; weights not computed yet are left out."""
+        """InputError if the layer cannot use these arrays, by role; weights not computed yet are omitted."""
         return  # most accept any
 
     def attributes(self) -> dict[str, Any]:
@@ -75,10 +74,10 @@ class Layer(abc.ABC):
 
 
 def _refuse(layer: Layer, name: str, value: object = None) -> None:
-    raise FrozenInstanceError(f"a {layer.kind} does not change: {name}")
+    raise FrozenInstanceError(f"a {layer.kind} is immutable: {name}")
 
 
-# Also for layers without attributes, which are no dataclasses of their own.
+# Also for layers without attributes, which are not dataclasses themselves.
 Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
 
 
@@ -95,21 +94,21 @@ class Elementwise(Layer, abstract=True):
         return self.flop_each * inputs[0].row_size
 
 
-def need_float(given: TensorType, weights: WeightTypes | None = None) -> None:
+def need_float(x: TensorType, weights: WeightTypes | None = None) -> None:
     """ShapeError if the input or a weight is not floating-point. Weights may be wider or narrower than the input."""
-    if "float" not in given.dtype:
-        raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")
+    if "float" not in x.dtype:
+        raise ShapeError("needs floating-point input", got=str(x), expected="a float dtype")
     for role, weight in (weights or {}).items():
         if "float" not in weight.dtype:
-            expected, hint = f"a float dtype, as the input {given}", f"save the {role} as {given.dtype}"
+            expected, hint = f"a float dtype, as the input {x}", f"save the {role} as {x.dtype}"
             raise ShapeError(f"needs a floating-point {role}", got=str(weight), expected=expected, hint=hint)
 
 
-def row_axis(axis: int, given: TensorType) -> int:
+def row_axis(axis: int, x: TensorType) -> int:
     """`axis` as a non-negative index; ShapeError if it is out of range or the batch."""
-    rank = len(given.shape)
+    rank = len(x.shape)
     if not -rank <= axis < rank:
-        raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {given}")
+        raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {x}")
     if axis % rank == 0:
         raise ShapeError(
             "axis 0 is the batch: rows must not depend on each other", got=f"axis {axis}", expected="an axis of a row"
@@ -126,11 +125,11 @@ def need_bias(weights: WeightTypes, width: int) -> None:
 def as_sizes(layer: Layer, **least: int) -> None:
     """Convert a frozen layer's attributes to tuples of ints, each at least `least`."""
     for name, lowest in least.items():
-        given = getattr(layer, name)
+        values = getattr(layer, name)
         try:
-            sizes = tuple(int(n) for n in given)
+            sizes = tuple(int(n) for n in values)
         except TypeError:
-            raise ShapeError(f"bad {name}", got=repr(given), expected="a tuple of numbers") from None
-        if any(n < lowest for n in sizes) or any(int(n) != n for n in given):
-            raise ShapeError(f"bad {name}", got=str(sizes), expected=f"numbers of at least {lowest}")
+            raise ShapeError(f"bad {name}", got=repr(values), expected="a tuple of ints") from None
+        if any(n < lowest for n in sizes) or any(int(n) != n for n in values):
+            raise ShapeError(f"bad {name}", got=str(sizes), expected=f"ints of at least {lowest}")
         object.__setattr__(layer, name, sizes)

@@ -11,21 +11,21 @@ from onchip.network.layers.base import Layer, Types, WeightTypes
 from onchip.network.types import TensorType
 
 CastTo = Literal["float64", "float32", "float16", "bfloat16"]
-Whole = Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
+IntDtype = Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cast(Layer):
     """x as floats of `dtype`, rounded to nearest; overflow becomes infinity.
 
-    It is elementwise, but no Elementwise: those keep the dtype of their input.
+    It is elementwise, but not an Elementwise, which keeps the dtype of its input.
     """
 
     dtype: CastTo
 
     def __post_init__(self) -> None:
         if self.dtype not in typing.get_args(CastTo):
-            raise ShapeError("no dtype to cast to", got=repr(self.dtype), expected=", ".join(typing.get_args(CastTo)))
+            raise ShapeError("bad dtype to cast to", got=repr(self.dtype), expected=", ".join(typing.get_args(CastTo)))
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(inputs[0].shape, self.dtype)
@@ -41,11 +41,13 @@ class ToInts(Layer):
     The result for a float out of range is unspecified: machines differ.
     """
 
-    dtype: Whole
+    dtype: IntDtype
 
     def __post_init__(self) -> None:
-        if self.dtype not in typing.get_args(Whole):
-            raise ShapeError("no dtype of ints", got=repr(self.dtype), expected=", ".join(typing.get_args(Whole)))
+        if self.dtype not in typing.get_args(IntDtype):
+            raise ShapeError(
+                "unsupported int dtype", got=repr(self.dtype), expected=", ".join(typing.get_args(IntDtype))
+            )
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(inputs[0].shape, self.dtype)

@@ -15,8 +15,8 @@ from onchip.network.types import Dim, TensorType
 class Broadcast(Layer, abstract=True):
     """Elementwise over all inputs, and over a weight (a row's shape, no batch) if there is one: `constant`.
 
-    Broadcasts as NumPy does: sizes of 1 expand, and missing leading axes of the constant are 1. All inputs must have as
-    many axes as the first.
+    Broadcasts as NumPy does: sizes of 1 expand, and missing leading axes of the constant are 1. All inputs must have
+    the same number of axes.
     """
 
     arity: ClassVar[int | None] = None
@@ -25,26 +25,26 @@ class Broadcast(Layer, abstract=True):
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         if len(inputs) + len(weights) < 2:
             raise ShapeError("needs two operands", got="one", expected="two values, or a value and a constant")
-        shapes = [given.row_shape for given in inputs]
+        shapes = [operand.row_shape for operand in inputs]
         if len({len(shape) for shape in shapes}) > 1:
-            got = ", ".join(str(given) for given in inputs)
-            raise ShapeError("operands have different numbers of axes", got=got, expected="the same number")
+            got = ", ".join(str(operand) for operand in inputs)
+            raise ShapeError("operands have different ranks", got=got, expected="equal ranks")
         if weights:
-            (given,) = weights.values()
-            constant = tuple(int(d) for d in given.shape)
+            (operand,) = weights.values()
+            constant = tuple(int(d) for d in operand.shape)
             shapes.append((1,) * (len(shapes[0]) - len(constant)) + constant)
-        dtypes = {given.dtype for given in (*inputs, *weights.values())}
+        dtypes = {operand.dtype for operand in (*inputs, *weights.values())}
         if len(dtypes) > 1:
             raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)), expected="one")
         if "bool" in dtypes:
-            raise ShapeError("needs numbers", got="bool", expected="a float or int dtype")
+            raise ShapeError("unsupported dtype", got="bool", expected="a float or int dtype")
         sizes: list[Dim] = []
         if len({len(shape) for shape in shapes}) == 1:
             for column in zip(*shapes, strict=True):
-                wide = {d for d in column if d != 1}
-                if len(wide) > 1:
+                distinct = {d for d in column if d != 1}
+                if len(distinct) > 1:
                     break
-                sizes.append(wide.pop() if wide else 1)
+                sizes.append(distinct.pop() if distinct else 1)
         if len(sizes) < len(shapes[0]) or len(shapes[-1]) > len(shapes[0]):
             got = " and ".join(str(list(shape)) for shape in shapes)
             raise ShapeError("operands do not fit", got=got, expected="rows of equal sizes, or 1")
@@ -105,7 +105,7 @@ class Div(Ordered):
 
 
 class Pow(Ordered):
-    """a to the power of b; NaN if a < 0 and b is no integer."""
+    """a to the power of b; NaN if a < 0 and b is not an integer."""
 
     flop_each: ClassVar[int] = 60
 
@@ -168,9 +168,9 @@ class Concat(Layer):
         for other in inputs[1:]:
             resized = TensorType((*other.shape[:axis], first.shape[axis], *other.shape[axis + 1 :]), other.dtype)
             if len(other.shape) != len(first.shape) or resized != first:
-                raise ShapeError("operands do not fit", got=str(other), expected=f"{first} but for axis {axis}")
-        together = sum(int(given.shape[axis]) for given in inputs)
-        return TensorType((*first.shape[:axis], together, *first.shape[axis + 1 :]), first.dtype)
+                raise ShapeError("operands do not fit", got=str(other), expected=f"{first} except axis {axis}")
+        total = sum(int(operand.shape[axis]) for operand in inputs)
+        return TensorType((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
@@ -197,16 +197,16 @@ class Interleave(Layer):
             raise ShapeError("wrong number of phases", got=str(len(inputs)), expected=str(math.prod(self.stride)))
         x = inputs[0]
         if len(x.shape) != 2 + len(self.stride):
-            raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {len(self.stride)} more)")
+            raise ShapeError("bad input shape", got=str(x), expected=f"(B, C and {len(self.stride)} more axes)")
         sizes = [0] * len(self.stride)
-        for phase, given in zip(self.phases(), inputs, strict=True):
+        for phase, part in zip(self.phases(), inputs, strict=True):
             for axis, (p, s) in enumerate(zip(phase, self.stride, strict=True)):
-                if len(given.shape) == len(x.shape):
-                    sizes[axis] = max(sizes[axis], (int(given.shape[2 + axis]) - 1) * s + p + 1)
-        for phase, given in zip(self.phases(), inputs, strict=True):
+                if len(part.shape) == len(x.shape):
+                    sizes[axis] = max(sizes[axis], (int(part.shape[2 + axis]) - 1) * s + p + 1)
+        for phase, part in zip(self.phases(), inputs, strict=True):
             expected = (*x.shape[:2], *(len(range(p, n, s)) for p, n, s in zip(phase, sizes, self.stride, strict=True)))
-            if given.shape != expected or given.dtype != x.dtype:
-                raise ShapeError("phases do not fit", got=str(given), expected=str(TensorType(expected, x.dtype)))
+            if part.shape != expected or part.dtype != x.dtype:
+                raise ShapeError("phases do not fit", got=str(part), expected=str(TensorType(expected, x.dtype)))
         return TensorType((*x.shape[:2], *sizes), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

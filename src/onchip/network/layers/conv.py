@@ -19,16 +19,16 @@ class _Conv(Layer, abstract=True):
     def _check_attributes(self, **lengths: int) -> None:
         for name, length in lengths.items():
             if len(getattr(self, name)) != length:
-                raise ShapeError(f"bad {name}", got=str(getattr(self, name)), expected=f"{length} numbers")
+                raise ShapeError(f"bad {name}", got=str(getattr(self, name)), expected=f"{length} ints")
 
     def _check_input(self, x: TensorType, weights: WeightTypes) -> None:
         weight = weights["weight"]
         need_float(x, weights)
         if len(weight.shape) != 2 + self.rank or 0 in weight.shape:
             expected = f"{2 + self.rank} axes, none of them 0"
-            raise ShapeError("weight has another shape", got=str(weight), expected=expected)
+            raise ShapeError("bad weight shape", got=str(weight), expected=expected)
         if len(x.shape) != 2 + self.rank:
-            raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {self.rank} more)")
+            raise ShapeError("bad input shape", got=str(x), expected=f"(B, C and {self.rank} more axes)")
 
 
 class Convolution(_Conv, abstract=True):
@@ -82,9 +82,9 @@ class TransposedConvolution(_Conv, abstract=True):
                 raise ShapeError("bad output_padding", got=str(extra), expected=expected)
         if min(sizes) < 1 or 0 in x.shape[1:]:
             raise ShapeError(
-                "nothing is left of the output",
+                "the output is empty",
                 got=f"{x}, weight {weight}, pads {pads}",
-                expected="a larger image or pads",
+                expected="a larger input or smaller pads",
             )
         return TensorType((x.shape[0], C_group * groups, *sizes), x.dtype)
 
@@ -150,9 +150,9 @@ class ConvTranspose2d(TransposedConvolution):
 
 def geometry(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """stride, pads and dilation of a convolution or pool, per axis (two pads per axis: all before, then all after)."""
-    given = layer.attributes()
-    stride: tuple[int, ...] = given["stride"]
-    return stride, given["pads"], given.get("dilation", (1,) * len(stride))
+    attributes = layer.attributes()
+    stride: tuple[int, ...] = attributes["stride"]
+    return stride, attributes["pads"], attributes.get("dilation", (1,) * len(stride))
 
 
 def conv_groups(layer: Layer) -> int:
@@ -173,14 +173,14 @@ def window_counts(
     """The number of windows along each axis after the channels."""
     rank = len(kernel)
     if len(x.shape) != 2 + rank:
-        raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {rank} more)")
+        raise ShapeError("bad input shape", got=str(x), expected=f"(B, C and {rank} more axes)")
     counts = []
     for axis in range(rank):
         size = int(x.shape[2 + axis]) + pads[axis] + pads[rank + axis]
         span = dilation[axis] * (kernel[axis] - 1) + 1
         if size < span:
             got = f"{x}, pads {pads}"
-            raise ShapeError("the window is larger than the input", got=got, expected=f"{span} along axis {2 + axis}")
+            raise ShapeError("the window exceeds the input", got=got, expected=f"{span} or more along axis {2 + axis}")
         count = (size - span) // stride[axis] + 1
         # Rounded up, a window may extend past the end, but it must begin inside the input or the padding before it.
         if ceil and (size - span) % stride[axis] and count * stride[axis] < int(x.shape[2 + axis]) + pads[axis]:

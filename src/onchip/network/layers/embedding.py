@@ -1,4 +1,4 @@
-"""Tokens: a table lookup by ids, and the sum of lookups that a convolution over it becomes."""
+"""Tokens: a table lookup by ids, and the sum of lookups that replaces a convolution after it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Embedding(Layer):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
 
-    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+    def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         return self.infer(inputs, weights).row_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenConv(Layer):
-    """A Conv1d over embedded tokens, as a sum of looked-up rows; what a rewrite turns Embedding and Conv1d into.
+    """A Conv1d over embedded tokens, as a sum of looked-up rows: a rewrite replaces Embedding and Conv1d by it.
 
     y[:, p] = bias + sum over k of weight[x[p * stride - before + k], k]; positions outside add nothing.
     ids (B, S), weight (V, K, C_out), bias (C_out) -> (B, C_out, P).
@@ -56,21 +56,21 @@ class TokenConv(Layer):
         _need_ids(x)
         need_float(weight, weights)
         if len(weight.shape) != 3 or 0 in weight.shape:
-            raise ShapeError("weight must be tables", got=str(weight), expected="(V, K, C_out)")
+            raise ShapeError("weight must be a stack of tables", got=str(weight), expected="(V, K, C_out)")
         if len(x.shape) != 2:
-            raise ShapeError("input has another shape", got=str(x), expected="ids (B, S)")
+            raise ShapeError("bad input shape", got=str(x), expected="ids (B, S)")
         _, K, C_out = (int(d) for d in weight.shape)
         need_bias(weights, C_out)
         row = TensorType((x.shape[0], 1, x.shape[1]), x.dtype)
         return TensorType((x.shape[0], C_out, *window_counts(row, (K,), (self.stride,), self.pads, (1,))), weight.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
-        return self.row_looked_up(inputs, weights)  # each is added
+        return self.row_lookup_elements(inputs, weights)  # each is added
 
-    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+    def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         return self.infer(inputs, weights).row_size * int(weights["weight"].shape[1])
 
 
-def _need_ids(given: TensorType) -> None:
-    if given.dtype not in ID_DTYPES:
-        raise ShapeError("needs ids", got=str(given), expected=" or ".join(ID_DTYPES))
+def _need_ids(x: TensorType) -> None:
+    if x.dtype not in ID_DTYPES:
+        raise ShapeError("needs int ids", got=str(x), expected=" or ".join(ID_DTYPES))

@@ -1,4 +1,4 @@
-"""Elementwise functions that are no activations: used for distances, norms and positions."""
+"""Elementwise functions other than activations: used for distances, norms and positions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from onchip.network.types import TensorType
 class _BatchNorm(Layer, abstract=True):
     """(x - mean) / sqrt(var + eps) * weight + bias; each (C,), channels on axis 1."""
 
-    ranks: ClassVar[tuple[int, ...]]  # numbers of axes that x may have, the batch included
+    ranks: ClassVar[tuple[int, ...]]  # ranks that x may have, the batch included
     required: ClassVar[tuple[str, ...]] = ("mean", "var")
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
     eps: float = 1e-5
@@ -29,10 +29,10 @@ class _BatchNorm(Layer, abstract=True):
         need_float(x, weights)
         if len(x.shape) not in self.ranks:
             expected = " or ".join(f"{rank} axes" for rank in self.ranks)
-            raise ShapeError("input has another shape", got=str(x), expected=expected)
-        for role, given in weights.items():
-            if given.shape != (x.shape[1],):
-                raise ShapeError(f"{role} and input do not fit", got=str(given), expected=f"[{x.shape[1]}]")
+            raise ShapeError("bad input shape", got=str(x), expected=expected)
+        for role, weight in weights.items():
+            if weight.shape != (x.shape[1],):
+                raise ShapeError(f"{role} and input do not fit", got=str(weight), expected=f"[{x.shape[1]}]")
         return x
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
@@ -57,9 +57,9 @@ class BatchNorm2d(_BatchNorm):
 
 def factor_and_shift(weights: Mapping[str, Array], eps: float) -> tuple[Array, Array]:
     """s = weight / sqrt(var + eps) and t = bias - mean s per channel, in float64: a batch norm is x s + t."""
-    wide = {role: array.astype(np.float64) for role, array in weights.items()}
-    s = wide.get("weight", 1.0) / np.sqrt(_checked(wide["var"], eps))
-    return s, wide.get("bias", 0.0) - wide["mean"] * s
+    exact = {role: array.astype(np.float64) for role, array in weights.items()}
+    s = exact.get("weight", 1.0) / np.sqrt(_checked(exact["var"], eps))
+    return s, exact.get("bias", 0.0) - exact["mean"] * s
 
 
 def _checked(var: Array, eps: float) -> Array:
@@ -67,17 +67,17 @@ def _checked(var: Array, eps: float) -> Array:
     under_root: Array = var.astype(np.float64) + eps
     if (bad := np.flatnonzero(under_root <= 0)).size:
         raise InputError(
-            "a variance is no variance", got=f"{float(var[bad[0]]):.6g} in channel {bad[0]}, and eps {eps:g}",
+            "bad variance", got=f"{float(var[bad[0]]):.6g} in channel {bad[0]}, eps {eps:g}",
             expected="var + eps above 0", hint="the running variance of the trained layer",
         )  # fmt: skip
     return under_root
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class NormParts:
+class NormSegments:
     """How a row divides into segments that are normalised separately, and which weight applies to each element.
 
-    Segments are contiguous. Each weight applies to `run` consecutive elements; after the last weight the first follows.
+    Segments are contiguous. Each weight applies to `run` consecutive elements; then the first weight follows again.
     """
 
     count: int  # segments per row
@@ -91,7 +91,7 @@ class RowNorm(Layer, abstract=True):
     is_centred: ClassVar[bool] = True  # else no mean is subtracted, and the variance is the mean of squares
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
-    def parts(self, x: TensorType) -> NormParts:
+    def parts(self, x: TensorType) -> NormSegments:
         """ShapeError if rows like x do not divide into such segments."""
         raise NotImplementedError
 
@@ -102,11 +102,11 @@ class RowNorm(Layer, abstract=True):
         (x,) = inputs
         need_float(x, weights)
         if self.parts(x).size == 0:
-            raise ShapeError("there is nothing to normalise", got=str(x), expected="rows that are not empty")
+            raise ShapeError("nothing to normalise", got=str(x), expected="non-empty rows")
         expected = self.weight_shape(x)
-        for role, given in weights.items():
-            if given.shape != expected:
-                raise ShapeError(f"{role} and input do not fit", got=str(given), expected=str(list(expected)))
+        for role, weight in weights.items():
+            if weight.shape != expected:
+                raise ShapeError(f"{role} and input do not fit", got=str(weight), expected=str(list(expected)))
         return x
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
@@ -123,9 +123,9 @@ class _LastAxesNorm(RowNorm, abstract=True):
     def weight_shape(self, x: TensorType) -> tuple[int, ...]:
         return x.row_shape[row_axis(self.axis, x) - 1 :]
 
-    def parts(self, x: TensorType) -> NormParts:
+    def parts(self, x: TensorType) -> NormSegments:
         axis = row_axis(self.axis, x) - 1
-        return NormParts(math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis:]), 1)
+        return NormSegments(math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis:]), 1)
 
 
 class LayerNorm(_LastAxesNorm):
@@ -152,8 +152,8 @@ class GroupNorm(RowNorm):
     def weight_shape(self, x: TensorType) -> tuple[int, ...]:
         return x.row_shape[:1]
 
-    def parts(self, x: TensorType) -> NormParts:
+    def parts(self, x: TensorType) -> NormSegments:
         if len(x.shape) < 3 or self.groups < 1 or x.row_shape[0] % self.groups:
-            expected = f"(B, C and one axis more at least), C a multiple of {self.groups} groups"
-            raise ShapeError("channels do not fall into groups", got=f"{x}, {self.groups} groups", expected=expected)
-        return NormParts(self.groups, x.row_size // self.groups, math.prod(x.row_shape[1:]))
+            expected = f"(B, C and at least one more axis), C a multiple of {self.groups} groups"
+            raise ShapeError("channels do not divide into groups", got=f"{x}, {self.groups} groups", expected=expected)
+        return NormSegments(self.groups, x.row_size // self.groups, math.prod(x.row_shape[1:]))

@@ -31,10 +31,10 @@ class _Pool(Layer, abstract=True):
         as_sizes(self, kernel=1, stride=1, pads=0, dilation=1)
         for name, length in (("kernel", 1), ("stride", 1), ("pads", 2), ("dilation", 1)):
             if len(getattr(self, name)) != length * self.rank:
-                got, expected = str(getattr(self, name)), f"{length * self.rank} numbers"
+                got, expected = str(getattr(self, name)), f"{length * self.rank} ints"
                 raise ShapeError(f"bad {name}", got=got, expected=expected)
         if any(pad >= size for pad, size in zip(self.pads, self.kernel * 2, strict=True)):
-            # A window could lie entirely in the padding, and its max would not be a number.
+            # A window could be all padding, whose max is -infinity.
             raise ShapeError("pads as large as the window", got=f"{self.pads}", expected=f"less than {self.kernel}")
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
@@ -75,7 +75,7 @@ class AvgPool2d(_AvgPool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Global(Layer, abstract=True):
-    """Over whole axes of a row; they are removed, or kept with size 1 if `keep`."""
+    """Over whole axes of a row; they are removed, or have size 1 if `keep`."""
 
     axes: tuple[int, ...] = (-1,)
     keep: bool = False
@@ -90,9 +90,9 @@ class _Global(Layer, abstract=True):
         if len(over) < len(self.axes) or not over:
             raise ShapeError("bad axes", got=str(self.axes), expected="one or more, each once")
         if any(x.shape[axis] == 0 for axis in over):
-            raise ShapeError("nothing to reduce", got=str(x), expected=f"at least 1 along axes {self.axes}")
-        kept = ((1,) if axis in over else (d,) for axis, d in enumerate(x.shape) if self.keep or axis not in over)
-        return TensorType(tuple(d for one in kept for d in one), x.dtype)
+            raise ShapeError("nothing to reduce", got=str(x), expected=f"at least 1 element along axes {self.axes}")
+        sizes = ((1,) if axis in over else (d,) for axis, d in enumerate(x.shape) if self.keep or axis not in over)
+        return TensorType(tuple(d for size in sizes for d in size), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return inputs[0].row_size
@@ -142,9 +142,9 @@ class SequenceMax(Layer):
         x, lengths = inputs
         need_float(x)
         if len(x.shape) != 3 or x.shape[2] == 0:
-            raise ShapeError("input has another shape", got=str(x), expected="(B, C, P), P at least 1")
+            raise ShapeError("bad input shape", got=str(x), expected="(B, C, P), P at least 1")
         if lengths.row_shape or lengths.dtype not in ID_DTYPES:
-            raise ShapeError("needs lengths", got=str(lengths), expected=f"(B,) of {' or '.join(ID_DTYPES)}")
+            raise ShapeError("bad lengths", got=str(lengths), expected=f"(B,) of {' or '.join(ID_DTYPES)}")
         return TensorType(x.shape[:2], x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

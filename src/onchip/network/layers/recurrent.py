@@ -1,7 +1,7 @@
 """Recurrent layers: sequential steps along a sequence, each from the state of the previous one.
 
-The product of x with the input weights does not depend on the state: it is a Linear over all steps before the layer. So
-a layer here has only the recurrent weights.
+The gemm of x and the input weights does not depend on the state: a Linear before the layer computes it for all steps.
+So a layer here has only the recurrent weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recurrent(Layer, abstract=True):
     output: Literal["sequence", "last"] = "sequence"
     gates: ClassVar[int]
     states: ClassVar[int] = 1  # that a step passes to the next
-    flop_unit: ClassVar[int]  # per unit and step, besides the matrix products
+    flop_unit: ClassVar[int]  # per unit and step, besides the gemms
     required: ClassVar[tuple[str, ...]] = ("recurrence",)
     arity: ClassVar[int | None] = None
 
@@ -51,15 +51,15 @@ class Recurrent(Layer, abstract=True):
         H = int(recurrence.shape[-1]) if recurrence.shape else 0
         if not H or recurrence.shape != (D, G * H, H):
             expected = f"({D}, {G} * H, H)"
-            raise ShapeError("recurrence has another shape", got=str(recurrence), expected=expected)
+            raise ShapeError("bad recurrence shape", got=str(recurrence), expected=expected)
         if len(x.shape) < 3 or x.shape[-2] == 0 or x.shape[-1] != D * G * H:
-            raise ShapeError("input has another shape", got=str(x), expected=f"(B, ..., S, {D * G * H}), S at least 1")
+            raise ShapeError("bad input shape", got=str(x), expected=f"(B, ..., S, {D * G * H}), S at least 1")
         if len(inputs) > 1 + self.states:
             raise ShapeError("too many states", got=str(len(inputs) - 1), expected=f"at most {self.states}")
         before = TensorType((*x.shape[:-2], D, H), x.dtype)
         for state in inputs[1:]:
             if state != before:
-                raise ShapeError("a state has another shape", got=str(state), expected=str(before))
+                raise ShapeError("bad state shape", got=str(state), expected=str(before))
         steps = (x.shape[-2],) if self.output == "sequence" else ()
         return TensorType((*x.shape[:-2], *steps, D * H), x.dtype)
 
@@ -87,7 +87,7 @@ class RNN(Recurrent):
 class GRU(Recurrent):
     """Gates z, r, n in this order: z, r = sigmoid(x + R h), then h = (1 - z) n + z h with
 
-    n = tanh(x_n + r (R_n h + bias)) if reset_after, bias (D, H) being one of its weights, else tanh(x_n + R_n (r h)).
+    n = tanh(x_n + r (R_n h + bias)) if reset_after, with a weight bias (D, H), else tanh(x_n + R_n (r h)).
     """
 
     reset_after: bool = True
@@ -96,13 +96,13 @@ class GRU(Recurrent):
     optional: ClassVar[tuple[str, ...]] = ("bias",)
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
-        made = super().infer(inputs, weights)
+        output_type = super().infer(inputs, weights)
         D, _, H = weights["recurrence"].shape
         bias = weights.get("bias")
         if bias is not None and (bias.shape != (D, H) or not self.reset_after):
             expected = f"[{D}, {H}], where reset_after" if self.reset_after else "none without reset_after"
             raise ShapeError("bias and recurrence do not fit", got=str(bias), expected=expected)
-        return made
+        return output_type
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +112,7 @@ class LSTM(Recurrent):
     A third value is the initial cell state c. The output "cell" is c after the last step.
     """
 
-    output: Literal["sequence", "last", "cell"] = "sequence"  # type: ignore[assignment]  # one more than others have
+    output: Literal["sequence", "last", "cell"] = "sequence"  # type: ignore[assignment]  # has one more
     gates: ClassVar[int] = 4
     states: ClassVar[int] = 2
     flop_unit: ClassVar[int] = 110

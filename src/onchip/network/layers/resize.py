@@ -43,16 +43,16 @@ class NearestResize(Selection):
         need_axes(self, row_shape, len(self.sizes))
         return self.sizes
 
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         found: list[Array | None] = []
         for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
-            at = places_in(n, size, scale, self.coordinates)
+            at = source_positions(n, size, scale, self.coordinates)
             if self.rounding in ("round_prefer_floor", "ceil"):
                 near = np.ceil(at - 0.5 if self.rounding == "round_prefer_floor" else at)
             else:
                 near = np.floor(at + 0.5 if self.rounding == "round_prefer_ceil" else at)
-            places = np.clip(near, 0, n - 1).astype(np.int64)
-            found.append(None if size == n and (places == np.arange(n)).all() else places)
+            indices = np.clip(near, 0, n - 1).astype(np.int64)
+            found.append(None if size == n and (indices == np.arange(n)).all() else indices)
         return tuple(found)
 
 
@@ -83,7 +83,7 @@ class LinearResize(Layer):
         """Per axis of a row; None: unchanged."""
         found: list[Taps | None] = []
         for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
-            at = places_in(n, size, scale, self.coordinates)
+            at = source_positions(n, size, scale, self.coordinates)
             low = np.floor(at)
             ends = [np.clip(low + k, 0, n - 1).astype(np.int64) for k in range(2)]
             found.append(None if size == n and (at == np.arange(n)).all() else Taps(ends[0], ends[1], at - low))
@@ -94,11 +94,11 @@ class LinearResize(Layer):
         need_float(x)
         need_axes(self, x.row_shape, len(self.sizes))
         if not x.row_size:
-            raise ShapeError("there is nothing to resize", got=str(x), expected="rows that are not empty")
+            raise ShapeError("nothing to resize", got=str(x), expected="non-empty rows")
         changes = zip(x.row_shape, self.sizes, self.scales, strict=True)
         resized = [axis for axis, (n, size, scale) in enumerate(changes) if (n, scale) != (size, 1)] or [0]
         if resized[-1] - resized[0] >= MAX_RESIZED:
-            expected = f"up to {MAX_RESIZED} that are neighbours"
+            expected = f"at most {MAX_RESIZED} adjacent axes"
             raise ShapeError("too many axes are resized", got=f"{x} to {self.sizes}", expected=expected)
         return TensorType((x.shape[0], *self.sizes), x.dtype)
 
@@ -117,11 +117,11 @@ def _check(layer: NearestResize | LinearResize) -> None:
     object.__setattr__(layer, "scales", scales)
     is_known = layer.coordinates in typing.get_args(Coordinates)
     if len(layer.sizes) != len(scales) or not all(0 < scale < math.inf for scale in scales) or not is_known:
-        expected = "a size and a scale above 0 for every axis of a row, and coordinates that are known"
+        expected = "a size and a scale above 0 per axis of a row, and known coordinates"
         raise ShapeError("bad resize", got=str(layer), expected=expected)
 
 
-def places_in(n: int, size: int, scale: float, coordinates: str) -> Array:
+def source_positions(n: int, size: int, scale: float, coordinates: str) -> Array:
     """The positions of the `size` elements of y among the n of x, along one axis (float64)."""
     i = np.arange(size)
     if coordinates == "align_corners":

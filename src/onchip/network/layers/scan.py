@@ -21,7 +21,7 @@ class CumSum(Layer):
         (x,) = inputs
         row_axis(self.axis, x)
         if x.dtype == "bool":
-            raise ShapeError("needs numbers", got=str(x), expected="a float or int dtype")
+            raise ShapeError("unsupported dtype", got=str(x), expected="a float or int dtype")
         return x
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

@@ -1,9 +1,9 @@
 """Layers that only select: every element of y is an element of x, or a fill value.
 
-    y[i, j, ...] = x[places_0[i], places_1[j], ...]
+    y[i, j, ...] = x[indices_0[i], indices_1[j], ...]
 
-Each axis of a row has its own indices, so a layer here is a dataclass that returns them. The reference and each
-device's kernel implement them once, for all of these layers.
+Each layer here returns the indices per axis of a row (`places`). The reference and each device have one implementation
+for all of them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Selection(Layer, abstract=True):
         """The shape of a row of y; ShapeError if x does not fit. Computes no indices: there may be many."""
 
     @abc.abstractmethod
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         """Per axis of a row: the source index of each element of y (int64), -1: none; None: the identity."""
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
         if not x.is_batched:
-            raise ShapeError("needs a batch in front", got=str(x), expected="[B, ...]")
+            raise ShapeError("needs a batch axis", got=str(x), expected="[B, ...]")
         if not x.row_size:
-            raise ShapeError("there is nothing to choose from", got=str(x), expected="rows that are not empty")
+            raise ShapeError("nothing to select", got=str(x), expected="non-empty rows")
         if "float" not in x.dtype and (self.fill != int(self.fill) if math.isfinite(self.fill) else True):
-            raise ShapeError("no such number among ints", got=f"{self.fill} in {x}", expected="a whole number")
+            raise ShapeError("the fill value is not an int", got=f"{self.fill} in {x}", expected="an int")
         return TensorType((x.shape[0], *self.sizes_of(x.row_shape)), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
@@ -54,8 +54,8 @@ class Selection(Layer, abstract=True):
 
 def need_axes(layer: Layer, row_shape: tuple[int, ...], count: int) -> None:
     if len(row_shape) != count:
-        expected = f"rows of {count} axes, as {layer} has them"
-        raise ShapeError("input has another shape", got=str(list(row_shape)), expected=expected)
+        expected = f"rows of {count} axes, as in {layer}"
+        raise ShapeError("bad input shape", got=str(list(row_shape)), expected=expected)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,17 +69,17 @@ class Slice(Selection):
     def __post_init__(self) -> None:
         as_sizes(self, starts=0, sizes=0, steps=-(1 << 62))
         if not len(self.starts) == len(self.sizes) == len(self.steps):
-            raise ShapeError("bad slice", got=str(self), expected="a start, a size and a step for every axis of a row")
+            raise ShapeError("bad slice", got=str(self), expected="a start, a size and a step per axis of a row")
 
     def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
         need_axes(self, row_shape, len(self.sizes))
         for n, start, size, step in zip(row_shape, self.starts, self.sizes, self.steps, strict=True):
             last = start + (size - 1) * step
             if size and not (start < n and 0 <= last < n):
-                raise ShapeError("a slice reaches beyond its row", got=f"{start} to {last} of {n}", expected="inside")
+                raise ShapeError("a slice is out of range", got=f"{start} to {last} of {n}", expected="indices inside")
         return self.sizes
 
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         return tuple(
             None if (start, size, step) == (0, n, 1) else start + step * np.arange(size)
             for n, start, size, step in zip(row_shape, self.starts, self.sizes, self.steps, strict=True)
@@ -107,12 +107,12 @@ class Gather(Selection):
         axis = row_axis(self.axis, TensorType(("B", *row_shape))) - 1
         if max(self.indices) >= row_shape[axis]:
             got, expected = f"index {max(self.indices)}", f"below {row_shape[axis]}"
-            raise ShapeError("an index is outside of its axis", got=got, expected=expected)
+            raise ShapeError("an index is out of range", got=got, expected=expected)
         return (*row_shape[:axis], len(self.indices), *row_shape[axis + 1 :])
 
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
-        along = row_axis(self.axis, TensorType(("B", *row_shape))) - 1
-        return tuple(np.array(self.indices) if axis == along else None for axis in range(len(row_shape)))
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        gathered = row_axis(self.axis, TensorType(("B", *row_shape))) - 1
+        return tuple(np.array(self.indices) if axis == gathered else None for axis in range(len(row_shape)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,7 +131,7 @@ class Pad(Selection):
     def __post_init__(self) -> None:
         as_sizes(self, pads=-(1 << 62))
         if len(self.pads) % 2 or self.mode not in ("constant", "reflect", "edge", "wrap"):
-            raise ShapeError("bad pads", got=str(self), expected="two numbers an axis, and a mode that is known")
+            raise ShapeError("bad pads", got=str(self), expected="two ints per axis, and a known mode")
 
     @property
     def fill(self) -> float:
@@ -143,13 +143,13 @@ class Pad(Selection):
         sizes = tuple(self.pads[axis] + n + self.pads[rank + axis] for axis, n in enumerate(row_shape))
         if min(sizes, default=0) < 0:
             raise ShapeError(
-                "more is cut off than there is",
+                "the pads crop more than an axis has",
                 got=f"pads {self.pads} of {list(row_shape)}",
                 expected="sizes of 0 or more",
             )
         return sizes
 
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         found: list[Array | None] = []
         for n, size, before in zip(row_shape, self.sizes_of(row_shape), self.pads, strict=False):
             at = np.arange(size) - before
@@ -176,6 +176,6 @@ class Tile(Selection):
         need_axes(self, row_shape, len(self.repeats))
         return tuple(n * times for n, times in zip(row_shape, self.repeats, strict=True))
 
-    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+    def source_indices(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         pairs = zip(row_shape, self.repeats, strict=True)
         return tuple(None if times == 1 else np.arange(n * times) % n for n, times in pairs)

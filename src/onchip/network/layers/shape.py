@@ -22,7 +22,7 @@ class Identity(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dropout(Identity):
-    """y = x: nothing is dropped at inference, nor in training today."""
+    """y = x: nothing is dropped at inference, nor (so far) in training."""
 
     p: float = 0.5
 
@@ -39,7 +39,7 @@ class Reshape(Layer):
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
         if not x.is_batched:
-            raise ShapeError("needs a batch in front", got=str(x), expected="[B, ...]")
+            raise ShapeError("needs a batch axis", got=str(x), expected="[B, ...]")
         wanted = list(self.row_shape)
         if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
             raise ShapeError("bad row shape", got=str(tuple(wanted)), expected="sizes and at most one -1")
@@ -47,13 +47,13 @@ class Reshape(Layer):
             known = math.prod(d for d in wanted if d != -1)
             if known == 0 or x.row_size % known:
                 raise ShapeError(
-                    "rows do not divide into that shape",
+                    "rows do not divide into this shape",
                     got=f"{x} -> {tuple(wanted)}",
                     expected="sizes that divide a row",
                 )
             wanted[wanted.index(-1)] = x.row_size // known
         if math.prod(wanted) != x.row_size:
-            raise ShapeError("row sizes differ", got=f"{x} -> {tuple(wanted)}", expected=f"{x.row_size} values a row")
+            raise ShapeError("row sizes differ", got=f"{x} -> {tuple(wanted)}", expected=f"{x.row_size} per row")
         return TensorType((x.shape[0], *wanted), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
@@ -74,7 +74,7 @@ class Permute(Layer):
         if sorted(self.axes) != list(range(len(x.shape))):
             raise ShapeError("bad axes", got=str(self.axes), expected=f"0 to {len(x.shape) - 1}, each once, for {x}")
         if self.axes[0] != 0:
-            raise ShapeError("axis 0 is the batch: it stays in front", got=str(self.axes), expected="axis 0 first")
+            raise ShapeError("axis 0, the batch, must stay first", got=str(self.axes), expected="axis 0 first")
         return TensorType(tuple(x.shape[axis] for axis in self.axes), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

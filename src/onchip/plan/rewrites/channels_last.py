@@ -18,32 +18,32 @@ def make_channels_last(net: Network) -> Rewritten:
     If the convolution reads NHWC, the Permute is a view; else it is a pass over memory.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
         if isinstance(node.layer, Linear) and len(net.types[node.name].shape) == 2:
-            run = _run_to_image(draft, node)
-            if run:
-                _turn(draft, node, run)
-                told.append(f"made {run[-1].name} with its channels last: the weights of {node.name} take that order")
-    return draft.done(told)
+            chain = _chain_to_image(draft, node)
+            if chain:
+                _to_channels_last(draft, node, chain)
+                notes.append(f"stored {chain[-1].name} in NHWC: permuted the weights of {node.name}")
+    return draft.done(notes)
 
 
-def _run_to_image(draft: Draft, linear: Node) -> list[Node]:
+def _chain_to_image(draft: Draft, linear: Node) -> list[Node]:
     """The Reshapes and activations between a Linear and a convolution that reads its output as an image, or none."""
-    run: list[Node] = []
+    chain: list[Node] = []
     while True:
-        last = run[-1] if run else linear
+        last = chain[-1] if chain else linear
         readers = draft.readers(last.name)
         if any(isinstance(reader.layer, Convolution | TransposedConvolution) for reader in readers):
-            return run if has_channels(draft.types[last.name]) else []
+            return chain if has_channels(draft.types[last.name]) else []
         reader = draft.sole_reader(last.name)
         if reader is None or not isinstance(reader.layer, Reshape | Elementwise):
             return []
-        run.append(reader)
+        chain.append(reader)
 
 
-def _turn(draft: Draft, linear: Node, run: list[Node]) -> None:
-    image = run[-1].name
+def _to_channels_last(draft: Draft, linear: Node, chain: list[Node]) -> None:
+    image = chain[-1].name
     C, *pixels = draft.types[image].row_shape
     rank = 1 + len(pixels)
     moves = (("reshape", (C, *pixels)), ("permute", (*range(1, rank), 0)))
@@ -54,12 +54,12 @@ def _turn(draft: Draft, linear: Node, run: list[Node]) -> None:
         for role, name in linear.weights.items()
     }  # fmt: skip
     draft.put(dataclasses.replace(linear, weights=roles))
-    ahead, value = list[Node](), linear.name
-    for node in run:
+    new_nodes, value = list[Node](), linear.name
+    for node in chain:
         if isinstance(node.layer, Elementwise):
-            ahead.append(Node(draft.fresh(f"{node.name}.flat"), node.layer, (value,)))
-            value = ahead[-1].name
-    ahead.append(Node(draft.fresh(f"{image}.pixels"), Reshape((*pixels, C)), (value,)))
-    draft.put(*ahead, Node(image, Permute((0, rank, *range(1, rank))), (ahead[-1].name,)))
-    for node in run[:-1]:
+            new_nodes.append(Node(draft.fresh(f"{node.name}.flat"), node.layer, (value,)))
+            value = new_nodes[-1].name
+    new_nodes.append(Node(draft.fresh(f"{image}.pixels"), Reshape((*pixels, C)), (value,)))
+    draft.put(*new_nodes, Node(image, Permute((0, rank, *range(1, rank))), (new_nodes[-1].name,)))
+    for node in chain[:-1]:
         draft.drop(node)

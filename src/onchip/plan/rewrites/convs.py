@@ -27,31 +27,31 @@ from onchip.plan.rewrites.edit import Draft, Rewritten
 def merge_convs(net: Network) -> Rewritten:
     """x -> conv A -> f,  x -> conv B -> f,  Concat(A, B)   becomes   x -> conv AB -> f,  Concat(AB).
 
-    For convolutions of one geometry whose values are adjacent in a Concat of channels, each followed by the same
-    channel-wise layers f: one gemm with more columns, one pass over x.
+    For convolutions of equal geometry whose values are adjacent in a Concat of channels, each followed by the same
+    channel-wise layers f: one gemm with more columns, a single pass over x.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for concat in net.nodes:
         if not isinstance(concat.layer, Concat) or concat.layer.axis % len(net.types[concat.name].shape) != 1:
             continue
         inputs: list[str] = []
         paths = [(value, _path(draft, value)) for value in draft.nodes[concat.name].inputs]
-        for what, run in itertools.groupby(paths, lambda path: _what(draft, path[1])):
-            values, alike = zip(*run, strict=True)
-            if what is None or len(values) == 1:
+        for key, group in itertools.groupby(paths, lambda path: _merge_key(draft, path[1])):
+            values, mergeable = zip(*group, strict=True)
+            if key is None or len(values) == 1:
                 inputs += values
                 continue
-            _merge(draft, alike)
+            _merge(draft, mergeable)
             inputs.append(values[0])
-            others = ", ".join(path[0].name for path in alike[1:])
-            told.append(f"merged {others} into {alike[0][0].name}: one pass over {alike[0][0].inputs[0]}")
+            first, *others = (path[0].name for path in mergeable)
+            notes.append(f"merged {', '.join(others)} into {first}: a single pass over {mergeable[0][0].inputs[0]}")
         draft.put(dataclasses.replace(draft.nodes[concat.name], inputs=tuple(inputs)))
-    return draft.done(told)
+    return draft.done(notes)
 
 
 def _path(draft: Draft, value: str) -> list[Node]:
-    """The convolution that a value comes from and the layers between, if these are channel-wise; else [].
+    """The convolution that computes a value and the channel-wise layers between; [] if another layer is between.
 
     Every value on the path has one reader.
     """
@@ -75,8 +75,8 @@ def _keeps_channels(draft: Draft, node: Node) -> bool:
     return isinstance(node.layer, Elementwise | MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d)
 
 
-def _what(draft: Draft, path: list[Node]) -> object:
-    """The key that paths must share to be merged; None for a path that cannot be."""
+def _merge_key(draft: Draft, path: list[Node]) -> object:
+    """Paths with equal keys can be merged; None for a path that cannot."""
     if not path or conv_groups(path[0].layer) > 1:
         return None
     conv = path[0]
@@ -96,9 +96,9 @@ def _merge(draft: Draft, paths: tuple[list[Node], ...]) -> None:
     wanted = "+".join(conv.name for conv in convs)
     shape = (sum(counts), *draft.weights[weights[0]].shape[1:])
     roles = {"weight": draft.derive(f"{wanted}.weight", concatenated, weights, shape)}
-    if there := [name for name in biases if name]:
+    if present := [name for name in biases if name]:
         missing = tuple(0 if name else C for name, C in zip(biases, counts, strict=True))
-        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, there, (sum(counts),), missing=missing)
+        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, present, (sum(counts),), missing=missing)
     draft.put(dataclasses.replace(convs[0], weights=roles))
     for path in paths[1:]:
         for node in path:
@@ -112,6 +112,6 @@ def concatenated(*weights: Array) -> Array:
 
 @recipe_op
 def concatenated_biases(*biases: Array, missing: tuple[int, ...]) -> Array:
-    """Concatenated biases; `missing` has the number of zeros for each absent one, 0 for those present."""
-    given, dtype = iter(biases), biases[0].dtype
-    return np.concatenate([np.zeros(count, dtype) if count else next(given) for count in missing])
+    """Concatenated biases. `missing`: per bias, the zeros to insert if it is absent, else 0."""
+    present, dtype = iter(biases), biases[0].dtype
+    return np.concatenate([np.zeros(count, dtype) if count else next(present) for count in missing])

@@ -10,36 +10,36 @@ from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
 def drop_unread(net: Network) -> Rewritten:
-    """A layer whose value is unused and is no output   becomes   nothing."""
+    """A layer whose value is unused and not an output   becomes   nothing."""
     needed = set(net.outputs)
-    kept = []
+    used = []
     for node in reversed(net.nodes):
         if node.name in needed:
             needed.update(node.inputs)
-            kept.append(node)
-    if len(kept) == len(net.nodes):
+            used.append(node)
+    if len(used) == len(net.nodes):
         return net, []
-    told = [f"dropped {node.name}: nobody reads it" for node in net.nodes if node.name not in needed]
-    return net.replace(nodes=reversed(kept)), told
+    notes = [f"dropped {node.name}: unused" for node in net.nodes if node.name not in needed]
+    return net.replace(nodes=reversed(used)), notes
 
 
 def drop_idle(net: Network) -> Rewritten:
-    """x -> Identity, Dropout, a layer that changes nothing here, a Concat of one -> f   becomes   x -> f.
+    """x -> Identity, Dropout, a Concat of one value, or another layer without effect here -> f   becomes   x -> f.
 
-    If it is an output, the layer before it takes its name; it stays if there is none that can.
+    If the layer is an output, the previous layer takes its name; if that is impossible, the layer stays.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
         if _is_idle(net, node) and draft.bypass(node.name):
-            told.append(f"dropped {node.name}: it changes nothing")
-    return draft.done(told)
+            notes.append(f"dropped {node.name}: it changes nothing")
+    return draft.done(notes)
 
 
-def drop_stretches(net: Network) -> Rewritten:
-    """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: these broadcast sizes of 1 anyway."""
+def drop_tiles(net: Network) -> Rewritten:
+    """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: they broadcast axes of size 1."""
     draft = Draft(net)
-    told = []
+    notes = []
     for tile in net.nodes:
         if not isinstance(tile.layer, Tile):
             continue
@@ -48,24 +48,24 @@ def drop_stretches(net: Network) -> Rewritten:
             continue
         for reader in dict.fromkeys(node.name for node in draft.readers(tile.name)):
             node = draft.nodes[reader]
-            plain = dataclasses.replace(node, inputs=tuple(x if name == tile.name else name for name in node.inputs))
+            direct = dataclasses.replace(node, inputs=tuple(x if name == tile.name else name for name in node.inputs))
             if not isinstance(node.layer, Broadcast):
                 continue
-            if node.layer.infer(net.input_types(plain), net.node_weight_types(plain)) == net.types[reader]:
-                draft.put(plain)
-                told.append(f"stretched {x} in {reader}, not before it")
-    return draft.done(told)
+            if node.layer.infer(net.input_types(direct), net.node_weight_types(direct)) == net.types[reader]:
+                draft.put(direct)
+                notes.append(f"broadcast {x} in {reader}, without the Tile")
+    return draft.done(notes)
 
 
 def _is_idle(net: Network, node: Node) -> bool:
     layer = node.layer
     if isinstance(layer, Permute):
         return layer.axes == tuple(sorted(layer.axes))
-    is_alike = net.types[node.name] == net.types[node.inputs[0]]
+    has_same_type = net.types[node.name] == net.types[node.inputs[0]]
     if isinstance(layer, Selection):
-        return is_alike and not any(p is not None for p in layer.places(net.types[node.name].row_shape))
+        return has_same_type and not any(p is not None for p in layer.source_indices(net.types[node.name].row_shape))
     if isinstance(layer, LinearResize):
-        return is_alike and not any(layer.taps(net.types[node.name].row_shape))
+        return has_same_type and not any(layer.taps(net.types[node.name].row_shape))
     if isinstance(layer, Reshape | Cast):
-        return is_alike
+        return has_same_type
     return isinstance(layer, Identity) or (isinstance(layer, Concat) and len(node.inputs) == 1)

@@ -14,13 +14,13 @@ from onchip.network.names import free_name
 from onchip.network.recipe import Array, Attribute, Recipe, Weight
 from onchip.network.types import DTYPE_BYTES, TensorType
 
-Rewritten = tuple[Network, list[str]]  # a rewritten network, and what was done, one line each
+Rewritten = tuple[Network, list[str]]  # a rewritten network, and notes: one line per change
 
 
 class Draft:
-    """A network under rewriting, with constant-time lookup of producers and readers and edits node by node.
+    """A network that is being rewritten node by node, with constant-time lookup of producers and readers.
 
-    A value keeps its type, so `types` are those of the original network. `done` validates the whole, once.
+    Values keep their types, so `types` are those of the original network. `done` validates the whole network once.
     """
 
     def __init__(self, net: Network) -> None:
@@ -30,16 +30,16 @@ class Draft:
         self._net = net
         self._outputs = list(net.outputs)
         self._taken = {*net.types, *net.weights}
-        self._readers: dict[str, list[str]] = {}  # per value: a node is listed once per read
-        self._ahead: dict[str, list[str]] = {}  # new nodes, by the node that they precede
+        self._readers: dict[str, list[str]] = {}  # by value; a node is listed once per read
+        self._inserted: dict[str, list[str]] = {}  # new nodes, by the node that they precede
         self._renamed: dict[str, str] = {}  # nodes that will take the name of an output
         for node in net.nodes:
-            self._note(node)
+            self._add_reads(node)
 
     # -- queries -------------------------------------------------------------------------------------------
 
     def sole_reader(self, value: str) -> Node | None:
-        """The only node that reads a value, if it reads it once and the value is no output."""
+        """The only node that reads a value, if it reads it once and the value is not an output."""
         readers = self._readers.get(value, [])
         return self.nodes[readers[0]] if len(readers) == 1 and value not in self._outputs else None
 
@@ -54,23 +54,23 @@ class Draft:
     # -- edits ---------------------------------------------------------------------------------------------
 
     def put(self, *nodes: Node) -> None:
-        """Replace the node that has the last one's name; insert the others, which are new, right before it."""
-        *ahead, last = nodes
-        self._forget(self.nodes[last.name])
-        self._ahead[last.name] = [*self._ahead.get(last.name, []), *(node.name for node in ahead)]
+        """Replace the node that has the last one's name, and insert the others (new nodes) right before it."""
+        *inserted, last = nodes
+        self._remove_reads(self.nodes[last.name])
+        self._inserted[last.name] = [*self._inserted.get(last.name, []), *(node.name for node in inserted)]
         for node in nodes:
             self.nodes[node.name] = node
-            self._note(node)
+            self._add_reads(node)
 
     def drop(self, node: Node) -> None:
         """Remove a node that is, or will be, unused."""
-        self._forget(self.nodes.pop(node.name))
+        self._remove_reads(self.nodes.pop(node.name))
 
     def bypass(self, name: str) -> bool:
         """Remove a node of one input and connect its readers to its input.
 
-        An output keeps its name: the node before takes it. If that is an input or another output it cannot, so the node
-        stays and the result is False.
+        An output keeps its name: the previous node takes it. If that is an input or another output, the node stays and
+        the result is False.
         """
         (source,) = self.nodes[name].inputs
         if name in self._outputs:
@@ -109,21 +109,21 @@ class Draft:
         self.weights[name] = Recipe.of(op, sources, shape, dtype, flop, **attributes)
         return name
 
-    def done(self, told: list[str]) -> Rewritten:
+    def done(self, notes: list[str]) -> Rewritten:
         """The rewritten network; the original if nothing was done."""
-        if not told:
+        if not notes:
             return self._net, []
-        names = (name for node in self._net.nodes for name in (*self._ahead.get(node.name, ()), node.name))
+        names = (name for node in self._net.nodes for name in (*self._inserted.get(node.name, ()), node.name))
         nodes = [self._with_final_names(self.nodes[name]) for name in names if name in self.nodes]
-        return self._net.replace(nodes=nodes, weights=self.weights), told
+        return self._net.replace(nodes=nodes, weights=self.weights), notes
 
     # -- bookkeeping ---------------------------------------------------------------------------------------
 
-    def _note(self, node: Node) -> None:
+    def _add_reads(self, node: Node) -> None:
         for value in node.inputs:
             self._readers.setdefault(value, []).append(node.name)
 
-    def _forget(self, node: Node) -> None:
+    def _remove_reads(self, node: Node) -> None:
         for value in node.inputs:
             self._readers[value].remove(node.name)
 
@@ -136,17 +136,17 @@ class Draft:
 
 
 def moves_before(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
-    """The node that `node` reads as its only reader, through the moves between, first to last; None for an input."""
+    """The producer that only `node` reads, and the moves between, first to last; None if there is no such producer."""
     moves: list[Node] = []
-    source = _made_for(draft, node)
+    source = _sole_producer(draft, node)
     while source is not None and isinstance(source.layer, Reshape | Permute):
         moves.insert(0, source)
-        source = _made_for(draft, source)
+        source = _sole_producer(draft, source)
     return source, moves
 
 
 def moves_after(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
-    """The only reader of `node`, through the moves between, first to last."""
+    """The only reader of `node` and the moves between, first to last; None if there are several readers, or none."""
     moves: list[Node] = []
     reader = draft.sole_reader(node.name)
     while reader is not None and isinstance(reader.layer, Reshape | Permute):
@@ -155,8 +155,8 @@ def moves_after(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
     return reader, moves
 
 
-def _made_for(draft: Draft, node: Node) -> Node | None:
-    """The producer of the input of `node`, if `node` is the only reader."""
+def _sole_producer(draft: Draft, node: Node) -> Node | None:
+    """The node that computes the input of `node`, if `node` is the only reader."""
     value = node.inputs[0]
     return draft.nodes.get(value) if draft.sole_reader(value) else None
 
@@ -166,18 +166,18 @@ Moves = tuple[tuple[str, tuple[int, ...]], ...]  # ("reshape", row shape) or ("p
 
 def moves_as_data(types: Mapping[str, TensorType], moves: Sequence[Node]) -> Moves:
     """What the moves do to a row, beginning with its shape before them."""
-    told: list[tuple[str, tuple[int, ...]]] = [("reshape", types[moves[0].inputs[0]].row_shape)]
+    data: list[tuple[str, tuple[int, ...]]] = [("reshape", types[moves[0].inputs[0]].row_shape)]
     for node in moves:
         if isinstance(node.layer, Permute):
-            told.append(("permute", tuple(axis - 1 for axis in node.layer.axes[1:])))
+            data.append(("permute", tuple(axis - 1 for axis in node.layer.axes[1:])))
         else:
-            told.append(("reshape", types[node.name].row_shape))
-    return tuple(told)
+            data.append(("reshape", types[node.name].row_shape))
+    return tuple(data)
 
 
 def origin(moves: Moves) -> Array:
     """For each element of a flat row after the moves: its index in the flat row before them."""
-    places = np.arange(math.prod(moves[0][1]))
-    for kind, numbers in moves:
-        places = places.reshape(numbers) if kind == "reshape" else places.transpose(numbers)
-    return places.reshape(-1)
+    indices = np.arange(math.prod(moves[0][1]))
+    for kind, sizes in moves:
+        indices = indices.reshape(sizes) if kind == "reshape" else indices.transpose(sizes)
+    return indices.reshape(-1)

@@ -14,18 +14,18 @@ from onchip.plan.rewrites.edit import Draft, Rewritten
 def fold_embeddings(net: Network) -> Rewritten:
     """ids -> Embedding -> Permute -> Conv1d(W)   becomes   ids -> TokenConv(T)   with T[v, k] = W[:, :, k] emb[v].
 
-    Embedding and convolution are both linear in the token, so the product of tap k and token v can be looked up. A
-    Linear over the embedding is a convolution of one tap, and a Linear over the flattened (S, E) one of S taps.
+    Both layers are linear, so the product of tap k and the embedding of token v can be looked up. A Linear over the
+    embedding is a convolution of one tap, and a Linear over the flattened (S, E) is one of S taps.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
         if (emb := _embedding_of(draft, node)) is not None:
             V, K, C_out = _fold(draft, emb, node)
             tables = f"{K} tables" if K > 1 else "a table"
-            told.append(f"folded {emb.name} into {node.name}: {tables} of {V:,} x {C_out:,} instead of a product")
-    folded, told = draft.done(told)
-    return (drop_unread(folded)[0], told) if told else (net, [])
+            notes.append(f"folded {emb.name} into {node.name}: {tables} of {V:,} x {C_out:,} instead of a gemm")
+    folded, notes = draft.done(notes)
+    return (drop_unread(folded)[0], notes) if notes else (net, [])
 
 
 def _embedding_of(draft: Draft, node: Node) -> Node | None:
@@ -44,7 +44,7 @@ def _embedding_of(draft: Draft, node: Node) -> Node | None:
         emb = draft.nodes.get(source.inputs[0])
     if emb is None or not isinstance(emb.layer, Embedding) or len(draft.types[emb.name].shape) != 3:
         return None
-    # A TokenConv's value has the dtype of its tables; half-precision tables would be less exact than the network.
+    # A TokenConv's output has the dtype of its tables; half-precision tables would be less exact than the network.
     dtypes = {draft.dtype(one.weights["weight"]) for one in (emb, node)}
     return emb if dtypes in ({"float32"}, {"float64"}) else None
 
@@ -61,10 +61,10 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
     roles = {**node.weights, "weight": tables}
     if isinstance(layer, Conv1d):
         draft.put(Node(node.name, TokenConv(layer.stride[0], layer.pads), emb.inputs, roles))
-    else:  # the TokenConv computes (B, C_out, 1) from flattened tokens, else (B, C_out, S)
-        part = Node(draft.fresh(f"{node.name}.tokens"), TokenConv(), emb.inputs, roles)
+    else:  # the TokenConv computes (B, C_out, 1) if is_flat, else (B, C_out, S)
+        lookup = Node(draft.fresh(f"{node.name}.tokens"), TokenConv(), emb.inputs, roles)
         shaped = Reshape((C_out,)) if is_flat else Permute((0, 2, 1))
-        draft.put(part, Node(node.name, shaped, (part.name,)))
+        draft.put(lookup, Node(node.name, shaped, (lookup.name,)))
     return shape
 
 
@@ -73,9 +73,9 @@ def token_tables(rows: Array, W: Array) -> Array:
     """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
     (V, E), C_out = rows.shape, len(W)
     taps = W.transpose(2, 1, 0) if W.ndim == 3 else W.reshape(C_out, -1, E).transpose(1, 2, 0)  # (K, E, C_out)
-    made = np.empty((V, len(taps), C_out), W.dtype)
+    tables = np.empty((V, len(taps), C_out), W.dtype)
     for k, tap in enumerate(taps):
         tap = np.ascontiguousarray(tap)
         for v in range(0, V, SLICE_ROWS):
-            made[v : v + SLICE_ROWS, k] = rows[v : v + SLICE_ROWS] @ tap
-    return made
+            tables[v : v + SLICE_ROWS, k] = rows[v : v + SLICE_ROWS] @ tap
+    return tables

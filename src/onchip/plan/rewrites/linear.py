@@ -1,4 +1,4 @@
-"""Adjacent Linears merged, and Reshapes and Permutes absorbed into a Linear: done once, in the weights."""
+"""Adjacent Linears merged, and Reshapes and Permutes absorbed into a Linear, once, by changing the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def merge_linears(net: Network) -> Rewritten:
     bottleneck stays), and its K is at most MAX_TERMS. New weights are computed in float64 and rounded once.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for name in tuple(draft.nodes):
         # A merged Linear may merge again with the one before it, so no mergeable pair is left at the end.
         while (first := _first_of_pair(draft, draft.nodes[name])) is not None:
@@ -31,8 +31,8 @@ def merge_linears(net: Network) -> Rewritten:
             D_mid, D_in = draft.weights[first.weights["weight"]].shape
             D_out, _ = draft.weights[second.weights["weight"]].shape
             _merge(draft, first, second)
-            told.append(f"merged {first.name} into {name}: {D_in}-{D_mid}-{D_out} is one {D_in}-{D_out}")
-    return draft.done(told)
+            notes.append(f"merged {first.name} into {name}: {D_in}-{D_mid}-{D_out} becomes {D_in}-{D_out}")
+    return draft.done(notes)
 
 
 def _first_of_pair(draft: Draft, second: Node) -> Node | None:
@@ -68,10 +68,10 @@ def _merge(draft: Draft, first: Node, second: Node) -> None:
 @sliced_op
 def merged_weight(W2: Array, W1: Array) -> Array:
     wide = W1.astype(np.float64)
-    made = np.empty((len(W2), W1.shape[1]))
+    merged = np.empty((len(W2), W1.shape[1]))
     for row in range(0, len(W2), SLICE_ROWS):
-        made[row : row + SLICE_ROWS] = W2[row : row + SLICE_ROWS].astype(np.float64) @ wide
-    return made
+        merged[row : row + SLICE_ROWS] = W2[row : row + SLICE_ROWS].astype(np.float64) @ wide
+    return merged
 
 
 @recipe_op
@@ -87,27 +87,27 @@ def absorb_permutes(net: Network) -> Rewritten:
     Moves are Reshapes and Permutes, at least one a Permute. The values between have no other reader.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
         if not isinstance(node.layer, Linear) or len(net.types[node.name].shape) != 2:
             continue
-        for behind in (True, False):
+        for linear_first in (True, False):
             linear = draft.nodes[node.name]
-            _, moves = moves_after(draft, linear) if behind else moves_before(draft, linear)
+            _, moves = moves_after(draft, linear) if linear_first else moves_before(draft, linear)
             permutes = [move.name for move in moves if isinstance(move.layer, Permute)]
             if permutes:
-                _absorb(draft, linear, moves, behind)
-                told.append(f"absorbed {', '.join(permutes)} into {node.name}: its weights take that order")
-    return draft.done(told)
+                _absorb(draft, linear, moves, linear_first)
+                notes.append(f"absorbed {', '.join(permutes)} into {node.name}: permuted its weights")
+    return draft.done(notes)
 
 
-def _absorb(draft: Draft, linear: Node, moves: list[Node], behind: bool) -> None:
+def _absorb(draft: Draft, linear: Node, moves: list[Node], linear_first: bool) -> None:
     types, roles = draft.types, dict(linear.weights)
-    op, told = rows_in_order if behind else columns_in_order, moves_as_data(types, moves)
-    for role in roles if behind else ("weight",):
+    op, data = rows_in_order if linear_first else columns_in_order, moves_as_data(types, moves)
+    for role in roles if linear_first else ("weight",):
         source = linear.weights[role]
         shape = draft.weights[source].shape
-        roles[role] = draft.derive(f"{linear.name}.{role}.moved", op, (source,), shape, moves=told)
+        roles[role] = draft.derive(f"{linear.name}.{role}.moved", op, (source,), shape, moves=data)
     draft.put(dataclasses.replace(linear, weights=roles))
     draft.put(Node(moves[-1].name, Reshape(types[moves[-1].name].row_shape), moves[0].inputs))
     for move in moves[:-1]:

@@ -1,4 +1,4 @@
-"""16-bit values between layers, for a job that multiplies in 16 bits."""
+"""16-bit values between layers, for a job in fp16 or bf16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import cast
 
 from onchip.network.graph import Network, Node
-from onchip.network.io import with_ends
+from onchip.network.io import with_io_dtypes
 from onchip.network.layers import (
     ArgMax,
     ArgMin,
@@ -27,9 +27,9 @@ from onchip.network.types import TensorType
 from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Rewritten
 
-# The dtype of their values depends on a weight, or that of a weight on their values.
+# Their weight must have the dtype of their values.
 _TYPED_BY_WEIGHT = (Embedding, TokenConv, Broadcast, MatMul)
-_PRODUCTS = (Linear, MatMul, Convolution, TransposedConvolution, TokenConv)
+_GEMMS = (Linear, MatMul, Convolution, TransposedConvolution, TokenConv)
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
 
 
@@ -37,14 +37,14 @@ def narrow_values(net: Network, precision: str) -> Rewritten:
     """x -> f -> g -> y in float32   becomes   x -> Cast(dtype) -> f -> g -> Cast(float32) -> y.
 
     Layers still compute and accumulate in float32: a kernel rounds what it writes, and gemms would round their operands
-    anyway. This halves the bytes between kernels. ArgMax and the like read an input unrounded: rounding may create
-    ties. Nothing changes in a network with float64, without gemms (precision applies to gemms), or that casts floats to
-    ids, of which 16 bits hold a few hundred.
+    anyway. This halves the bytes between kernels. ArgMax and similar layers read a network input unrounded: rounding
+    may create ties. Nothing changes in a network with float64, without gemms (precision applies to gemms), or that
+    casts floats to ids: 16 bits hold only the first few hundred exactly.
     """
-    kinds = {given.dtype for given in net.types.values()}
-    has_products = any(isinstance(node.layer, _PRODUCTS) for node in net.nodes)
-    counts = any(isinstance(node.layer, ToInts) and node.layer.dtype != "bool" for node in net.nodes)
-    if precision not in _DTYPES or not has_products or counts or "float64" in kinds or "float32" not in kinds:
+    dtypes = {t.dtype for t in net.types.values()}
+    has_gemms = any(isinstance(node.layer, _GEMMS) for node in net.nodes)
+    casts_to_ids = any(isinstance(node.layer, ToInts) and node.layer.dtype != "bool" for node in net.nodes)
+    if precision not in _DTYPES or not has_gemms or casts_to_ids or "float64" in dtypes or "float32" not in dtypes:
         return net, []
     dtype = _DTYPES[precision]
     weights: dict[str, Weight] = dict(net.weights)
@@ -56,24 +56,24 @@ def narrow_values(net: Network, precision: str) -> Rewritten:
         name = node.weights.get(role, "")
         if not isinstance(node.layer, _TYPED_BY_WEIGHT) or not role or net.weight_type(name).dtype != "float32":
             return node
-        short = f"{name}.{dtype}"
-        weights[short] = Recipe.of(as_is, (name,), net.weights[name].shape, dtype)
-        return dataclasses.replace(node, weights={**node.weights, role: short})
+        narrow_name = f"{name}.{dtype}"
+        weights[narrow_name] = Recipe.of(as_is, (name,), net.weights[name].shape, dtype)
+        return dataclasses.replace(node, weights={**node.weights, role: narrow_name})
 
-    inputs = {name: TensorType(given.shape, _narrow(given.dtype, dtype)) for name, given in net.inputs.items()}
+    inputs = {name: TensorType(t.shape, _narrow(t.dtype, dtype)) for name, t in net.inputs.items()}
     nodes = tuple(map(narrowed, net.nodes))
     inside = Network(inputs, nodes, net.outputs, weights, net.name)
-    ends = {name: net.types[name].dtype for name in (*net.inputs, *net.outputs)}
-    made = drop_unread(drop_idle(_arguments_of_inputs(with_ends(inside, ends)))[0])[0]
-    return made, [f"kept values between layers in {dtype}"]
+    io_dtypes = {name: net.types[name].dtype for name in (*net.inputs, *net.outputs)}
+    narrow = drop_unread(drop_idle(_read_inputs_unrounded(with_io_dtypes(inside, io_dtypes)))[0])[0]
+    return narrow, [f"stored values between layers in {dtype}"]
 
 
-def _arguments_of_inputs(net: Network) -> Network:
-    came = {
+def _read_inputs_unrounded(net: Network) -> Network:
+    source_of = {
         node.name: node.inputs for node in net.nodes if isinstance(node.layer, Cast) and node.inputs[0] in net.inputs
     }
     nodes = (
-        dataclasses.replace(node, inputs=came.get(node.inputs[0], node.inputs))
+        dataclasses.replace(node, inputs=source_of.get(node.inputs[0], node.inputs))
         if isinstance(node.layer, ArgMax | ArgMin | ArgTopK | ToInts)
         else node
         for node in net.nodes

@@ -1,4 +1,4 @@
-"""A multiply and an add with constants after a row norm: its weight and its bias."""
+"""A row norm followed by a multiply and an add with constants: the norm's weight and bias."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ def fold_scales(net: Network) -> Rewritten:
     then moves after the Reshape.
     """
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
         layer = node.layer
         while isinstance(layer, RowNorm) and node.name in draft.nodes:
-            made = _scaled(draft, draft.nodes[node.name])
-            if made is None:
+            merged = _scaled(draft, draft.nodes[node.name])
+            if merged is None:
                 break
-            told.append(f"folded {made.name} into {node.name}")
-            node = made
-    return draft.done(told)
+            notes.append(f"folded {merged.name} into {node.name}")
+            node = merged
+    return draft.done(notes)
 
 
 def _scaled(draft: Draft, norm: Node) -> Node | None:
-    """Replace the layer that scales a norm by the norm with that weight; None if there is no such layer."""
+    """Fold the Mul or Add after a norm into its weight or bias; None if there is no such layer."""
     layer = norm.layer
     assert isinstance(layer, RowNorm)
-    behind = reader = draft.sole_reader(norm.name)
+    scale = reader = draft.sole_reader(norm.name)
     if isinstance(layer, GroupNorm) and not norm.weights and reader is not None and isinstance(reader.layer, Reshape):
-        behind = draft.sole_reader(reader.name)
-    if behind is None or len(behind.inputs) != 1 or set(behind.weights) != {"constant"}:
+        scale = draft.sole_reader(reader.name)
+    if scale is None or len(scale.inputs) != 1 or set(scale.weights) != {"constant"}:
         return None
-    role = "weight" if isinstance(behind.layer, Mul) else "bias" if isinstance(behind.layer, Add) else ""
+    role = "weight" if isinstance(scale.layer, Mul) else "bias" if isinstance(scale.layer, Add) else ""
     if role not in layer.optional or role in norm.weights or (role == "weight" and "bias" in norm.weights):
         return None
-    x = draft.types[behind.name]
+    x = draft.types[scale.name]
     if isinstance(layer, GroupNorm) and (len(x.shape) < 3 or x.row_shape[0] % layer.groups):
         return None
-    constant = behind.weights["constant"]
-    given, shape = draft.weights[constant].shape, layer.weight_shape(x)
-    aligned = (1,) * (len(x.row_shape) - len(given)) + given
-    kept = aligned[:1] if isinstance(layer, GroupNorm) else aligned[len(aligned) - len(shape) :]
+    constant = scale.weights["constant"]
+    constant_shape, shape = draft.weights[constant].shape, layer.weight_shape(x)
+    aligned = (1,) * (len(x.row_shape) - len(constant_shape)) + constant_shape
+    sizes = aligned[:1] if isinstance(layer, GroupNorm) else aligned[len(aligned) - len(shape) :]
     others = aligned[1:] if isinstance(layer, GroupNorm) else aligned[: len(aligned) - len(shape)]
     if draft.types[norm.name].row_size != x.row_size or any(size != 1 for size in others):
         return None
-    name = draft.derive(f"{norm.name}+{behind.name}.{role}", as_weight, (constant,), shape, kept=kept, made=shape)
-    if behind is not reader:
+    name = draft.derive(f"{norm.name}+{scale.name}.{role}", as_weight, (constant,), shape, kept=sizes, made=shape)
+    if scale is not reader:
         assert reader is not None
         draft.put(dataclasses.replace(reader, inputs=norm.inputs))
-    inputs = norm.inputs if behind is reader else (behind.inputs[0],)
-    made = Node(behind.name, layer, inputs, {**norm.weights, role: name})
-    draft.put(made)
+    inputs = norm.inputs if scale is reader else (scale.inputs[0],)
+    merged = Node(scale.name, layer, inputs, {**norm.weights, role: name})
+    draft.put(merged)
     draft.drop(norm)
-    return made
+    return merged
 
 
 @recipe_op

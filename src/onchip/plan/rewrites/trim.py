@@ -1,4 +1,4 @@
-"""Convolutions that compute only the pixels that are kept."""
+"""Convolutions that compute only the pixels that are used."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ def trim_convs(net: Network) -> Rewritten:
     if not any(isinstance(node.layer, Slice) for node in net.nodes):
         return net, []
     draft = Draft(net)
-    told = []
+    notes = []
     for node in net.nodes:
-        kept = draft.sole_reader(node.name) if isinstance(node.layer, Convolution) else None
-        if kept is None or not isinstance(kept.layer, Slice):
+        cut = draft.sole_reader(node.name) if isinstance(node.layer, Convolution) else None
+        if cut is None or not isinstance(cut.layer, Slice):
             continue
-        pads = _pads(draft, node, kept.layer)
+        pads = _pads(draft, node, cut.layer)
         if pads is not None:
             layer = type(node.layer)(**{**node.layer.attributes(), "pads": pads})
-            draft.put(Node(kept.name, layer, node.inputs, node.weights))
+            draft.put(Node(cut.name, layer, node.inputs, node.weights))
             draft.drop(node)
-            told.append(f"left out what {kept.name} cuts off {node.name}")
-    return draft.done(told)
+            notes.append(f"folded {cut.name} into {node.name}: it computes only those pixels")
+    return draft.done(notes)
 
 
-def _pads(draft: Draft, conv: Node, kept: Slice) -> Sequence[int] | None:
-    """The padding with which the convolution computes only the kept pixels; None if there is none."""
+def _pads(draft: Draft, conv: Node, cut: Slice) -> Sequence[int] | None:
+    """The padding with which the convolution computes only the sliced pixels; None if there is none."""
     assert isinstance(conv.layer, Convolution)
     rank, (stride, pads, dilation) = conv.layer.rank, geometry(conv.layer)
     kernel = draft.weights[conv.weights["weight"]].shape[2:]
     x, y = (draft.types[value].row_shape for value in (conv.inputs[0], conv.name))
-    if set(kept.steps) != {1} or kept.starts[0] or kept.sizes[0] != y[0]:
+    if set(cut.steps) != {1} or cut.starts[0] or cut.sizes[0] != y[0]:
         return None
     before, after = [], []
     for axis in range(rank):
-        first = pads[axis] - kept.starts[axis + 1] * stride[axis]
-        last = (kept.sizes[axis + 1] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - x[axis + 1] - first
-        if kept.sizes[axis + 1] == y[axis + 1]:  # all of them
+        first = pads[axis] - cut.starts[axis + 1] * stride[axis]
+        last = (cut.sizes[axis + 1] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - x[axis + 1] - first
+        if cut.sizes[axis + 1] == y[axis + 1]:  # all of them
             last = pads[rank + axis]  # includes elements after the last window, which no padding changes
-        if not kept.sizes[axis + 1] or first < 0 or not 0 <= last <= pads[rank + axis]:
+        if not cut.sizes[axis + 1] or first < 0 or not 0 <= last <= pads[rank + axis]:
             return None
         before.append(first)
         after.append(last)

@@ -79,9 +79,9 @@ class ArrayAdapter(abc.ABC):
     def describe(self, x: Any, stream: int) -> ArrayView:
         """The memory of x; work enqueued on the stream from now on runs after the work that computes x."""
 
-    def empty(self, given: TensorType, B: int, stream: int) -> Any:
+    def empty(self, row_type: TensorType, B: int, stream: int) -> Any:
         """An array for B rows of results."""
-        return DeviceArray(self._gpu, given, B, stream)
+        return DeviceArray(self._gpu, row_type, B, stream)
 
     def scratch(self, nbytes: int, stream: int) -> Scratch | None:
         """Memory for work on the stream; it may be released once the work is enqueued. None for 0 bytes."""
@@ -90,9 +90,9 @@ class ArrayAdapter(abc.ABC):
         buffer = self._gpu.allocate(nbytes, stream)
         return Scratch(buffer.pointer, buffer)
 
-    def hand_out(self, made: Any) -> Any:
+    def hand_out(self, y: Any) -> Any:
         """What the caller receives for an array from `empty`, once the work that fills it is enqueued."""
-        return made
+        return y
 
     def launched(self, owners: list[object], is_out_given: bool) -> None:
         """Called when the work is on the stream. Nothing to do if the array's owner uses the same stream."""
@@ -100,7 +100,7 @@ class ArrayAdapter(abc.ABC):
 
 
 def kind_of(x: Any, gpu: Gpu) -> ArrayAdapter | None:
-    """The adapter for an array; None if it is no GPU array."""
+    """The adapter for an array; None if it is not a GPU array."""
     root, torch = type(x).__module__.partition(".")[0], sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return Torch(gpu)
@@ -124,13 +124,13 @@ class Torch(ArrayAdapter):
     def __init__(self, gpu: Gpu) -> None:
         super().__init__(gpu)
         self.torch: Any = sys.modules["torch"]
-        lean, cuda = self.torch._C, self.torch.cuda
-        raw = getattr(lean, "_cuda_getCurrentRawStream", None)  # a tenth of the cost of a Stream object
+        c_api, cuda = self.torch._C, self.torch.cuda
+        raw = getattr(c_api, "_cuda_getCurrentRawStream", None)  # a tenth of the cost of a Stream object
         self.raw_stream: Callable[[int], int] = raw or (lambda i: int(cuda.current_stream(i).cuda_stream))
-        is_capturing = getattr(lean, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
-        current = getattr(lean, "_cuda_getDevice", None) or cuda.current_device
-        # Whether the current stream cannot take a graph launch: it is capturing, or belongs to another GPU. The driver
-        # refuses a kernel in another GPU's context, but would run a graph, in the order of that GPU's stream.
+        is_capturing = getattr(c_api, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
+        current = getattr(c_api, "_cuda_getDevice", None) or cuda.current_device
+        # Whether the current stream cannot run a graph: it is capturing, or belongs to another GPU. The driver refuses
+        # a kernel in another GPU's context, but would run a graph, in the order of that GPU's stream.
         self.refuses_graphs: Callable[[], bool] = is_capturing
         if cuda.device_count() > 1:
             self.refuses_graphs = lambda: current() != gpu.index or is_capturing()
@@ -139,29 +139,29 @@ class Torch(ArrayAdapter):
         return isinstance(x, self.torch.Tensor)
 
     def describe(self, x: Any, stream: int) -> ArrayView:
-        self._check_place(x)
+        self._check_device(x)
         dtype = str(x.dtype).removeprefix("torch.")
         return ArrayView(x.data_ptr(), tuple(x.shape), dtype, x.is_contiguous(), x.get_device())
 
     def stream(self, x: Any) -> int:
-        self._check_place(x)  # a torch that sees no GPU has no stream either
+        self._check_device(x)  # a torch that sees no GPU has no stream either
         return self.raw_stream(self._gpu.index)
 
-    def _check_place(self, x: Any) -> None:
+    def _check_device(self, x: Any) -> None:
         if not x.is_cuda:
             kind = HostRowsError if x.device.type == "cpu" else InputError
-            raise _not_here(self.name, str(x.device), self._gpu, "x.cuda()", kind)
+            raise _wrong_device(self.name, str(x.device), self._gpu, "x.cuda()", kind)
 
     def scratch(self, nbytes: int, stream: int) -> Scratch | None:
         # torch's own allocator tracks the memory that a captured graph uses.
         if not nbytes:
             return None
-        made = self.torch.empty(nbytes, dtype=self.torch.uint8, device=f"cuda:{self._gpu.index}")
-        return Scratch(made.data_ptr(), made)
+        tensor = self.torch.empty(nbytes, dtype=self.torch.uint8, device=f"cuda:{self._gpu.index}")
+        return Scratch(tensor.data_ptr(), tensor)
 
-    def empty(self, given: TensorType, B: int, stream: int) -> Any:
-        dtype = getattr(self.torch, given.dtype)
-        return self.torch.empty((B, *given.row_shape), dtype=dtype, device=f"cuda:{self._gpu.index}")
+    def empty(self, row_type: TensorType, B: int, stream: int) -> Any:
+        dtype = getattr(self.torch, row_type.dtype)
+        return self.torch.empty((B, *row_type.row_shape), dtype=dtype, device=f"cuda:{self._gpu.index}")
 
 
 class Cupy(ArrayAdapter):
@@ -180,9 +180,9 @@ class Cupy(ArrayAdapter):
     def stream(self, x: Any) -> int:
         return int(self.cupy.cuda.get_current_stream(self._gpu.index).ptr)
 
-    def empty(self, given: TensorType, B: int, stream: int) -> Any:
+    def empty(self, row_type: TensorType, B: int, stream: int) -> Any:
         with self.cupy.cuda.Device(self._gpu.index):
-            return self.cupy.empty((B, *given.row_shape), numpy_dtype(given.dtype))
+            return self.cupy.empty((B, *row_type.row_shape), numpy_dtype(row_type.dtype))
 
 
 class CudaArrays(ArrayAdapter):
@@ -217,8 +217,8 @@ class CudaArrays(ArrayAdapter):
 class DlpackArrays(ArrayAdapter):
     """Anything with `__dlpack__`. Results are DeviceArrays.
 
-    The work runs on the GPU's own stream, which waits for the array's owner, as DLPack provides. In the other direction
-    the owner only waits for arrays that it imports through DLPack, so a call with `out` synchronises here.
+    The work runs on the GPU's own stream, which waits for the array's owner, as DLPack specifies. The owner only waits
+    for arrays that it imports through DLPack, so a call with `out` synchronises here.
     """
 
     # Shared by all adapters: the work may outlive its adapter.
@@ -230,8 +230,8 @@ class DlpackArrays(ArrayAdapter):
         self._type = of
         self.name = f"a {of.__name__}"
         # Re-registered, so that it runs at exit before the handlers of the array's library, which is loaded by now.
-        atexit.unregister(DlpackArrays.let_go)
-        atexit.register(DlpackArrays.let_go)
+        atexit.unregister(DlpackArrays.release_all)
+        atexit.register(DlpackArrays.release_all)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (self._type, DeviceArray))
@@ -239,7 +239,7 @@ class DlpackArrays(ArrayAdapter):
     def describe(self, x: Any, stream: int) -> ArrayView:
         kind, index = x.__dlpack_device__()
         if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-            raise _not_here(self.name, f"device type {int(kind)} of DLPack", self._gpu, "move it there, or NumPy")
+            raise _wrong_device(self.name, f"device type {int(kind)} of DLPack", self._gpu, "a GPU array, or NumPy")
         capsule = x.__dlpack__(stream=stream)
         found = dlpack.describe(capsule)
         row_major = found.strides is None or _is_row_major(found.shape, found.strides)
@@ -262,7 +262,7 @@ class DlpackArrays(ArrayAdapter):
             self._in_use.append((event, owners))
 
     @staticmethod
-    def let_go() -> None:
+    def release_all() -> None:
         """Wait for all work and release its arrays."""
         with DlpackArrays._using:
             done = list(DlpackArrays._in_use)
@@ -283,23 +283,23 @@ class Jax(DlpackArrays):
     def describe(self, x: Any, stream: int) -> ArrayView:
         return replace(super().describe(x, stream), is_writable=isinstance(x, DeviceArray))
 
-    def hand_out(self, made: Any) -> Any:
-        return importlib.import_module("jax.dlpack").from_dlpack(made)  # `import jax` alone may not load it
+    def hand_out(self, y: Any) -> Any:
+        return importlib.import_module("jax.dlpack").from_dlpack(y)  # `import jax` alone may not load it
 
 
 class DeviceArray:
     """A result on the GPU, for any library that accepts `__dlpack__` or `__cuda_array_interface__`."""
 
-    def __init__(self, gpu: Gpu, given: TensorType, B: int, stream: int) -> None:
-        self.shape, self.dtype = (B, *given.row_shape), given.dtype
+    def __init__(self, gpu: Gpu, row_type: TensorType, B: int, stream: int) -> None:
+        self.shape, self.dtype = (B, *row_type.row_shape), row_type.dtype
         self.stream = stream  # the stream that computes its values
         self._gpu = gpu
         with gpu:
             if gpu.is_capturing(stream):
-                what = "no result can be made while a graph is captured"
-                raise InputError(what, expected="an array for it", hint="engine(x, out=y)")
+                what = "cannot allocate a result during graph capture"
+                raise InputError(what, expected="a preallocated array", hint="engine(x, out=y)")
         # Not from the pool: the readers and their streams are unknown, so freeing it must wait for the whole GPU.
-        self._buffer: Buffer = gpu.reserve(given.row_bytes * B, given.row_bytes)
+        self._buffer: Buffer = gpu.reserve(row_type.row_bytes * B, row_type.row_bytes)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -317,10 +317,10 @@ class DeviceArray:
         """A capsule; `stream`, by default CUDA's legacy one, waits for the values. -1: no synchronisation."""
         if stream != -1:
             with self._gpu:
-                made = self._gpu.event()
-                made.record(self.stream)
-                made.hold(LEGACY_STREAM if stream is None else stream)
-        return dlpack.lend(self._buffer.pointer, self.shape, self.dtype, self._gpu.index, self)
+                event = self._gpu.event()
+                event.record(self.stream)
+                event.block_stream(LEGACY_STREAM if stream is None else stream)
+        return dlpack.export(self._buffer.pointer, self.shape, self.dtype, self._gpu.index, self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host."""
@@ -344,6 +344,6 @@ def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-def _not_here(name: str, where: str, gpu: Gpu, hint: str, kind: type[InputError] = InputError) -> InputError:
+def _wrong_device(name: str, device: str, gpu: Gpu, hint: str, kind: type[InputError] = InputError) -> InputError:
     expected = f"an array on cuda:{gpu.index}, where the engine is"
-    return kind(f"{name} is not on the GPU", got=where, expected=expected, hint=hint)
+    return kind(f"{name} is not on the GPU", got=device, expected=expected, hint=hint)

@@ -20,14 +20,14 @@ Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
 
 
 def device_run(x: Any, bound: BoundPlan) -> Run | None:
-    """A function that runs a network on arrays of x's type; None if x is no GPU array."""
+    """A function that runs a network on arrays of x's type; None if x is not a GPU array."""
     kind = kind_of(x, bound.gpu)
     if kind is None:
         return None
     calls = DeviceCalls(kind, bound)
     net = bound.plan.network
-    plain = len(net.inputs) == len(net.outputs) == 1 and net.outputs[0] not in net.inputs
-    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and plain and not bound.debug else calls
+    is_simple = len(net.inputs) == len(net.outputs) == 1 and net.outputs[0] not in net.inputs
+    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and is_simple and not bound.debug else calls
 
 
 class DeviceCalls:
@@ -42,25 +42,25 @@ class DeviceCalls:
     def __call__(self, rows: Sequence[Any], out: Any = None) -> Any:
         kind = self._kind
         if len(rows) != len(self._inputs):
-            expected = ", ".join(f"{name}: {given}" for name, given in self._inputs.items())
+            expected = ", ".join(f"{name}: {row_type}" for name, row_type in self._inputs.items())
             raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
-        stream = kind.stream(rows[0])  # first: rows on the host may be of different kinds
+        stream = kind.stream(rows[0])  # first, to reject host rows: they may be of different kinds
         for x in rows[1:]:
             self._check_kind(x, "an input")
         inputs: dict[str, ArrayView] = {}
-        for x, (name, given) in zip(rows, self._inputs.items(), strict=True):
-            inputs[name] = self._check(kind.describe(x, stream), given, "input")
+        for x, (name, row_type) in zip(rows, self._inputs.items(), strict=True):
+            inputs[name] = self._check(kind.describe(x, stream), row_type, "input")
         B = next(iter(inputs.values())).shape[0]
-        if any(placed.shape[0] != B for placed in inputs.values()):
-            got = ", ".join(f"{name}: {placed.shape[0]} rows" for name, placed in inputs.items())
-            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
+        if any(view.shape[0] != B for view in inputs.values()):
+            got = ", ".join(f"{name}: {view.shape[0]} rows" for name, view in inputs.items())
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="equal numbers")
         outs = self._make_outs(B, stream) if out is None else out if isinstance(out, tuple) else (out,)
         outputs = self._check_outs(outs, B, stream)
         check_apart(outputs, inputs.values(), ArrayView.overlaps)
         if B:
             with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
-                kind.launched([placed.owner for placed in (*inputs.values(), *outputs)], out is not None)
+                kind.launched([view.owner for view in (*inputs.values(), *outputs)], out is not None)
         results = outs if out is not None else tuple(kind.hand_out(y) for y in outs)
         return results if len(results) > 1 else results[0]
 
@@ -72,46 +72,46 @@ class DeviceCalls:
             hint = "all inputs and outputs on the GPU, or all NumPy"
             raise InputError("arrays of different kinds", got=got, expected=self._kind.name, hint=hint)
 
-    def _check(self, placed: ArrayView, given: TensorType, what: str) -> ArrayView:
+    def _check(self, view: ArrayView, row_type: TensorType, what: str) -> ArrayView:
         """The array, if it holds rows of this type on this GPU."""
         here = self._bound.gpu.index
-        if placed.device_index != here:
-            got, hint = f"cuda:{placed.device_index}", f"onchip.compile(net, device='cuda:{placed.device_index}')"
+        if view.device_index != here:
+            got, hint = f"cuda:{view.device_index}", f"onchip.compile(net, device='cuda:{view.device_index}')"
             raise InputError(f"{what} is on another device", got=got, expected=f"cuda:{here}", hint=hint)
-        if placed.dtype != given.dtype:
-            hint = "convert it, or compile with io=" if "float" in placed.dtype else ""
-            raise ShapeError(f"{what} has another dtype", got=placed.dtype, expected=given.dtype, hint=hint)
-        if len(placed.shape) != len(given.shape) or placed.shape[1:] != given.row_shape:
-            raise ShapeError(f"{what} has another shape", got=str(list(placed.shape)), expected=str(given))
-        if not placed.is_row_major:
+        if view.dtype != row_type.dtype:
+            hint = "convert it, or compile with io=" if "float" in view.dtype else ""
+            raise ShapeError(f"{what} has the wrong dtype", got=view.dtype, expected=row_type.dtype, hint=hint)
+        if len(view.shape) != len(row_type.shape) or view.shape[1:] != row_type.row_shape:
+            raise ShapeError(f"{what} has the wrong shape", got=str(list(view.shape)), expected=str(row_type))
+        if not view.is_row_major:
             raise ShapeError(
-                f"{what} is not row-major", got=f"a view of {placed}", expected="rows one behind the other in memory",
+                f"{what} is not row-major", got=f"a view of {view}", expected="contiguous rows",
                 hint="x.contiguous(), or numpy's ascontiguousarray of its library",
             )  # fmt: skip
-        return placed
+        return view
 
     def _make_outs(self, B: int, stream: int) -> tuple[Any, ...]:
         try:
-            return tuple(self._kind.empty(given, B, stream) for _, given in self._outputs)
+            return tuple(self._kind.empty(row_type, B, stream) for _, row_type in self._outputs)
         except Exception as error:
             if "OutOfMemory" not in type(error).__name__:  # torch's and CuPy's own
                 raise
-            nbytes = sum(given.row_bytes for _, given in self._outputs) * B
+            nbytes = sum(row_type.row_bytes for _, row_type in self._outputs) * B
             raise self._bound.gpu.out_of_memory(nbytes, self._bound.row_bytes) from error
 
     def _check_outs(self, outs: tuple[Any, ...], B: int, stream: int) -> list[ArrayView]:
         if len(outs) != len(self._outputs):
-            raise ShapeError("out does not fit", got=f"{len(outs)} arrays", expected=f"{len(self._outputs)}")
+            raise ShapeError("wrong number of outputs", got=f"{len(outs)} arrays", expected=f"{len(self._outputs)}")
         checked = []
-        for y, (_, given) in zip(outs, self._outputs, strict=True):
+        for y, (_, row_type) in zip(outs, self._outputs, strict=True):
             self._check_kind(y, "an out")
-            placed = self._check(self._kind.describe(y, stream), given, "out")
-            if placed.shape[0] != B:
-                expected = f"{given.dtype}{[B, *given.row_shape]}"
-                raise ShapeError("out does not fit", got=str(placed), expected=expected)
-            if not placed.is_writable:
+            view = self._check(self._kind.describe(y, stream), row_type, "out")
+            if view.shape[0] != B:
+                expected = f"{row_type.dtype}{[B, *row_type.row_shape]}"
+                raise ShapeError("out has the wrong shape", got=str(view), expected=expected)
+            if not view.is_writable:
                 raise InputError("out cannot be written to", got=self._kind.name, hint="y = engine(x), without out")
-            checked.append(placed)
+            checked.append(view)
         return checked
 
     # -- the launch ------------------------------------------------------------------------------------------
@@ -120,25 +120,25 @@ class DeviceCalls:
         bound = self._bound
         gpu = bound.gpu
         targets: dict[str, ArrayView] = {}  # where each value is computed
-        for (name, _), placed in zip(self._outputs, outputs, strict=True):
+        for (name, _), view in zip(self._outputs, outputs, strict=True):
             if name not in inputs:
-                targets.setdefault(name, placed)
+                targets.setdefault(name, view)
         # Kernels read 16 bytes at a time. An unaligned slice is copied once, to or from aligned memory.
         aligned = {
-            name: gpu.allocate(placed.nbytes, stream, bound.row_bytes)
-            for name, placed in (*inputs.items(), *targets.items())
-            if placed.pointer % ALIGN_BYTES
+            name: gpu.allocate(view.nbytes, stream, bound.row_bytes)
+            for name, view in (*inputs.items(), *targets.items())
+            if view.pointer % ALIGN_BYTES
         }
         for name in aligned.keys() & inputs.keys():
             gpu.copy(aligned[name].pointer, inputs[name].pointer, inputs[name].nbytes, stream)
         if targets:
-            pointers = {name: placed.pointer for name, placed in (*inputs.items(), *targets.items())}
+            pointers = {name: view.pointer for name, view in (*inputs.items(), *targets.items())}
             bound.enqueue(pointers | {name: buffer.pointer for name, buffer in aligned.items()}, B, stream)
-        for (name, _), placed in zip(self._outputs, outputs, strict=True):
+        for (name, _), view in zip(self._outputs, outputs, strict=True):
             source = inputs.get(name) or targets[name]
             pointer = aligned[name].pointer if name in aligned else source.pointer
-            if pointer != placed.pointer:  # computed elsewhere, an input that is also an output, or a repeated output
-                gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
+            if pointer != view.pointer:  # computed elsewhere, an input that is also an output, or a repeated output
+                gpu.copy(view.pointer, pointer, view.nbytes, stream)
 
 
 # -- torch, one input, one output ------------------------------------------------------------------------------
@@ -163,34 +163,34 @@ class _OneLaunch:
         (launches,) = (launches for _, launches in rows.steps)
         assert launches.pointers is not None
         self._pointers, (self._call,) = launches.pointers, launches.calls
-        self._by_places: dict[tuple[int, int], Graph] = {}  # a graph may run on any stream
+        self._by_addresses: dict[tuple[int, int], Graph] = {}  # a graph may run on any stream
         self._last = (0, 0)
 
     def __call__(self, key: Key) -> bool:
-        """Launch with x and y at these addresses; False if they are misaligned or overlap. A pair of addresses that
-        comes twice in a row gets a graph; calls that have one do not come here."""
+        """Launch with x and y at these addresses; False if they are misaligned or overlap. A pair of addresses that is
+        used twice in a row gets a graph; later calls launch that instead."""
         x_at, y_at, stream = key
         if not self._fits(x_at, y_at):
             return False
-        places = x_at, y_at
-        if (places != self._last and places not in self._by_places) or self._refuses_graphs():
-            self._last = places
-            self._pointers[0].value, self._pointers[1].value = places
+        addresses = x_at, y_at
+        if (addresses != self._last and addresses not in self._by_addresses) or self._refuses_graphs():
+            self._last = addresses
+            self._pointers[0].value, self._pointers[1].value = addresses
             self._call.launch(stream)
             return True
-        if places not in self._by_places:
-            if len(self._by_places) >= MAX_GRAPHS:
-                self._forget(next(iter(self._by_places)))  # the oldest
-            self._by_places[places] = self._bound.graph(self._B, self._fits.named(x_at, y_at), stream).graph
+        if addresses not in self._by_addresses:
+            if len(self._by_addresses) >= MAX_GRAPHS:
+                self._forget(next(iter(self._by_addresses)))  # the oldest
+            self._by_addresses[addresses] = self._bound.graph(self._B, self._fits.named(x_at, y_at), stream).graph
         if len(self.graphs) >= 4 * MAX_GRAPHS:
-            self.graphs.clear()  # many streams: entries that come again are rebuilt from _by_places
-        self.graphs[key] = self._by_places[places]
+            self.graphs.clear()  # many streams: restored from _by_addresses when used again
+        self.graphs[key] = self._by_addresses[addresses]
         self.graphs[key].launch(stream)
         return True
 
-    def _forget(self, places: tuple[int, int]) -> None:
-        del self._by_places[places]
-        for key in [key for key in self.graphs if key[:2] == places]:
+    def _forget(self, addresses: tuple[int, int]) -> None:
+        del self._by_addresses[addresses]
+        for key in [key for key in self.graphs if key[:2] == addresses]:
             del self.graphs[key]
 
 
@@ -213,8 +213,8 @@ class _Launches:
             bound.launch(self._rows, pointers, stream, self._status(stream))
             return True
         if found is not None:
-            graph, before = found
-            self.graphs.pop(before, None)
+            graph, old_key = found
+            self.graphs.pop(old_key, None)
             graph.point(pointers)
         else:
             if len(self._by_stream) >= MAX_GRAPHS:
@@ -245,44 +245,44 @@ class _Fits:
         return {self._x: x_at, self._y: y_at}
 
 
-def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
+def torch_run(kind: Torch, bound: BoundPlan, slow_path: Run) -> Run:
     """The fast path from a torch tensor to a launch: a lookup, the checks on two tensors, and the launch.
 
-    Anything unusual takes the long way, which reports what is wrong. A closure: a closed-over name is cheaper than an
+    Anything unusual takes the slow path, which reports errors. A closure: a closed-over name is cheaper than an
     attribute, and all of this takes about as long as the launch itself.
     """
     net, known, tensor, empty = bound.plan.network, _Known(), kind.torch.Tensor, kind.torch.empty
     index, stream, refuses_graphs = bound.gpu.index, kind.raw_stream, kind.refuses_graphs
     device = kind.torch.device("cuda", index)
-    x_dtype, y_dtype = (getattr(kind.torch, given.dtype) for given in (net.input, net.output))
+    x_dtype, y_dtype = (getattr(kind.torch, row_type.dtype) for row_type in (net.input, net.output))
 
     def run(rows: Sequence[Any], out: Any = None) -> Any:
         x = rows[0]
         found = known.shapes.get(x.shape)
         if found is None or len(rows) != 1:
             learn(rows)
-            return long_way(rows, out)
+            return slow_path(rows, out)
         y_shape, graphs, launch = found
         if out is None:
             try:
                 out = empty(y_shape, dtype=y_dtype, device=device)
-            except Exception:  # no memory, or a torch that sees no GPU: the long way reports it
-                return long_way(rows, None)
+            except Exception:  # no memory, or a torch that sees no GPU: the slow path reports it
+                return slow_path(rows, None)
         elif not isinstance(out, tensor):
-            return long_way(rows, out)
+            return slow_path(rows, out)
         if (
             x.dtype is not x_dtype or out.dtype is not y_dtype or out.shape != y_shape
             or x.get_device() != index or out.get_device() != index
             or not x.is_contiguous() or not out.is_contiguous()
         ):  # fmt: skip
-            return long_way(rows, out)
-        on = stream(index)
-        key = (x.data_ptr(), out.data_ptr(), on)
+            return slow_path(rows, out)
+        handle = stream(index)
+        key = (x.data_ptr(), out.data_ptr(), handle)
         graph = graphs.get(key)  # a cached graph implies that x and y are aligned and do not overlap
         if graph is not None and not refuses_graphs():
-            graph.launch(on)
+            graph.launch(handle)
         elif not launch(key):
-            return long_way(rows, out)
+            return slow_path(rows, out)
         return out
 
     def learn(rows: Sequence[Any]) -> None:

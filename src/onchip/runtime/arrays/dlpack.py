@@ -24,7 +24,7 @@ class _Tensor(ctypes.Structure):  # DLTensor
     )  # fmt: skip
 
 
-class _Managed(ctypes.Structure):  # DLManagedTensor
+class Managed(ctypes.Structure):  # DLManagedTensor
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
@@ -48,7 +48,7 @@ _new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 _nothing = ctypes.CDLL(None).getpid  # a C function that ignores its arguments
 
 # Exported and not yet released: address of the managed tensor -> the tensor, its sizes, the owner of the memory.
-_lent: dict[int, tuple[_Managed, Any, Any]] = {}
+_lent: dict[int, tuple[Managed, Any, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def describe(capsule: Any) -> Described:
     """Read a capsule of `__dlpack__` without consuming it: keep it while the memory is used."""
     read_only = False
     if _is_valid(capsule, b"dltensor"):
-        tensor = _Managed.from_address(_get_pointer(capsule, b"dltensor")).tensor
+        tensor = Managed.from_address(_get_pointer(capsule, b"dltensor")).tensor
     elif _is_valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
         if managed.major != 1:
             raise InputError("unknown DLPack", got=f"version {managed.major}.{managed.minor}", expected="version 1")
         tensor, read_only = managed.tensor, bool(managed.flags & 1)
     else:
-        raise InputError("not a DLPack capsule", got=repr(capsule), expected="one that nobody has consumed")
+        raise InputError("not a DLPack capsule", got=repr(capsule), expected="one that is not consumed yet")
     name = f"{_CODES.get(tensor.code, f'code {tensor.code}, bits ')}{tensor.bits}" + "x" * (tensor.lanes != 1)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
@@ -84,7 +84,7 @@ def describe(capsule: Any) -> Described:
     return Described(pointer, shape, strides, dtype, tensor.device_type, tensor.device_id, read_only)
 
 
-def lend(pointer: int, shape: tuple[int, ...], dtype: str, device_id: int, owner: object) -> Any:
+def export(pointer: int, shape: tuple[int, ...], dtype: str, device_id: int, owner: object) -> Any:
     """A capsule for row-major memory on a GPU; the owner is kept alive until the consumer releases it."""
     code, bits = next(
         (code, int(dtype.removeprefix(kind))) for code, kind in _CODES.items() if dtype.removeprefix(kind).isdigit()
@@ -93,34 +93,34 @@ def lend(pointer: int, shape: tuple[int, ...], dtype: str, device_id: int, owner
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
     sizes = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
-    at = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-    behind = ctypes.cast(ctypes.addressof(sizes) + 8 * len(shape), ctypes.POINTER(ctypes.c_int64))
-    tensor = _Tensor(pointer, CUDA, device_id, len(shape), code, bits, 1, at, behind, 0)
-    managed = _Managed(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
+    sizes_at = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    strides_at = ctypes.cast(ctypes.addressof(sizes) + 8 * len(shape), ctypes.POINTER(ctypes.c_int64))
+    tensor = _Tensor(pointer, CUDA, device_id, len(shape), code, bits, 1, sizes_at, strides_at, 0)
+    managed = Managed(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
     address = ctypes.addressof(managed)
     _lent[address] = (managed, sizes, owner)
     return _new(address, b"dltensor", ctypes.cast(_destructor, ctypes.c_void_p))
 
 
-def _give_back(address: int) -> None:
+def _release(address: int) -> None:
     _lent.pop(address, None)
 
 
-def _drop(capsule: int) -> None:
-    """Release a capsule that was not consumed: it still has its first name."""
+def _release_unused(capsule: int) -> None:
+    """Release a capsule that was never consumed: it still has its original name."""
     if _is_valid_at(capsule, b"dltensor"):
         _lent.pop(_get_pointer_at(capsule, b"dltensor"), None)
 
 
 @atexit.register
-def _stop_taking_back() -> None:
+def _disable_callbacks() -> None:
     """After Python ends, no callback can run: what is exported by then is leaked and freed with the process."""
     for managed, sizes, owner in _lent.values():
         managed.deleter = ctypes.cast(_nothing, ctypes.c_void_p)
-        for kept in (managed, sizes, owner):
-            _python.Py_IncRef(ctypes.py_object(kept))
+        for leaked in (managed, sizes, owner):
+            _python.Py_IncRef(ctypes.py_object(leaked))
 
 
 # C callbacks: the deleter is called by the consumer, from any thread; the destructor by Python.
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give_back)
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop)
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
+_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_release_unused)

@@ -20,7 +20,7 @@ def check_apart(outputs: Sequence[T], inputs: Iterable[T], shares: Callable[[T, 
 
     shares(a, b)  whether two arrays overlap: NumPy's `may_share_memory`, or the negation of `is_apart`
     """
-    for i, made in enumerate(outputs):
+    for i, output in enumerate(outputs):
         for other in (*outputs[i + 1 :], *inputs):
-            if shares(made, other):
-                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
+            if shares(output, other):
+                raise ShapeError("out overlaps an input or another out", expected="separate memory for each")

@@ -18,7 +18,7 @@ import numpy as np
 from onchip.cache import print_unless_quiet, private_folder, read_entry, write_entry
 from onchip.errors import InputError
 from onchip.network.graph import Network
-from onchip.network.recipe import Array, Made, Recipe, materialise
+from onchip.network.recipe import Array, Evaluated, Recipe, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
@@ -28,7 +28,7 @@ from onchip.runtime.distributed.ranks import OneRank, Ranks
 if TYPE_CHECKING:
     from onchip.kernels.cpu.threading.launches import Launch
     from onchip.kernels.cpu.train.mlp import Trainer
-    from onchip.kernels.training import JointTrainer, Piece, SharedData, Trained
+    from onchip.kernels.training import Epochs, JointTrainer, SharedData, Trained
     from onchip.runtime.cpu.chunks import Chunks
 
 
@@ -52,7 +52,7 @@ def check_threads(threads: int | None) -> int:
 
 PRECISION = "fp32"  # the only precision of the CPU kernels
 L3_CORE_BYTES = 12 << 20  # at most: an EPYC 9684X has 1,152 MiB for 96 cores (data sheet), others 1.4 to 5 per core
-CALL_US = 1.0  # per call, beside its launch: a call with one row takes 3 to 4 in total on a 2.5 GHz Neoverse N1
+CALL_US = 1.0  # per call, in addition to its launch: a call with one row takes 3 to 4 in total on a 2.5 GHz Neoverse N1
 
 
 def this_cpu(measure: bool = False) -> Device:
@@ -62,25 +62,25 @@ def this_cpu(measure: bool = False) -> Device:
     name, cores = _model_name(), core_count()
     key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]
     folder = private_folder("rates")
-    kept = read_entry(folder, key)
-    rates = before = json.loads(kept) if kept is not None else None
+    cached = read_entry(folder, key)
+    rates = earlier = json.loads(cached) if cached is not None else None
     if rates is None:  # printed first on a first run: planning and loading the compiler take a second
-        print_unless_quiet("onchip: new on this machine: it is measured, then kernels are compiled", once="new")
+        print_unless_quiet("onchip: first run on this machine: measuring the CPU, then compiling kernels", once="new")
     if rates is None or measure:
-        rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
+        rates = {"flops": measure_flops(), "bandwidth": measure_bandwidth(cores)}
         # Other load only makes the machine look slower: the best measurement is the most accurate.
-        rates = {name: max(rate, before[name] if before else 0.0) for name, rate in rates.items()}
+        rates = {name: max(rate, earlier[name] if earlier else 0.0) for name, rate in rates.items()}
         write_entry(folder, key, json.dumps(rates).encode())
     flops, bandwidth = rates["flops"], rates["bandwidth"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Device(
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
-        flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=3.0, fast_bytes=_l2_bytes(),
+        flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=3.0, fast_bytes=l2_bytes(),
         memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=CALL_US,
         # A library's gemm of this size reaches at least three quarters of the cores' rate; a copy may move three
         # bytes for two, as a line is fetched before it is written; a core loads two vectors for two multiply-adds.
         peak=Peak({PRECISION: flops * 4 / 3}, bandwidth * 3 / 2, flops * 8 / 3, launch_us=0.0),
-        source="measured here: float32 products of 768 and a copy, all cores; launches and calls assumed; "
+        source="measured: float32 gemms of size 768 and a copy, all cores; launches and calls assumed; "
         "peak: 4/3 and 3/2 of these",
     )  # fmt: skip
 
@@ -95,14 +95,14 @@ def _model_name() -> str:
     return platform.machine()  # platform.processor() starts a subprocess
 
 
-def _cache_bytes(level: int) -> int:
+def cache_bytes(level: int) -> int:
     text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
     return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
 
 
-def _l2_bytes() -> int:
+def l2_bytes() -> int:
     try:
-        return _cache_bytes(2)
+        return cache_bytes(2)
     except (OSError, ValueError, KeyError, IndexError):
         return 1 << 20
 
@@ -110,9 +110,9 @@ def _l2_bytes() -> int:
 def _last_cache_bytes(cores: int) -> int:
     """A virtual machine reports the whole L3 of its host: 300 MiB, of which two cores have a few."""
     try:
-        return min(_cache_bytes(3), cores * L3_CORE_BYTES)
+        return min(cache_bytes(3), cores * L3_CORE_BYTES)
     except (OSError, ValueError, KeyError, IndexError):
-        return cores * _l2_bytes()
+        return cores * l2_bytes()
 
 
 def _best_seconds(run: Callable[[], object], repeats: int = 30) -> float:
@@ -124,13 +124,13 @@ def _best_seconds(run: Callable[[], object], repeats: int = 30) -> float:
     return min(times)
 
 
-def _measure_flops() -> float:
+def measure_flops() -> float:
     n = 768
     a = np.random.default_rng(0).standard_normal((2, n, n), dtype=np.float32)
     return 2 * n**3 / _best_seconds(lambda: a[0] @ a[1])
 
 
-def _measure_bandwidth(cores: int) -> float:
+def measure_bandwidth(cores: int) -> float:
     source = np.random.default_rng(0).standard_normal((cores, 4 << 20), dtype=np.float32)
     target = np.empty_like(source)
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
@@ -147,7 +147,7 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     new: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # arrays that its outputs allocate
-    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # its arrays that are views of others: name, of which, row shape
+    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # arrays that are views: name, the array viewed, row shape
     done: tuple[str, ...]  # arrays that no later step reads
 
 
@@ -173,7 +173,7 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.compiler.compile_ahead import announce, queue_kernels
+        from onchip.kernels.cpu.compiler.compile_ahead import queue_functions, queue_kernels
         from onchip.kernels.cpu.threading.launches import run_launches
         from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
         from onchip.kernels.cpu.train.mlp import queue_training
@@ -186,34 +186,34 @@ class CpuBound:
         if plan.job.is_training:
             queue_training()
         else:
-            announce((run_launches,))
+            queue_functions((run_launches,))
         queue_helpers(threads)
-        made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
+        derived: Evaluated = {} if plan.job.is_training else make_weights(plan, threads, ranks)
         home, between = plan.stored_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []
         for i, group in enumerate(() if plan.job.is_training else plan.groups):
-            weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
+            weights = {name: evaluate_weight(recipe, plan, derived) for name, recipe in group.claim.recipes.items()}
             used = (*group.inputs, *group.outputs)
             done = tuple({home[name] for name in used if last[home[name]] == i} & between)
             types = {name: plan.types[name] for name in group.outputs if name in between}
-            new = tuple((name, given.row_shape, numpy_dtype(given.dtype)) for name, given in types.items())
-            seen = tuple((name, home[name], plan.types[name].row_shape) for name in used if home[name] != name)
+            new = tuple((name, t.row_shape, numpy_dtype(t.dtype)) for name, t in types.items())
+            views = tuple((name, home[name], plan.types[name].row_shape) for name in used if home[name] != name)
             if not group.claim.is_view:
                 launch = kernels[group.claim.kernel].bind(group.claim, weights)
             elif home[group.inputs[0]] == home[group.outputs[0]]:
                 continue
             else:
                 launch = _copy
-            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
-        self._chunks = self._find_chunks()
+            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, views, done))
+        self.chunks = self._find_chunks()
         load_helpers(threads)  # at bind time, not in the first call
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
-        if self._chunks is not None:
-            arrays = [values[name] for name in self._chunks.arrays]
-            if self._chunks.run(arrays, B, self._chunks.rows_of_chunk(B)):
+        if self.chunks is not None:
+            arrays = [values[name] for name in self.chunks.arrays]
+            if self.chunks.run(arrays, B, self.chunks.rows_of_chunk(B)):
                 return
         self._start_helpers(self.threads)
         for step in self._steps:
@@ -231,19 +231,19 @@ class CpuBound:
     def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
         from onchip.runtime.cpu.quick_call import quick_call
 
-        return None if self._chunks is None else quick_call(self.plan, self._chunks)
+        return None if self.chunks is None else quick_call(self.plan, self.chunks)
 
     def _find_chunks(self) -> Chunks | None:
         """None if a launch cannot run from compiled code."""
         from onchip.kernels.cpu.threading.launches import CompiledLaunch
         from onchip.runtime.cpu.chunks import Chunks
 
-        home = self.plan.stored_in
+        stored_in = self.plan.stored_in
         launches: list[tuple[CompiledLaunch, list[str]]] = []
         for step in self._steps:
             if not isinstance(step.launch, CompiledLaunch):
                 return None
-            launches.append((step.launch, [home[name] for name in (*step.inputs, *step.outputs)]))
+            launches.append((step.launch, [stored_in[name] for name in (*step.inputs, *step.outputs)]))
         return Chunks(self.plan, launches, self.threads) if launches else None
 
     def wait(self) -> None:
@@ -263,8 +263,8 @@ class CpuBound:
 
         (network,) = networks
         (group,) = self.plan.groups  # a training kernel claims the whole network
-        made: Made = {}
-        weights = {name: materialise(recipe, network.weights, made) for name, recipe in group.claim.recipes.items()}
+        derived: Evaluated = {}
+        weights = {name: materialise(recipe, network.weights, derived) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
         (of_rows,) = row_weights
@@ -274,18 +274,18 @@ class CpuBound:
 class _OneRun:
     """A single training run. The host is the device: `end` does the training."""
 
-    is_beside_host = False
+    is_asynchronous = False
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainers, self.seconds = (trainer,), 0.0
-        self._piece: Piece | None = None
+        self._piece: Epochs | None = None
 
     def make_ready(self) -> None:
-        from onchip.kernels.training import Piece
+        from onchip.kernels.training import Epochs
 
-        self.trainers[0].train(Piece((np.zeros(0, np.int64),), (0.0,)))
+        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), (0.0,)))
 
-    def begin(self, pieces: Sequence[Piece | None]) -> None:
+    def begin(self, pieces: Sequence[Epochs | None]) -> None:
         (self._piece,) = pieces
 
     def end(self) -> list[Trained]:
@@ -300,6 +300,6 @@ def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> No
     outputs[0].reshape(-1)[...] = inputs[0].reshape(-1)
 
 
-def bake(recipe: Recipe, plan: Plan, made: Made) -> Array:
-    """An array that a kernel needs, computed from the network's weights; `made` caches shared ones."""
-    return materialise(recipe, plan.network.weights, made)
+def evaluate_weight(recipe: Recipe, plan: Plan, derived: Evaluated) -> Array:
+    """An array that a kernel needs, computed from the network's weights; `derived` caches shared ones."""
+    return materialise(recipe, plan.network.weights, derived)

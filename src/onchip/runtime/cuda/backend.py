@@ -8,7 +8,7 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
 from onchip.kernels.cuda.layout.permute import PermuteLowering
-from onchip.plan.build_cost import makes_of
+from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
@@ -30,7 +30,7 @@ class CudaBound(BoundPlan):
         return None
 
     def together(self, *_: object) -> NoReturn:
-        raise PlanError("a plan for inference trains nothing", got="no loss", expected="a plan for training")
+        raise PlanError("a plan for inference cannot train", got="no loss", expected="a plan for training")
 
     trainers = together
 
@@ -51,7 +51,7 @@ class CudaBackend:
     def bind_rows(self, plan: Plan, debug: bool = False) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
-        made = make_weights(self.gpu, wanted, plan.network.weights, makes_of(KERNELS, self.device))
+        built = make_weights(self.gpu, wanted, plan.network.weights, recipe_rates_of(KERNELS, self.device))
         groups = []
         for group in plan.groups:
             inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
@@ -60,9 +60,9 @@ class CudaBackend:
                 if inputs == outputs:
                     continue
                 # A view that must be copied: a permute that keeps the order of the axes.
-                given, units = plan.types[group.outputs[0]], self.device.units
-                lowering = PermuteLowering((given.dtype,) * 2, given.row_shape, tuple(range(len(given.shape))), units)
-            weights = {name: made[recipe] for name, recipe in group.claim.recipes.items()}
+                t, units = plan.types[group.outputs[0]], self.device.units
+                lowering = PermuteLowering((t.dtype,) * 2, t.row_shape, tuple(range(len(t.shape))), units)
+            weights = {name: built[recipe] for name, recipe in group.claim.recipes.items()}
             groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)
         bound.at(plan.job.batch)  # compiles the job's kernels before it is timed

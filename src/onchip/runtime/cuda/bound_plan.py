@@ -47,12 +47,12 @@ class BoundRows:
     """A plan for one batch size: the launches of every group, and arena offsets of the values between them."""
 
     steps: list[tuple[BoundGroup, BoundSteps]]
-    places: Mapping[str, int]  # arena offsets of values between groups, in bytes
+    offsets: Mapping[str, int]  # arena offsets of values between groups, in bytes
     scratches: Sequence[int]  # arena offset of each group's scratch memory
     arena_bytes: int
 
 
-class _Kept(threading.local):
+class _ThreadCache(threading.local):
     """Launches per thread, by batch size: their arguments are written in place."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class BoundPlan:
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.max_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._is_read_often = plan.is_read_often
-        self._kept = _Kept()
-        self._arenas: dict[int, Buffer] = {}  # by stream: of its graphs, which run one after the other
+        self._cached = _ThreadCache()
+        self._arenas: dict[int, Buffer] = {}  # by stream: for its graphs, which run one at a time
         self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
         self._lock = threading.Lock()
         words = [word for group in groups for word in status_words(group.lowering.at(1))]
-        # Errors in GPU arrays are raised by a later call; errors in host rows, when those are done.
+        # Errors in GPU arrays are raised by a later call; errors in host rows by the same call.
         self.found = StatusWords(gpu, words) if words else None
-        self._found_staged = StatusWords(gpu, words) if words else None
+        self._host_status = StatusWords(gpu, words) if words else None
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
         """Run the network on B > 0 rows: a single launch directly; several as a graph, from the second call with B on.
@@ -114,8 +114,8 @@ class BoundPlan:
         rows = max(1, fitting // CHUNK_UNIT) * CHUNK_UNIT
         types, first_rows = self.plan.network.types, list[int]()
         for row in range(0, B, rows):
-            places = {name: pointer + row * types[name].row_bytes for name, pointer in pointers.items()}
-            first_rows += self._enqueue(places, min(rows, B - row), stream, found, first + row)
+            addresses = {name: pointer + row * types[name].row_bytes for name, pointer in pointers.items()}
+            first_rows += self._enqueue(addresses, min(rows, B - row), stream, found, first + row)
         return first_rows
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
@@ -125,21 +125,21 @@ class BoundPlan:
         outputs  name -> (B, ...) of the network's output types, row-major, overwritten
         """
         for name, array in (*inputs.items(), *outputs.items()):
-            given = self.plan.network.types[name]
-            fits = array.dtype == numpy_dtype(given.dtype) and array.shape == (B, *given.row_shape)
+            tensor_type = self.plan.network.types[name]
+            fits = array.dtype == numpy_dtype(tensor_type.dtype) and array.shape == (B, *tensor_type.row_shape)
             if not (fits and array.flags.c_contiguous):
-                got = f"{array.dtype}{list(array.shape)}"
-                raise ShapeError(f"'{name}' does not fit", got=got, expected=f"{given} with B = {B}, row-major")
+                got, expected = f"{array.dtype}{list(array.shape)}", f"{tensor_type} with B = {B}, row-major"
+                raise ShapeError(f"'{name}' has the wrong shape, dtype or layout", got=got, expected=expected)
         if B == 0:
             return
         names = (*inputs, *outputs)
 
-        found = self._found_staged
+        found = self._host_status
 
-        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> Ticket | None:
+        def enqueue(x_pointers: Sequence[int], y_pointers: Sequence[int], rows: int, stream: int) -> Ticket | None:
             if found is not None:
                 found.clear(stream)  # left by a batch that failed
-            first_rows = self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
+            first_rows = self._enqueue(dict(zip(names, (*x_pointers, *y_pointers), strict=True)), rows, stream, found)
             return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
         staged = list(inputs.values()), list(outputs.values())
@@ -156,38 +156,38 @@ class BoundPlan:
 
     def at(self, B: int) -> BoundRows:
         """This thread's launches for B rows."""
-        kept = self._kept.by_rows
-        if B not in kept:
-            if len(kept) >= MAX_CALLS:
-                kept.clear()
-            kept[B] = self.bind(B)
-        return kept[B]
+        cached = self._cached.by_rows
+        if B not in cached:
+            if len(cached) >= MAX_CALLS:
+                cached.clear()
+            cached[B] = self.bind(B)
+        return cached[B]
 
     def bind(self, B: int) -> BoundRows:
         steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.groups]
         arena = Arena()
         last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
-        places: dict[str, int] = {}
+        offsets: dict[str, int] = {}
         scratches = []
         for i, (step, launches) in enumerate(steps):
             scratches.append(arena.take(launches.scratch_bytes) if launches.scratch_bytes else 0)
             for name in step.outputs:
                 if name in self._between:
-                    places[name] = arena.take(self._between[name] * B)
+                    offsets[name] = arena.take(self._between[name] * B)
             if launches.scratch_bytes:
                 arena.give_back(scratches[-1])  # unused after the group
-            for name in {*step.inputs, *step.outputs} & places.keys():
+            for name in {*step.inputs, *step.outputs} & offsets.keys():
                 if last_read[name] == i:
-                    arena.give_back(places[name])
-        return BoundRows(steps, places, scratches, arena.nbytes)
+                    arena.give_back(offsets[name])
+        return BoundRows(steps, offsets, scratches, arena.nbytes)
 
     def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int) -> None:
         values = _values(bound, pointers, arena)
-        watched = self.debug and not self.gpu.is_capturing(stream)
+        synchronises = self.debug and not self.gpu.is_capturing(stream)
         for (group, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
-            behind = functools.partial(self.gpu.synchronise, kernel=group.label) if watched else None
+            after_launch = functools.partial(self.gpu.synchronise, kernel=group.label) if synchronises else None
             inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
-            launches.enqueue(inputs, outputs, arena + scratch, stream, behind, status)
+            launches.enqueue(inputs, outputs, arena + scratch, stream, after_launch, status)
             status += launches.status_bytes
 
     def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
@@ -207,9 +207,9 @@ class BoundPlan:
             graph = GraphBuilder(self.gpu)
             for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
                 inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
-                made, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)
+                graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)
                 status += steps.status_bytes
-                for node, call, uses in zip(made, steps.calls, steps.uses, strict=True):
+                for node, call, uses in zip(graph_nodes, steps.calls, steps.uses, strict=True):
                     nodes.append((node, call, [(argument, _name_of(group, value)) for argument, value in uses]))
             return PlanGraph(graph.finish(arena), pointers, nodes)
 
@@ -222,7 +222,7 @@ class BoundPlan:
         found = self._arenas.get(key)
         if found is None or found.nbytes < nbytes:
             if len(self._arenas) >= MAX_CALLS:
-                self._arenas.clear()  # graphs keep theirs
+                self._arenas.clear()  # graphs keep their arenas alive
             # Graphs of smaller batches keep the arena that they were built with, so it grows in few steps.
             grown = 2 * found.nbytes if found is not None else 0
             with self.gpu.relaxed():
@@ -250,9 +250,9 @@ class BoundPlan:
 
 def _values(bound: BoundRows, pointers: Mapping[str, int], arena: int) -> Mapping[str, int]:
     """The address of every array: the caller's, and those in the arena."""
-    if not bound.places:
+    if not bound.offsets:
         return pointers
-    return {**pointers, **{name: arena + place for name, place in bound.places.items()}}
+    return {**pointers, **{name: arena + offset for name, offset in bound.offsets.items()}}
 
 
 def _name_of(group: BoundGroup, value: Input | Output) -> str:
@@ -268,14 +268,14 @@ class Arena:
 
     def take(self, nbytes: int) -> int:
         """Allocate the first gap that is large enough; returns its offset."""
-        size, at = max(1, -(-nbytes // ALIGN_BYTES)) * ALIGN_BYTES, 0
+        size, offset = max(1, -(-nbytes // ALIGN_BYTES)) * ALIGN_BYTES, 0
         for begin, end in self._taken:
-            if begin - at >= size:
+            if begin - offset >= size:
                 break
-            at = end
-        bisect.insort(self._taken, (at, at + size))
-        self.nbytes = max(self.nbytes, at + size)
-        return at
+            offset = end
+        bisect.insort(self._taken, (offset, offset + size))
+        self.nbytes = max(self.nbytes, offset + size)
+        return offset
 
-    def give_back(self, at: int) -> None:
-        self._taken = [(begin, end) for begin, end in self._taken if begin != at]
+    def give_back(self, offset: int) -> None:
+        self._taken = [(begin, end) for begin, end in self._taken if begin != offset]

@@ -49,9 +49,9 @@ class BoundSteps:
         self.uses: list[list[tuple[Any, Input | Output]]] = []  # per launch: its pointer arguments
         self._gpu, self._cleared_bytes = gpu, steps.cleared_bytes
         self._weights, self._state = weights or {}, state or {}
-        self._inputs: list[tuple[Any, int]] = []  # an argument and the index of its input
+        self._inputs: list[tuple[Any, int]] = []  # argument, index of its input
         self._outputs: list[tuple[Any, int]] = []
-        self._scratches: list[tuple[Any, int]] = []  # and the offset
+        self._scratches: list[tuple[Any, int]] = []  # argument, offset
         self._statuses: list[tuple[Any, int]] = []
         for launch in steps.launches:
             self._bind(gpu, launch)
@@ -63,11 +63,11 @@ class BoundSteps:
     def _bind(self, gpu: Gpu, launch: KernelLaunch) -> None:
         function = gpu.load(launch.program, launch.config.shared_bytes, launch.config.cluster)
         self.uses.append([])
-        arguments = [self._write_down(argument) for argument in launch.arguments]
+        arguments = [self._to_ctypes(argument) for argument in launch.arguments]
         self.functions.append(function)
         self.calls.append(Call(gpu, function, launch.config, arguments))
 
-    def _write_down(self, argument: Argument) -> Any:
+    def _to_ctypes(self, argument: Argument) -> Any:
         """The argument as a ctypes value; pointers that change per call are recorded to be set later."""
         match argument:
             case Int64(value):
@@ -75,71 +75,71 @@ class BoundSteps:
             case UInt32(value):
                 return ctypes.c_uint32(value)
             case StatusWord():
-                made = ctypes.c_uint64(0)
-                self._statuses.append((made, len(self._statuses) * STATUS_BYTES))
-                return made
+                word = ctypes.c_uint64(0)
+                self._statuses.append((word, len(self._statuses) * STATUS_BYTES))
+                return word
             case TensorMap(of) | WindowMap(of):
-                return self._point(TensorMapArgument(self._gpu, argument), of)
+                return self._set_pointer(TensorMapArgument(self._gpu, argument), of)
             case Struct(pointers, data):
                 whole = ctypes.create_string_buffer(8 * len(pointers) + len(data))
                 for i, pointer in enumerate(pointers):
-                    self._point(ctypes.c_uint64.from_buffer(whole, 8 * i), pointer)
+                    self._set_pointer(ctypes.c_uint64.from_buffer(whole, 8 * i), pointer)
                 ctypes.memmove(ctypes.addressof(whole) + 8 * len(pointers), data, len(data))
                 return whole
             case _:
-                return self._point(ctypes.c_uint64(0), argument)
+                return self._set_pointer(ctypes.c_uint64(0), argument)
 
-    def _point(self, made: Any, at: Memory | Int64) -> Any:
-        match at:
+    def _set_pointer(self, argument: Any, memory: Memory | Int64) -> Any:
+        match memory:
             case Int64(value):
-                made.value = value
+                argument.value = value
             case Weight(name):
-                made.value = self._weights[name].pointer
+                argument.value = self._weights[name].pointer
             case State(name):
-                made.value = self._state[name].pointer
+                argument.value = self._state[name].pointer
             case Scratch(offset):
-                self._scratches.append((made, offset))
+                self._scratches.append((argument, offset))
             case Input(index) | Output(index):
-                (self._inputs if isinstance(at, Input) else self._outputs).append((made, index))
-                self.uses[-1].append((made, at))
-        return made
+                (self._inputs if isinstance(memory, Input) else self._outputs).append((argument, index))
+                self.uses[-1].append((argument, memory))
+        return argument
 
     def enqueue(
         self, inputs: Sequence[int], outputs: Sequence[int], scratch: int, stream: int,
-        behind: Callable[[int], None] | None = None, status: int = 0,
+        after_launch: Callable[[int], None] | None = None, status: int = 0,
     ) -> None:  # fmt: skip
         """Put the launches on a stream.
 
         inputs, outputs  pointers, in the group's order
-        scratch          pointer to `scratch_bytes` for this call alone
-        behind           called after each launch with its stream
+        scratch          pointer to `scratch_bytes` that only this call uses
+        after_launch     called after each launch with its stream
         status           pointer to STATUS_BYTES per StatusWord
         """
         self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
             self._gpu.clear(scratch, self._cleared_bytes, stream)
         if self._branches is not None:
-            self._branches.enqueue(self.calls, stream, behind)
+            self._branches.enqueue(self.calls, stream, after_launch)
             return
         for call in self.calls:
             call.launch(stream)
-            if behind is not None:
-                behind(stream)
+            if after_launch is not None:
+                after_launch(stream)
 
     def add_to(
         self, graph: GraphBuilder, inputs: Sequence[int], outputs: Sequence[int], scratch: int,
-        behind: Sequence[int] = (), status: int = 0,
+        dependencies: Sequence[int] = (), status: int = 0,
     ) -> tuple[list[int], list[int]]:  # fmt: skip
         """Add the launches to a graph after these nodes; returns the nodes of all launches and the final ones."""
         self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
-            behind = [graph.clear(scratch, self._cleared_bytes, behind)]
+            dependencies = [graph.clear(scratch, self._cleared_bytes, dependencies)]
         nodes: list[int] = []
-        ends = list(behind)
-        for i, (each, after) in enumerate(zip(self.calls, self._after, strict=True)):
-            numbers = range(max(0, i - 1), i) if after is None else after
-            waits = [nodes[earlier] for earlier in numbers] or list(behind)
-            nodes.append(graph.add(each, waits))
+        ends = list(dependencies)
+        for i, (launch, after) in enumerate(zip(self.calls, self._after, strict=True)):
+            indices = range(max(0, i - 1), i) if after is None else after
+            waits = [nodes[earlier] for earlier in indices] or list(dependencies)
+            nodes.append(graph.add(launch, waits))
             ends = [*(node for node in ends if node not in waits), nodes[-1]]
         return nodes, ends
 
@@ -187,18 +187,18 @@ class _Branches:
         self._events: dict[int, Event] = {i: gpu.event() for i in known}
         self._streams = [SideStream(gpu) for _ in self._ends]
 
-    def enqueue(self, calls: Sequence[Call], stream: int, behind: Callable[[int], None] | None) -> None:
+    def enqueue(self, calls: Sequence[Call], stream: int, after_launch: Callable[[int], None] | None) -> None:
         events, streams = self._events, [stream, *(side.handle for side in self._streams)]
         if _START in events:
             events[_START].record(stream)
         for i, (call, lane, waits) in enumerate(zip(calls, self._lanes, self._waits, strict=True)):
             on = streams[lane]
             for earlier in waits:
-                events[earlier].hold(on)
+                events[earlier].block_stream(on)
             call.launch(on)
             if i in events:
                 events[i].record(on)
-            if behind is not None:
-                behind(on)
+            if after_launch is not None:
+                after_launch(on)
         for end in self._ends:
-            events[end].hold(stream)
+            events[end].block_stream(stream)

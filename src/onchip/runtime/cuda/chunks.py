@@ -1,4 +1,4 @@
-"""Split a batch of host rows into chunks (one slot each) and pieces (one thread each). Arithmetic only."""
+"""Arithmetic: split a batch of host rows into chunks (a slot each), and their copies into slices (a thread each)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ AHEAD = 2  # chunks that are copied to their slots while an earlier one is in fl
 SLOTS = AHEAD + 3  # plus one being sent, one in the kernels or returning, one being copied out
 MIN_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and launching takes longer than it gains
 OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its wait for the GIL)
-# Every piece costs some us under the GIL, so they are few and large.
+# Every slice costs some us under the GIL, so they are few and large.
 CHUNK_BYTES = 1 << 20
-MAX_PIECES = 4  # per array and chunk: with those of AHEAD + 1 chunks, more than there are threads
+MAX_SLICES = 4  # per array and chunk: with those of AHEAD + 1 chunks, more than there are threads
 ALIGN_BYTES = 256
 
 
@@ -36,9 +36,9 @@ def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-def cut_in_pieces(nbytes: int, min_bytes: int) -> list[tuple[int, int]]:
-    """Begin and end of the pieces of a copy, one per thread; a single one if more do not pay."""
-    count = max(1, min(MAX_PIECES, nbytes // min_bytes))
+def cut_in_slices(nbytes: int, min_bytes: int) -> list[tuple[int, int]]:
+    """Begin and end of the slices of a copy, one per thread; a single one if more do not pay."""
+    count = max(1, min(MAX_SLICES, nbytes // min_bytes))
     return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
@@ -51,7 +51,7 @@ class Cut:
     count: int
     offsets: Sequence[int]  # of each array in a slot
     size: int  # total
-    pieces: Sequence[Sequence[tuple[int, int]]]  # per array: begin and end, in the bytes of a chunk
+    slices: Sequence[Sequence[tuple[int, int]]]  # per array: begin and end, in the bytes of a chunk
 
     @classmethod
     def of(cls, row_bytes: Sequence[int], B: int) -> Cut:
@@ -59,5 +59,5 @@ class Cut:
         count = -(-B // step)
         *offsets, size = place_in_slot(row_bytes, step)
         least = CHUNK_BYTES if count > 1 else OFFERED_BYTES
-        pieces = [cut_in_pieces(each * step, least) for each in row_bytes]
-        return cls(row_bytes, step, count, offsets, size, pieces)
+        slices = [cut_in_slices(each * step, least) for each in row_bytes]
+        return cls(row_bytes, step, count, offsets, size, slices)

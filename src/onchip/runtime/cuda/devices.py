@@ -25,8 +25,8 @@ from onchip.plan.device import (
 from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
-# Compilation targets: fp32 lanes per SM, and the ratio of tensor-core bf16 to fp32
-# (white papers of A100, GA102, AD102, H100, B200, GB202); tf32 is half of bf16, fp8 twice.
+# By compute capability: fp32 lanes per SM, and the peak of tensor-core bf16 relative to fp32
+# (white papers of A100, GA102, AD102, H100, B200, GB202). tf32 has half the bf16 peak, fp8 twice.
 _CHIPS = {(8, 0): (64, 16.0), (8, 6): (128, 2.0), (8, 9): (128, 2.0),
           (9, 0): (128, 14.8), (10, 0): (128, 28.0), (12, 0): (128, 2.0)}  # fmt: skip
 
@@ -53,7 +53,7 @@ def driver_version() -> str:
 
 
 def probe() -> tuple[list[Device], str]:
-    """The GPUs, and why there are none."""
+    """The GPUs and ""; or [] and the reason."""
     if not _has_driver():
         return [], NO_DRIVER
     try:
@@ -73,7 +73,7 @@ def probe() -> tuple[list[Device], str]:
             return [], f"the NVIDIA driver is for CUDA {version_text(version)}: update it to one for CUDA {needed}"
         devices = [_describe(driver, index) for index in range(call(driver.cuDeviceGetCount))]
     except Exception as error:
-        return [], f"the NVIDIA driver answers with an error: {error}"
+        return [], f"the NVIDIA driver returned an error: {error}"
     return devices, "" if devices else "the NVIDIA driver sees no GPU"
 
 
@@ -90,41 +90,41 @@ def _has_driver() -> bool:
 def _describe(driver: Any, index: int) -> Device:
     handle = call(driver.cuDeviceGet, index)
 
-    def ask(attribute: str) -> int:
+    def attribute_of(attribute: str) -> int:
         key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
         return int(call(driver.cuDeviceGetAttribute, key, handle))
 
     name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode(errors="replace")
-    chip = (ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR"))
-    here = {
+    capability = (attribute_of("COMPUTE_CAPABILITY_MAJOR"), attribute_of("COMPUTE_CAPABILITY_MINOR"))
+    queried = {
         "name": name,
-        "units": ask("MULTIPROCESSOR_COUNT"),
-        "fast_bytes": ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        "units": attribute_of("MULTIPROCESSOR_COUNT"),
+        "fast_bytes": attribute_of("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         "memory_bytes": int(call(driver.cuDeviceTotalMem, handle)),
-        "cache_bytes": ask("L2_CACHE_SIZE"),
+        "cache_bytes": attribute_of("L2_CACHE_SIZE"),
     }
     for known in KNOWN.values():
-        if known.kind == "cuda" and known.units == here["units"] and _is_called(name, known.name):
-            return replace(known, **here, bus_bandwidth=_staged_bandwidth(known.bus_bandwidth))
-    # A cubin runs on its own major version from its minor version up: take the nearest below.
-    built = max((c for c in _CHIPS if c[0] == chip[0] and c[1] <= chip[1]), default=chip)
-    lanes, ratio = _CHIPS.get(built, (64, 1.0))
-    clock = ask("CLOCK_RATE") * 1e3
-    fp32 = 2.0 * lanes * here["units"] * clock
-    # Two transfers per clock. Virtual GPUs may report 0: then a default, so that there is still a floor.
-    bandwidth = 2.0 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
+        if known.kind == "cuda" and known.units == queried["units"] and _names_match(name, known.name):
+            return replace(known, **queried, bus_bandwidth=_staged_bandwidth(known.bus_bandwidth))
+    # A cubin runs on its own minor version and later ones of the same major version: take the nearest below.
+    target = max((c for c in _CHIPS if c[0] == capability[0] and c[1] <= capability[1]), default=capability)
+    lanes, ratio = _CHIPS.get(target, (64, 1.0))
+    clock = attribute_of("CLOCK_RATE") * 1e3
+    fp32 = 2.0 * lanes * queried["units"] * clock
+    # Two transfers per clock. Virtual GPUs may report 0: a default keeps the floor finite.
+    bandwidth = 2.0 * attribute_of("MEMORY_CLOCK_RATE") * 1e3 * attribute_of("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
     flops = {"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
-    flops |= {"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}
-    peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_PER_CLOCK * clock, H200.peak.launch_us)
+    flops |= {"fp8": 2 * ratio * fp32} if target >= (8, 9) else {}
+    peak = Peak(flops, bandwidth, queried["units"] * L2_BYTES_PER_CLOCK * clock, H200.peak.launch_us)
     return Device(
-        kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
+        kind="cuda", arch=f"sm_{target[0]}{target[1]}{'a' if target[0] == 9 else ''}",
         flops=sustained_flops(flops),
-        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak, call_us=H200.call_us,
-        # The driver does not report the bus: assume that of the chip's generation, with 16 lanes.
-        bus_bandwidth=_staged_bandwidth(SUSTAINED_BUS * (PCIE_5 if built >= (9, 0) else PCIE_4)),
+        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **queried, peak=peak, call_us=H200.call_us,
+        # The driver does not report the bus: assume 16 lanes of the PCIe version usual for this architecture.
+        bus_bandwidth=_staged_bandwidth(SUSTAINED_BUS * (PCIE_5 if target >= (9, 0) else PCIE_4)),
         graph_launch_us=H200.graph_launch_us,
-        source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
-        "it, launches and calls, as on the H200",
+        source="peak from clocks, SMs and bus width as the driver reports them; sustained rates as the H200's "
+        "fraction of peak; launches and calls as on the H200",
     )  # fmt: skip
 
 
@@ -133,8 +133,8 @@ def _staged_bandwidth(bus: float) -> float:
     return min(bus, core_count() * BUS_BANDWIDTH)
 
 
-def _is_called(name: str, known: str) -> bool:
-    """Is "NVIDIA A100-SXM4-80GB" an "NVIDIA A100 80GB SXM"? Same words in any order; 'GPU' is ignored."""
-    given = [word for word in re.split(r"[\s-]+", name) if word != "GPU"]
-    wanted = known.split()
-    return len(given) == len(wanted) and all(any(g.startswith(w) for g in given) for w in wanted)
+def _names_match(name: str, known: str) -> bool:
+    """Whether "NVIDIA A100-SXM4-80GB" is "NVIDIA A100 80GB SXM": same words in any order, 'GPU' ignored."""
+    words = [word for word in re.split(r"[\s-]+", name) if word != "GPU"]
+    prefixes = known.split()
+    return len(words) == len(prefixes) and all(any(word.startswith(p) for word in words) for p in prefixes)

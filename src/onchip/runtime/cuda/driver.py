@@ -16,7 +16,7 @@ _FAULTS = {
     718: "invalid program counter", 719: "launch failure",
 }  # fmt: skip
 
-_lost: list[str] = []  # the first fault of this process
+first_fault: list[str] = []  # of this process; empty: none
 
 
 def call(function: Any, *arguments: Any, doing: str = "") -> Any:
@@ -28,21 +28,21 @@ def call(function: Any, *arguments: Any, doing: str = "") -> Any:
 
 
 def fail(code: int, doing: str, kernel: str = "") -> NoReturn:
-    """Raise the error for a driver result code. `kernel`: the one that must have caused a fault, if known."""
+    """Raise the error for a driver result code. `kernel`: the kernel that faulted, if known."""
     got = describe_code(code)
     if code == OUT_OF_MEMORY:
         raise DeviceError(f"out of GPU memory while {doing}", got=got, hint="fewer rows at a time")
     if code not in _FAULTS:
         raise KernelError(f"CUDA failed while {doing}", got=got)
-    if _lost:
-        what = "the GPU's context is lost: a kernel failed before"
-        raise KernelError(what, got=_lost[0], hint="start the program again")
+    if first_fault:
+        what = "the CUDA context is lost: an earlier kernel failed"
+        raise KernelError(what, got=first_fault[0], hint="restart the program")
     # Launches are asynchronous, so a fault shows in some later call.
-    hint = "--debug (debug=True) waits after every launch and names the kernel"
+    hint = "--debug (debug=True) synchronises after every launch and names the kernel"
     if kernel:
-        hint = "run it under compute-sanitizer, which tells the thread and the address"
+        hint = "run it under compute-sanitizer, which reports the thread and the address"
     what = f"kernel {kernel or 'unknown'} failed on the GPU: {_FAULTS[code]}"
-    _lost.append(f"{what} ({got}), seen while {doing}")
+    first_fault.append(f"{what} ({got}), seen while {doing}")
     raise KernelError(what, got=f"{got}, seen while {doing}", hint=hint)
 
 

@@ -22,16 +22,16 @@ from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
 from onchip.runtime.cuda.launches import Call, Function, Graph, Streams
 from onchip.runtime.cuda.nvrtc import compile_program
 
-# The pool keeps up to 1/8 of the GPU's memory for later allocations; free memory beyond that returns to the driver, for
-# other libraries of the process, when a stream is synchronised.
-_KEPT_PART = 8
+# The pool caches up to 1/8 of the GPU's memory for later allocations. Synchronising a stream returns free memory beyond
+# that to the driver, for other libraries of the process.
+_CACHED_DIVISOR = 8
 
 _gpus: dict[int, Gpu] = {}
-_making = threading.Lock()
+_gpus_lock = threading.Lock()
 
 
 class Buffer:
-    """GPU memory, freed when it is collected, in the order of the stream it was allocated on."""
+    """GPU memory, freed when the object is collected, in the order of the stream it was allocated on."""
 
     def __init__(self, gpu: Gpu, pointer: int, nbytes: int, stream: int | None) -> None:
         self.gpu, self.pointer, self.nbytes = gpu, pointer, nbytes
@@ -54,7 +54,7 @@ class BufferPart(Buffer):
 
 
 class Event:
-    """A point in a stream's work."""
+    """A CUDA event: a point in a stream's work."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -63,12 +63,12 @@ class Event:
     def record(self, stream: int | None = None) -> None:
         call(self._gpu.driver.cuEventRecord, self._handle, self._gpu.stream if stream is None else stream)
 
-    def hold(self, stream: int) -> None:
-        """Later work on this stream waits for the event; the host does not."""
+    def block_stream(self, stream: int) -> None:
+        """Make later work on this stream wait for the event; the host does not wait."""
         call(self._gpu.driver.cuStreamWaitEvent, stream, self._handle, 0)
 
     def wait(self) -> None:
-        """Return when the work before the event is done."""
+        """Wait on the host until the work before the event is done."""
         call(self._gpu.driver.cuEventSynchronize, self._handle, doing="waiting for the GPU")
 
     @property
@@ -76,7 +76,7 @@ class Event:
         return not self._gpu.driver.cuEventQuery(self._handle)[0]
 
     def ms_since(self, earlier: Event) -> float:
-        """Milliseconds on the GPU from an earlier event to this one; waits for it."""
+        """Milliseconds on the GPU from an earlier event to this one; waits for this one."""
         self.wait()
         return float(call(self._gpu.driver.cuEventElapsedTime, earlier._handle, self._handle))
 
@@ -86,7 +86,7 @@ class Event:
 
 
 class SideStream:
-    """A stream for launches that run concurrently with others of the caller's stream."""
+    """A stream for launches that run concurrently with the caller's stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.handle = gpu, gpu.new_stream()
@@ -97,7 +97,7 @@ class SideStream:
 
 
 class Gpu:
-    """One GPU in this process: `Gpu.get(0)`. As a context manager, it makes its context current."""
+    """One GPU in this process: `Gpu.get(0)`. `with gpu:` makes its CUDA context current in this thread."""
 
     def __init__(self, index: int, device: Device, driver: Any) -> None:
         """driver  the module cuda.bindings.driver"""
@@ -105,7 +105,7 @@ class Gpu:
         doing = f"starting cuda:{index}"
         self._context = call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, index), doing=doing)
         self.enter()
-        # cuda.bindings converts every argument of every launch; ctypes takes them prepared, in half the time.
+        # cuda.bindings converts every argument of every launch; with prepared ctypes values it takes half the time.
         self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
         self.launch_graph = self._address_of(b"cuGraphLaunch")
         self.add_kernel_node = self._address_of(b"cuGraphAddKernelNode")
@@ -122,7 +122,7 @@ class Gpu:
     @staticmethod
     def get(index: int = 0) -> Gpu:
         """The GPU with this index; DeviceError if it does not exist."""
-        with _making:
+        with _gpus_lock:
             if index not in _gpus:
                 devices, why = probe()
                 if not 0 <= index < len(devices):
@@ -153,7 +153,7 @@ class Gpu:
     def allocate(self, nbytes: int, stream: int | None = None, row_bytes: int = 0) -> Buffer:
         """Memory from the pool, for work on one stream; work on another stream must be ordered after it.
 
-        row_bytes  bytes per row of the batch in total: an out-of-memory error then says how many rows would fit
+        row_bytes  bytes per row of the batch in total: an out-of-memory error then reports how many rows fit
         """
         stream = self.stream if stream is None else stream
         with self:
@@ -169,7 +169,7 @@ class Gpu:
         return Buffer(self, int(pointer), nbytes, None)
 
     def upload(self, array: Array) -> Buffer:
-        """A copy of the array on the GPU, for work on any stream; the array is not needed afterwards."""
+        """A copy of the array on the GPU, for work on any stream; the array may be overwritten afterwards."""
         buffer = self.reserve(array.nbytes)
         with self:
             if array.nbytes:
@@ -181,8 +181,7 @@ class Gpu:
         return buffer
 
     def write(self, buffer: Buffer, array: Array, stream: int, offset: int = 0) -> None:
-        """Copy a row-major array into a buffer at `offset` bytes, in stream order; the array is not needed after the
-        call."""
+        """Copy a row-major array into a buffer at `offset` bytes, in stream order; it may be overwritten afterwards."""
         assert offset + array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
         assert array.flags.c_contiguous, "only a row-major array can be copied"
         if array.nbytes:  # pageable memory: the driver has made its own copy when this returns
@@ -217,7 +216,7 @@ class Gpu:
 
     def free(self, pointer: int, stream: int | None) -> None:
         """Free memory: to the pool in stream order, or, if not from the pool, after all work."""
-        # Errors are ignored: after a failed kernel every call fails, and the first failure is reported elsewhere.
+        # Errors are ignored: after a failed kernel every call fails, and the first failure was reported.
         driver = self.driver
         if driver.cuCtxPushCurrent(self._context)[0]:
             return
@@ -230,7 +229,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Inside, this thread may make synchronising calls, which are otherwise illegal while any thread captures."""
+        """Allow this thread synchronising calls inside: they are otherwise illegal while any thread captures."""
         relaxed = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         code, before = self.driver.cuThreadExchangeStreamCaptureMode(relaxed)
         try:
@@ -241,14 +240,14 @@ class Gpu:
 
     def _make_pool(self) -> Any:
         driver = self.driver
-        made = driver.CUmemPoolProps()
-        made.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        made.location.id = self.index
-        pool = call(driver.cuMemPoolCreate, made)
-        kept = driver.cuuint64_t(self.device.memory_bytes // _KEPT_PART)
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.index
+        pool = call(driver.cuMemPoolCreate, properties)
+        cached_bytes = driver.cuuint64_t(self.device.memory_bytes // _CACHED_DIVISOR)
         threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        call(driver.cuMemPoolSetAttribute, pool, threshold, kept)
+        call(driver.cuMemPoolSetAttribute, pool, threshold, cached_bytes)
         return pool
 
     def _check_memory(self, code: int, nbytes: int, row_bytes: int) -> None:
@@ -259,10 +258,10 @@ class Gpu:
 
     def out_of_memory(self, nbytes: int, row_bytes: int) -> DeviceError:
         code, free, total = self.driver.cuMemGetInfo()
-        got = f"{nbytes:,} B asked for, {free:,} of {total:,} B are free" if not code else f"{nbytes:,} B asked for"
-        hint = "end what else uses the GPU, or take another one: device='cuda:1'"
+        got = f"{nbytes:,} B requested, {free:,} of {total:,} B free" if not code else f"{nbytes:,} B requested"
+        hint = "stop other programs on the GPU, or use another GPU: device='cuda:1'"
         if row_bytes and not code:
-            hint = f"at most {free // row_bytes:,} rows at a time: a row takes {row_bytes:,} B"
+            hint = f"at most {free // row_bytes:,} rows at a time: each needs {row_bytes:,} B"
         return DeviceError(f"out of memory on {self.device.name}", got=got, hint=hint)
 
     # -- kernels -----------------------------------------------------------------------------------------------
@@ -292,11 +291,11 @@ class Gpu:
     # -- streams -----------------------------------------------------------------------------------------------
 
     def new_stream(self) -> int:
-        """A non-blocking stream. It lives as long as the process."""
+        """A non-blocking stream; the caller destroys it, or it lives as long as the process."""
         return int(call(self.driver.cuStreamCreate, int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
     def synchronise(self, stream: int | None = None, kernel: str = "") -> None:
-        """Return when all work on a stream is done. `kernel`: the only one on it, named if there is a fault."""
+        """Return when all work on a stream is done. `kernel`: if it is the only one, its name for error messages."""
         (code,) = self.driver.cuStreamSynchronize(self.stream if stream is None else stream)
         if code:
             fail(int(code), "waiting for the GPU", kernel)

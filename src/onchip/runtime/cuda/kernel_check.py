@@ -1,8 +1,8 @@
-"""make check-kernels: compile every instance of every CUDA kernel for Hopper, one of each for other chips, without GPU.
+"""make check-kernels: compile every instance of each CUDA kernel for Hopper, and one for each other chip, without GPU.
 
 python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders [--sample 4]
 
-It reads INSTANCES and ARCHITECTURES of the modules in these packages. It fails (1) if a kernel does not compile,
+It reads INSTANCES and ARCHITECTURES of the modules in these packages. It exits with 1 if a kernel does not compile,
 exceeds its budget of registers, spills or shared memory, has its wgmma serialised, or fits no chip. With --sample N it
 compiles for Hopper the first instance of each kernel of a file and every N-th after it, and every N-th for other chips.
 """
@@ -30,8 +30,8 @@ from onchip.runtime.cuda.nvrtc import Binary, compile_program
 
 PROCESSES = 2
 
-# Architecture -> SMs of its large chip, KiB of shared memory per block (opt-in maximum). sm_86 and sm_89 are left out
-# to save minutes: no kernel has code for them alone, they run what sm_80 runs (for fp8, what sm_120 runs).
+# Architecture -> SMs of its largest chip, KiB of shared memory per block (opt-in maximum). sm_86 and sm_89 are left out
+# to save minutes: no kernel has code for only them, they run what sm_80 runs (for fp8, what sm_120 runs).
 _CHIPS = {"sm_80": (108, 163), "sm_90a": (132, 227), "sm_100": (148, 227), "sm_120": (170, 99)}
 DEVICES: Mapping[str, Device] = MappingProxyType({
     arch: dataclasses.replace(H200, name=arch, arch=arch, units=units, fast_bytes=KiB << 10)
@@ -39,7 +39,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType({
 })  # fmt: skip
 
 
-NEAR = ("sm_80", "sm_100", "sm_120")  # much like sm_90a: one instance of each kernel is enough
+OTHER_ARCHS = ("sm_80", "sm_100", "sm_120")  # similar to sm_90a: one instance of each kernel is enough
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def find_modules(packages: Iterable[str]) -> list[ModuleType]:
 
 
 def tasks_of(module: ModuleType, archs: Iterable[str] = DEVICES) -> list[Task]:
-    """Every instance of a module for every architecture that it declares, the representative first."""
+    """Every instance of a module, in order, for every architecture that it declares."""
     declared = [arch for arch in archs if arch in module.ARCHITECTURES]
     return [Task(module.__name__, i, arch) for i in range(len(module.INSTANCES)) for arch in declared]
 
 
 def every_task(packages: Iterable[str]) -> list[Task]:
-    """Every instance for Hopper, and a sufficient subset for NEAR."""
-    return list(_enough([task for module in find_modules(packages) for task in tasks_of(module)]))
+    """Every instance for Hopper, and a subset for OTHER_ARCHS."""
+    return list(_reduced([task for module in find_modules(packages) for task in tasks_of(module)]))
 
 
 def run_task(task: Task) -> Outcome:
@@ -166,12 +166,12 @@ def main(packages: Sequence[str], sample: int = 1) -> int:
     return 1 if wrong else 0
 
 
-def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
-    """All tasks, but for NEAR only fitting ones: the first of each kernel, and those that fit no other chip."""
+def _reduced(tasks: Sequence[Task]) -> Iterator[Task]:
+    """All tasks for Hopper; for OTHER_ARCHS the first that fits of each kernel, and those that fit no Hopper chip."""
     seen: set[tuple[str, str, str]] = set()
-    elsewhere = {(task.module, task.index) for task in tasks if task.arch not in NEAR and _kernel_of(task)}
+    elsewhere = {(task.module, task.index) for task in tasks if task.arch not in OTHER_ARCHS and _kernel_of(task)}
     for task in tasks:
-        if task.arch in NEAR:
+        if task.arch in OTHER_ARCHS:
             kernel = _kernel_of(task)
             key = (task.module, task.arch, kernel)
             if not kernel or (key in seen and (task.module, task.index) in elsewhere):
@@ -181,10 +181,10 @@ def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def _sampled(tasks: Iterable[Task], n: int) -> Iterator[Task]:
-    """For Hopper, the first of each kernel of a file and every n-th after it; for NEAR, every n-th."""
+    """For Hopper, the first of each kernel of a file and every n-th after it; for OTHER_ARCHS, every n-th."""
     seen: Counter[tuple[str, str]] = Counter()
-    for task in filter(_kernel_of, tasks):  # without those that do not fit: another chip may not be in the sample
-        key = ("", "") if task.arch in NEAR else (task.module, _kernel_of(task))
+    for task in filter(_kernel_of, tasks):  # only those that fit: else _fit_nowhere would report them
+        key = ("", "") if task.arch in OTHER_ARCHS else (task.module, _kernel_of(task))
         if seen[key] % n == 0:
             yield task
         seen[key] += 1
@@ -199,11 +199,11 @@ def _kernel_of(task: Task) -> str:
 
 
 def _fit_nowhere(outcomes: list[Outcome]) -> list[str]:
-    """Instances that fit no chip: one chip may be too small, but an instance that fits none tests nothing."""
+    """Messages for instances that fit no chip: nothing compiles them."""
     somewhere = {(o.task.module, o.task.index) for o in outcomes if not o.refused}
     refused = {(o.task.module, o.task.index): o for o in outcomes if o.refused}
     return [
-        f"{o.task.kernel} {o.task.instance.name} fits nowhere: {o.refused}"
+        f"{o.task.kernel} {o.task.instance.name} fits no chip: {o.refused}"
         for key, o in refused.items()
         if key not in somewhere
     ]
@@ -218,5 +218,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("packages", nargs="+")
     parser.add_argument("--sample", type=int, default=1)
-    given = parser.parse_args()
-    sys.exit(main(given.packages, given.sample))
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.packages, arguments.sample))

@@ -1,4 +1,4 @@
-"""Kernels and graphs loaded on a GPU, and launches whose arguments are prepared once."""
+"""Kernels and graphs loaded on a GPU, and launches with arguments that are prepared once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from onchip.kernels.cuda.common.program import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
 from onchip.runtime.cuda.driver import call, fail
-
-if TYPE_CHECKING:
-    from onchip.runtime.cuda.gpu import Buffer, Gpu
 
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
 # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
@@ -24,7 +22,26 @@ _PROGRAMMATIC_PORT, _PROGRAMMATIC_EDGE = 1, 1
 _PORTABLE_CLUSTER = 8  # blocks: the portable maximum; larger clusters must be allowed explicitly
 _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
-_MAX_STREAMS = 256  # whose handles are cached for the driver
+MAX_STREAMS = 256  # cached handles
+
+
+class LaunchContext(Protocol):
+    """What launches need of a Gpu: entry points of the driver, and its streams."""
+
+    driver: Any
+    stream: int
+    streams: Streams
+    launch_kernel: Callable[..., int]
+    launch_graph: Callable[..., int]
+    add_kernel_node: Callable[..., int]
+    set_node_attribute: Callable[..., int]
+    set_kernel_node: Callable[..., int]
+    encode_tensor_map: Callable[..., int]
+    encode_window_map: Callable[..., int]
+
+    def relaxed(self) -> AbstractContextManager[None]: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 class Function:
@@ -49,52 +66,52 @@ class Function:
     def allow_cluster(self, blocks: int) -> None:
         """Allow clusters of this size, which may exceed the portable maximum."""
         if blocks > _PORTABLE_CLUSTER:
-            wide = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            call(self._driver.cuFuncSetAttribute, self.handle, wide, 1, doing=f"loading {self.name}")
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            call(self._driver.cuFuncSetAttribute, self.handle, attribute, 1, doing=f"loading {self.name}")
 
     def blocks_per_sm(self, threads: int, shared_bytes: int) -> int:
         """Occupancy: blocks of this size per SM."""
-        ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(call(ask, self.handle, threads, shared_bytes))
+        query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(call(query, self.handle, threads, shared_bytes))
 
 
 class Graph:
-    """An executable graph. The caller keeps the memory it uses alive, except `keeps`."""
+    """An executable graph. It keeps `keeps` alive; the caller keeps all other memory that its nodes use alive."""
 
-    def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
+    def __init__(self, gpu: LaunchContext, graph: Any, keeps: object) -> None:
         self._gpu, self._keeps = gpu, keeps
-        self._recorded = graph  # its nodes identify those of the executable graph in updates
+        self._template = graph  # its nodes identify those of the executable graph in updates
         try:
             self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
         except BaseException:
             gpu.driver.cuGraphDestroy(graph)
             raise
-        # The arguments of cuGraphLaunch as ready ctypes values: a launch is one driver call without conversions.
-        self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
+        # The arguments of cuGraphLaunch as ctypes values: a launch is one driver call without conversions.
+        self._launch, self._streams, self._launch_args = gpu.launch_graph, gpu.streams, _c_handle(int(self._handle))
 
     def launch(self, stream: int | None = None) -> None:
         """Launch on a stream. Stream 0 is the current context's: enter this GPU's context if another may be current."""
         on = self._streams[self._gpu.stream if stream is None else stream]
-        if code := self._launch(self._given, on):
-            _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
+        if code := self._launch(self._launch_args, on):
+            _retry(self._gpu, code, self._launch, (self._launch_args, on), "launching a graph")
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_handle") and not is_ending():
             with self._gpu.relaxed():
-                self._gpu.driver.cuGraphDestroy(self._recorded)
+                self._gpu.driver.cuGraphDestroy(self._template)
                 self._gpu.driver.cuGraphExecDestroy(self._handle)
 
-    def update_of(self, node: Any, of: Call) -> Callable[[], None]:
+    def update_of(self, node: Any, launch: Call) -> Callable[[], None]:
         """A function that copies the current arguments of a launch into its kernel node, from the next launch on.
 
         node  as GraphBuilder.add returned it
         """
-        params = of.node_params
-        given = (_ready(int(self._handle)), _ready(int(node)), ctypes.byref(params))
+        params = launch.node_params
+        arguments = (_c_handle(int(self._handle)), _c_handle(int(node)), ctypes.byref(params))
 
         def update(set_params: Callable[..., int] = self._gpu.set_kernel_node) -> None:
-            if code := set_params(*given):
-                _retry(self._gpu, code, set_params, given, f"updating {of.name} in a graph")
+            if code := set_params(*arguments):
+                _retry(self._gpu, code, set_params, arguments, f"updating {launch.name} in a graph")
 
         return update
 
@@ -102,7 +119,7 @@ class Graph:
 class GraphBuilder:
     """A graph built node by node. It captures no stream, so it cannot interfere with the work of other threads."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: LaunchContext) -> None:
         self._gpu = gpu
         self._graph = call(gpu.driver.cuGraphCreate, 0)
         self._kernels: set[int] = set()
@@ -111,38 +128,38 @@ class GraphBuilder:
         """Add a launch after these nodes, with its current arguments; returns its node."""
         overlaps = launch.overlaps and len(after) == 1 and after[0] in self._kernels
         waits = () if overlaps else after
-        made, params = ctypes.c_uint64(0), launch.node_params
-        given = (
-            ctypes.byref(made), _ready(int(self._graph)), (ctypes.c_uint64 * len(waits))(*waits),
+        handle, params = ctypes.c_uint64(0), launch.node_params
+        arguments = (
+            ctypes.byref(handle), _c_handle(int(self._graph)), (ctypes.c_uint64 * len(waits))(*waits),
             ctypes.c_size_t(len(waits)), ctypes.byref(params),
         )  # fmt: skip
-        if code := self._gpu.add_kernel_node(*given):
-            _retry(self._gpu, code, self._gpu.add_kernel_node, given, f"adding {launch.name} to a graph")
-        node = int(made.value)
+        if code := self._gpu.add_kernel_node(*arguments):
+            _retry(self._gpu, code, self._gpu.add_kernel_node, arguments, f"adding {launch.name} to a graph")
+        node = int(handle.value)
         for attribute in launch.node_attributes:
-            told = (_ready(node), ctypes.c_int(attribute.id), ctypes.byref(attribute.value))
-            if code := self._gpu.set_node_attribute(*told):
+            value = (_c_handle(node), ctypes.c_int(attribute.id), ctypes.byref(attribute.value))
+            if code := self._gpu.set_node_attribute(*value):
                 fail(code, f"adding {launch.name} to a graph")
         if overlaps:
-            self._may_begin_before(after[0], node)
+            self._add_programmatic_edge(after[0], node)
         self._kernels.add(node)
         return node
 
     def clear(self, pointer: int, nbytes: int, after: Sequence[int]) -> int:
         """Add a memset to zero after these nodes; returns its node."""
         driver = self._gpu.driver
-        told = driver.CUDA_MEMSET_NODE_PARAMS()
-        told.dst, told.value, told.elementSize, told.width, told.height = pointer, 0, 1, nbytes, 1
+        params = driver.CUDA_MEMSET_NODE_PARAMS()
+        params.dst, params.value, params.elementSize, params.width, params.height = pointer, 0, 1, nbytes, 1
         nodes = [driver.CUgraphNode(node) for node in after]
         context = call(driver.cuCtxGetCurrent)
-        return int(call(driver.cuGraphAddMemsetNode, self._graph, nodes, len(nodes), told, context))
+        return int(call(driver.cuGraphAddMemsetNode, self._graph, nodes, len(nodes), params, context))
 
-    def finish(self, keeps: Buffer | None) -> Graph:
+    def finish(self, keeps: object) -> Graph:
         """The executable graph; it keeps `keeps` alive."""
         return Graph(self._gpu, self._graph, keeps)
 
-    def _may_begin_before(self, first: int, second: int) -> None:
-        """Programmatic dependent launch: the second kernel itself waits for the first one (LaunchConfig.overlaps)."""
+    def _add_programmatic_edge(self, first: int, second: int) -> None:
+        """Programmatic dependent launch: the second kernel itself waits for the first (LaunchConfig.overlaps)."""
         driver = self._gpu.driver
         edge = driver.CUgraphEdgeData()
         edge.from_port, edge.to_port, edge.type = _PROGRAMMATIC_PORT, 0, _PROGRAMMATIC_EDGE
@@ -150,31 +167,31 @@ class GraphBuilder:
         call(add, self._graph, [driver.CUgraphNode(first)], [driver.CUgraphNode(second)], [edge], 1)
 
 
-def _ready(handle: int) -> Any:
-    """A handle as a ready ctypes argument: a plain int would be converted in every call."""
+def _c_handle(handle: int) -> Any:
+    """A handle as a ctypes argument: an int would be converted in every call."""
     return ctypes.c_void_p.from_param(handle)
 
 
 class Streams(dict[int, Any]):
-    """A stream -> its handle as a ready ctypes argument."""
+    """A cache: stream -> its handle as a ctypes argument."""
 
     def __missing__(self, stream: int) -> Any:
-        if len(self) >= _MAX_STREAMS:
+        if len(self) >= MAX_STREAMS:
             self.clear()
-        made = self[stream] = _ready(stream)
-        return made
+        handle = self[stream] = _c_handle(stream)
+        return handle
 
 
-def _retry(gpu: Gpu, code: int, launch: Callable[..., int], given: Sequence[Any], doing: str) -> None:
-    """Retry in our own context: the thread is new, or another GPU's context is current in it."""
+def _retry(gpu: LaunchContext, code: int, launch: Callable[..., int], arguments: Sequence[Any], doing: str) -> None:
+    """Retry with this GPU's context current, if it was not; raise any other error."""
     if code in _CONTEXT_CODES:
         with gpu:
-            code = launch(*given)
+            code = launch(*arguments)
     if code:
         fail(code, doing)
 
 
-class _Attribute(ctypes.Structure):  # CUlaunchAttribute, its 64-byte value seen as ints
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute, with its 64-byte value as ints
     _fields_ = (("id", ctypes.c_uint), ("unused", ctypes.c_uint), ("value", ctypes.c_int * 16))
 
 
@@ -194,27 +211,27 @@ class _NodeParams(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
 
 
 class TensorMapArgument:
-    """A tensor map as a launch argument. Like a pointer, it has a settable `value`, which re-encodes the map."""
+    """A tensor map as a launch argument. Setting `value`, the array's address, encodes the map again."""
 
-    def __init__(self, gpu: Gpu, told: TensorMap | WindowMap) -> None:
-        rank, element_bytes = len(told.shape), TENSOR_MAP_BYTES[told.dtype]
-        kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
-        self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
-        begin = ctypes.addressof(self._room)
+    def __init__(self, gpu: LaunchContext, tensor_map: TensorMap | WindowMap) -> None:
+        rank, element_bytes = len(tensor_map.shape), TENSOR_MAP_BYTES[tensor_map.dtype]
+        kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[tensor_map.dtype]}")
+        self._storage = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
+        begin = ctypes.addressof(self._storage)
         self.address = -(-begin // _TENSOR_MAP_ALIGN) * _TENSOR_MAP_ALIGN
-        strides = list(itertools.accumulate(told.shape, operator.mul, initial=element_bytes))[1:-1]
-        sizes = (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides)
-        if isinstance(told, TensorMap):
+        strides = list(itertools.accumulate(tensor_map.shape, operator.mul, initial=element_bytes))[1:-1]
+        sizes = (ctypes.c_uint64 * rank)(*tensor_map.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides)
+        if isinstance(tensor_map, TensorMap):
             self._encode = gpu.encode_tensor_map
-            box, steps = (ctypes.c_uint32 * rank)(*told.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+            box, steps = (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank)
             boxes: tuple[Any, ...] = box, steps
         else:
             self._encode = gpu.encode_window_map
-            corners = [(ctypes.c_int * 2)(*corner) for corner in ([-n for n in told.before], told.behind)]
-            boxes = *corners, told.channels, told.pixels, (ctypes.c_uint32 * rank)(1, *told.stride, 1)
+            corners = [(ctypes.c_int * 2)(*corner) for corner in ([-n for n in tensor_map.before], tensor_map.after)]
+            boxes = *corners, tensor_map.channels, tensor_map.pixels, (ctypes.c_uint32 * rank)(1, *tensor_map.stride, 1)
         # Not interleaved, 128-byte L2 promotion, zero fill outside.
-        self._sizes = (*sizes, *boxes, 0, _SWIZZLES[told.swizzle_bytes], 2, 0)
-        self._kind, self._told, self._pointer = (int(kind), rank), told, 0
+        self._sizes = (*sizes, *boxes, 0, _SWIZZLES[tensor_map.swizzle_bytes], 2, 0)
+        self._kind, self._map, self._pointer = (int(kind), rank), tensor_map, 0
 
     @property
     def value(self) -> int:
@@ -225,7 +242,7 @@ class TensorMapArgument:
         if pointer == self._pointer:
             return
         if code := self._encode(ctypes.c_void_p(self.address), *self._kind, ctypes.c_void_p(pointer), *self._sizes):
-            fail(code, f"describing {self._told}")
+            fail(code, f"encoding {self._map}")
         self._pointer = pointer
 
 
@@ -235,7 +252,7 @@ class Call:
     `arguments` are ctypes values and TensorMapArguments; set `.value` of one to change it. Not thread-safe.
     """
 
-    def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
+    def __init__(self, gpu: LaunchContext, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
         self.arguments = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         self.name = function.name
         self._gpu = gpu
@@ -251,14 +268,14 @@ class Call:
             self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attributes), len(wanted)
         self._function = int(function.handle)
         self._launch = gpu.launch_kernel
-        self._given = (
-            ctypes.byref(self.config), _ready(self._function), ctypes.byref(self._addresses), None,
+        self._launch_args = (
+            ctypes.byref(self.config), _c_handle(self._function), ctypes.byref(self._addresses), None,
         )  # fmt: skip
 
     def launch(self, stream: int) -> None:
         self.config.stream = stream
-        if code := self._launch(*self._given):
-            _retry(self._gpu, code, self._launch, self._given, f"launching {self.name}")
+        if code := self._launch(*self._launch_args):
+            _retry(self._gpu, code, self._launch, self._launch_args, f"launching {self.name}")
 
     @property
     def node_params(self) -> _NodeParams:

@@ -15,7 +15,7 @@ from onchip.files import atomic_write
 from onchip.kernels.cuda.common.program import Program
 
 _FORMAT = "onchip cubin 2"  # of a cache entry; a new value invalidates every old entry
-_FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, stored with the cubin
+_FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # fields of a Binary that are stored with the cubin
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Binary:
     entry: str  # the kernel's mangled name in the cubin
     registers: int  # per thread
     spill_bytes: int  # per thread, spilled to local memory
-    is_serialised: bool  # wgmma instructions that should overlap are serialised: slow, but no ptxas error
+    is_serialised: bool  # ptxas serialised wgmma instructions that should overlap: slow, but not an error
     is_cached: bool  # found on disk, not compiled now
 
 
@@ -34,9 +34,9 @@ def compile_program(program: Program, arch: str) -> Binary:
     """The cubin of `program` for `arch` ("sm_90a"): from the cache, else compiled and cached.
 
     The key hashes the source, every header it includes from its own folder, the options, the architecture and
-    NVRTC's version. An entry with a wrong digest, or that others could have written, is recompiled. Needs no GPU.
+    NVRTC's version. An entry with a wrong digest, or that other users can write, is recompiled. Needs no GPU.
     """
-    # Queried even for a cache hit: NVRTC loads in 7 ms, and a guessed version would be wrong one day.
+    # Queried even for a cache hit: NVRTC loads in 7 ms, and a hard-coded version would become wrong.
     version = nvrtc_version()
     sources = read_sources(program.source)
     # --no-cache: NVRTC's own cache, active where there is a driver, returns binaries without the ptxas log.
@@ -45,13 +45,13 @@ def compile_program(program: Program, arch: str) -> Binary:
         json.dumps([_FORMAT, version, options, program.name_expression, list(sources.items())]).encode()
     ).hexdigest()
     folder = private_folder("cubin")
-    kept = read_entry(folder, key)
-    if kept is not None and (found := _unpack_entry(kept)) is not None:
+    cached = read_entry(folder, key)
+    if cached is not None and (found := _unpack_entry(cached)) is not None:
         return found
     print_compiling()
-    made = _compile(program, sources, options, arch, key)
-    write_entry(folder, key, _pack_entry(made))
-    return made
+    binary = _compile(program, sources, options, arch, key)
+    write_entry(folder, key, _pack_entry(binary))
+    return binary
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -62,7 +62,7 @@ def nvrtc_version() -> tuple[int, int]:
         _, major, minor = nvrtc.nvrtcVersion()  # this loads the library
     except Exception as error:  # ImportError, or an error of these bindings for a missing library
         raise DeviceError(
-            "cannot compile for CUDA: NVRTC is not there",
+            "cannot compile for CUDA: NVRTC is not installed",
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected="the packages cuda-bindings and nvidia-cuda-nvrtc",
             hint="pip install 'onchip[cuda]'",
@@ -77,14 +77,14 @@ def read_sources(path: Path) -> dict[str, str]:
     below kernels/cuda, such as "mma/wgmma.cuh".
     """
     texts: dict[str, str] = {}
-    waiting = [path.name]
-    while waiting:
-        name = waiting.pop()
+    pending = [path.name]
+    while pending:
+        name = pending.pop()
         file = next((folder / name for folder in path.parents[:3] if (folder / name).is_file()), None)
         if name in texts or file is None:
             continue  # NVRTC reports a header that does not exist
         texts[name] = file.read_text(encoding="utf-8")
-        waiting += re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[name], re.MULTILINE)
+        pending += re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[name], re.MULTILINE)
     return texts
 
 
@@ -105,7 +105,7 @@ def _compile(program: Program, sources: dict[str, str], options: tuple[str, ...]
             raise KernelError(
                 f"{main} does not compile for {arch}",
                 got=f"{log.decode(errors='replace')}\nfrom {program.name_expression}",
-                hint=f"the source is kept at {_keep_source(program, sources[main], options, key)}",
+                hint=f"the source is saved at {_save_source(program, sources[main], options, key)}",
             )
         cubin = _read(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         entry = _check(nvrtc.nvrtcGetLoweredName(handle, name)).decode()
@@ -121,7 +121,7 @@ def _read(handle: Any, size_of: Any, get: Any) -> bytes:
 
 
 def _check(answer: tuple[Any, ...]) -> Any:
-    """The value after NVRTC's result code; KernelError if the code is not success."""
+    """The value that follows NVRTC's result code; KernelError if that is not success."""
     result, *values = answer
     if int(result) != 0:
         raise KernelError("NVRTC failed", got=str(result))
@@ -130,11 +130,11 @@ def _check(answer: tuple[Any, ...]) -> Any:
 
 def _read_resources(log: str, entry: str) -> tuple[int, int, bool]:
     """Registers and spilled bytes per thread, from the ptxas -v log of this entry; whether it serialised wgmma."""
-    about = next((part for part in log.split("Compiling entry function '") if part.startswith(f"{entry}'")), "")
-    registers = re.search(r"Used (\d+) registers", about)
+    section = next((part for part in log.split("Compiling entry function '") if part.startswith(f"{entry}'")), "")
+    registers = re.search(r"Used (\d+) registers", section)
     if registers is None:
         raise KernelError("cannot read the compiler's log", got=log, expected="a line 'Used .. registers'")
-    spill_bytes = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", about))
+    spill_bytes = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", section))
     # "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to .. in the function ..":
     # it precedes the entry's section, and may name a function that the entry calls.
     is_serialised = re.search(r"\(C751\d\).*serialized", log) is not None
@@ -158,16 +158,16 @@ def _unpack_entry(content: bytes) -> Binary | None:
         return None
 
 
-def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:
+def _save_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:
     """Save a source that did not compile, with its kernel name and options at the end; returns the path."""
     folder = private_folder("failed")
     if folder is None:
         return program.source
-    kept = folder / f"{program.source.stem}-{key[:16]}.cu"
+    saved = folder / f"{program.source.stem}-{key[:16]}.cu"
     requested = f"\n// kernel:  {program.name_expression}\n// options: {' '.join(options)} -I {program.source.parent}\n"
     try:
-        with atomic_write(kept) as file:
+        with atomic_write(saved) as file:
             file.write((text + requested).encode())
     except (OutputError, OSError):
         return program.source
-    return kept
+    return saved

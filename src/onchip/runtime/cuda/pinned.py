@@ -27,10 +27,10 @@ class PinnedBuffer:
         with gpu, gpu.relaxed():
             code, pointer = driver.cuMemHostAlloc(nbytes, flags)
         if int(code) == OUT_OF_MEMORY:
-            hint = "free memory of the host, or raise the limit: ulimit -l"
-            raise DeviceError("the host's memory cannot be page-locked", got=f"{nbytes:,} B asked for", hint=hint)
+            hint = "free host memory, or raise the limit: ulimit -l"
+            raise DeviceError("cannot allocate pinned host memory", got=f"{nbytes:,} B requested", hint=hint)
         if code:
-            fail(int(code), f"page-locking {nbytes:,} B")
+            fail(int(code), f"allocating {nbytes:,} B of pinned memory")
         self.pointer = int(pointer)
         self.bytes: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pointer))
 
@@ -41,7 +41,7 @@ class PinnedBuffer:
 
 
 class PinnedArrays:
-    """Which arrays of callers are already pinned (torch's pin_memory): they are not staged.
+    """Detects callers' arrays that are already pinned (torch's pin_memory): they are not staged.
 
     The driver is queried once per array, which costs a few us. The answer is cached with the array: if its memory is
     pinned or unpinned later, copies stay correct, only slower.
@@ -57,14 +57,14 @@ class PinnedArrays:
         if found is None or found[0]() is not array:
             if len(self._known) >= MAX_ARRAYS:
                 self._known.clear()
-            found = self._known[id(array)] = weakref.ref(array), array.ctypes.data if self._ask(array) else 0
+            found = self._known[id(array)] = weakref.ref(array), array.ctypes.data if self._is_pinned(array) else 0
         return found[1]
 
-    def _ask(self, array: Array) -> bool:
+    def _is_pinned(self, array: Array) -> bool:
         if not array.nbytes:
             return False
         driver, begin = self._gpu.driver, array.ctypes.data
         kind: Any = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         host = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-        answers = (driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + array.nbytes - 1))
-        return all(not code and int(found) == host for code, found in answers)
+        types = (driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + array.nbytes - 1))
+        return all(not code and int(found) == host for code, found in types)

@@ -24,19 +24,19 @@ class PlanGraph:
         self.graph, self.launch = graph, graph.launch
         self._nodes = []
         for node, call, uses in nodes:
-            if given := [(argument, name) for argument, name in uses if name in pointers]:
-                now = [pointers[name] for _, name in given]
-                self._nodes.append(_Node(graph.update_of(node, call), given, now))
+            if arguments := [(argument, name) for argument, name in uses if name in pointers]:
+                pointers_now = [pointers[name] for _, name in arguments]
+                self._nodes.append(_Node(graph.update_of(node, call), arguments, pointers_now))
 
     def point(self, pointers: Mapping[str, int]) -> None:
         """Make the next launches use these pointers: updates the kernels whose arrays moved."""
         for node in self._nodes:
-            wanted = [pointers[name] for _, name in node.given]
-            if wanted != node.now:
-                for (argument, _), pointer in zip(node.given, wanted, strict=True):
+            wanted = [pointers[name] for _, name in node.arguments]
+            if wanted != node.pointers:
+                for (argument, _), pointer in zip(node.arguments, wanted, strict=True):
                     argument.value = pointer
                 node.update()
-                node.now = wanted
+                node.pointers = wanted
 
 
 @dataclass(eq=False)
@@ -44,5 +44,5 @@ class _Node:
     """A kernel that uses the caller's arrays."""
 
     update: Callable[[], None]
-    given: list[tuple[Any, str]]  # its pointer arguments, with the names of their values
-    now: list[int]  # their current pointers
+    arguments: list[tuple[Any, str]]  # its pointer arguments, with the names of their values
+    pointers: list[int]  # their current pointers

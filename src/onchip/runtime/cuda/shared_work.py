@@ -1,4 +1,4 @@
-"""Calls that a small thread pool shares with the thread that waits for them: host copies."""
+"""Calls (host copies) that run on a small thread pool or on the thread that waits for them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from onchip.runtime.cpu.backend import core_count
 
-MAX_THREADS = 8  # including the waiting one: one core copies some 10 GB/s, a bus takes 55
+MAX_THREADS = 8  # including the waiting one: a core copies some 10 GB/s, the bus 55
 
 
 class Work:
-    """One call, run by the first thread that gets to it: one of the pool, or the one that waits for it.
+    """One call, run by the first available thread: one of the pool, or the one that waits for it.
 
     So no thread waits for another to wake up (some 30 us) while there is work. The call must not fail.
     """
@@ -27,7 +27,7 @@ class Work:
         self._done.acquire()
 
     def do(self) -> None:
-        """Run the call, unless another thread does or did."""
+        """Run the call, unless another thread runs or ran it."""
         if self._taken.acquire(blocking=False):
             try:
                 self._function(*self._arguments)
@@ -49,12 +49,12 @@ class Work:
 
 def offer(work: Work) -> None:
     """Offer it to the pool's threads; the caller still has to wait for it."""
-    if waiting := _pool():
+    if waiting := pool():
         waiting.put(work)
 
 
 @functools.cache
-def _pool() -> queue.SimpleQueue[Work] | None:
+def pool() -> queue.SimpleQueue[Work] | None:
     """The pool's queue; None if there are no threads. A put costs 1 us, a Future some 20."""
     count = min(MAX_THREADS, core_count()) - 1
     waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()

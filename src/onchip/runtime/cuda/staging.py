@@ -2,13 +2,13 @@
 
 A chunk uses one of five slots: it is copied into the slot's pinned memory, from there to the GPU, processed, and copied
 back the same way. Each slot has its own stream, so one slot's copy in, another's kernel and a third's copy out overlap.
-Slots are kept for the next batch.
+The next batch reuses the slots.
 
-The host copies are the bottleneck: one core moves some 10 GB/s, the bus 55. So they are split into pieces that several
-threads share, and those of the next chunks are queued before waiting for this one's, so that no thread idles. For a
-batch of some MB a chunk is one piece, and the caller's thread starts with the first before any other is awake. A batch
-of one chunk has nothing to overlap with: its pieces are short, and each goes to the GPU as soon as it is copied. 1 MB
-of ids: 100 us on one core, then 19 on the bus; 50 and 10 in two pieces on two.
+The host copies are the bottleneck: one core moves some 10 GB/s, the bus 55. So several threads copy slices of them, and
+the next chunks' copies are queued before waiting for this one's, so that no thread idles. For a batch of some MB a
+chunk is one slice, and the caller's thread copies the first one before another thread is awake. A batch of one chunk
+overlaps with no other: its slices are short, and each goes to the GPU as soon as it is copied. 1 MB of ids: 100 us on
+one core, then 19 on the bus; 50 and 10 in two slices on two cores.
 
 Rejected: pinning the caller's array (cuMemHostRegister) takes longer than copying it, so it only pays for arrays that
 are reused (callers can pin those: they are then read in place); with pageable memory, cuMemcpyHtoDAsync stages on one
@@ -34,11 +34,11 @@ from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
 
 MIN_SLOT_BYTES = 128 << 10
-# Up to here a chunk's kernel reads and writes mapped host memory: one launch instead of a launch and two copies, each
-# of which waits some us for the previous one. Above, a kernel that reads a value twice would cross the bus twice.
+# Up to this size, a chunk's kernels access mapped host memory: no copies, each of which waits some us for the previous
+# operation. Above it, copies are better: a value that a kernel reads twice would cross the bus twice.
 MAPPED_BYTES = MIN_CHUNK_BYTES
-SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
-# OFTEN_BYTES: the same limit for kernels that read mapped values more than once
+SMALL_BYTES = 8 << 20  # a batch up to this size is one such chunk, copied by the caller's thread
+# OFTEN_BYTES is the limit instead of SMALL_BYTES if kernels read mapped values more than once.
 MAX_LAYOUTS = 64  # of small batches, cached
 
 # enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket
@@ -47,7 +47,7 @@ Enqueue = Callable[[Sequence[int], Sequence[int], int, int], Ticket | None]
 
 
 class _Slot:
-    """A stream with pinned host memory and GPU memory of the same size."""
+    """A stream with pinned host memory and, for larger batches, GPU memory."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.stream = gpu.new_stream()
@@ -58,15 +58,15 @@ class _Slot:
         self.ticket: Ticket | None = None  # of the kernels in flight
 
     def holds(self, nbytes: int) -> bool:
-        """Whether the pinned memory is this large, so that it is not reallocated."""
+        """Whether the pinned memory has at least this size, so that `reserve` does not reallocate it."""
         return self._pinned is not None and len(self._pinned.bytes) >= nbytes
 
-    def ask(self, nbytes: int, row_bytes: int = 0) -> None:
+    def reserve(self, nbytes: int, row_bytes: int = 0) -> None:
         """Allocate at least this much pinned memory and, if row_bytes (bytes per row in total) is given, GPU memory.
 
         The slot must be idle.
         """
-        size = max(MIN_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # allocation is slow: in powers of two, so seldom
+        size = max(MIN_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # powers of two, as reallocating is slow
         if not self.holds(nbytes):
             self._pinned = None
             self._pinned = PinnedBuffer(self._gpu, size)
@@ -90,7 +90,7 @@ class _Slot:
         return self._pinned.bytes[offset : offset + nbytes]
 
     def start_copy(self, target: Array, source: Array) -> Work | None:
-        """Queue the copy for another thread, if there is one; a small one is done immediately."""
+        """Queue a copy for another thread; copy few bytes immediately."""
         if len(source) < OFFERED_BYTES:
             _copy(target, source)
             return None
@@ -120,25 +120,25 @@ class _Slot:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """A small batch in pinned memory: as arrays of its own types and shapes, and as pointers."""
+    """A small batch in pinned memory: as typed, shaped arrays and as pointers."""
 
     inputs: list[Array]
     outputs: list[Array]
-    given: list[int]
-    made: list[int]
+    x_pointers: list[int]
+    y_pointers: list[int]
 
 
 class Staging:
-    """The slots of one GPU. One batch at a time uses them: two would compete for the bus."""
+    """The slots of one GPU. One batch at a time uses them, as two would compete for the bus."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self._lock = threading.Lock()
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._cuts: dict[tuple[Any, ...], Cut] = {}  # of larger batches
-        self._locked = PinnedArrays(gpu)
+        self._pinned = PinnedArrays(gpu)
         with gpu:
-            self._small = _Slot(gpu)  # holds the layouts
+            self._small = _Slot(gpu)  # for small batches: its pinned memory holds their layouts
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
 
     def run(
@@ -153,20 +153,20 @@ class Staging:
         with self._lock, self.gpu:
             try:
                 cut = self._cuts.get(key)
-                layout = None if cut else self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
+                layout = None if cut else self._layouts.get(key) or self._make_layout(key, inputs, outputs, B)
                 if layout is not None:
                     self._run_small(layout, inputs, outputs, B, enqueue)
                 else:
                     cut = cut or self._cut(key, inputs, outputs, B)
-                    self._run_chunks(_Batch(self.gpu, cut, inputs, outputs, B, self._locked, is_read_often), enqueue)
+                    self._run_chunks(_Batch(self.gpu, cut, inputs, outputs, B, self._pinned, is_read_often), enqueue)
             except BaseException:
-                for slot in (self._small, *self._slots):  # no work may use their memory when the next batch does
+                for slot in (self._small, *self._slots):  # the next batch must find them idle
                     slot.abandon()
                 raise
 
-    # -- small batches: all is prepared; a copy, a launch, a wait and a copy -------------------------------------
+    # -- small batches, with cached layouts: copy in, launch, wait, copy out -------------------------------------
 
-    def _lay_out(
+    def _make_layout(
         self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int
     ) -> _Layout | None:
         """The cached layout of a small batch; None for a larger one."""
@@ -177,7 +177,7 @@ class Staging:
         slot, n = self._small, len(inputs)
         if not slot.holds(size) or len(self._layouts) >= MAX_LAYOUTS:
             self._layouts.clear()  # before their memory is replaced
-        slot.ask(size)
+        slot.reserve(size)
         staged = [
             slot.bytes_at(offset, array.nbytes).view(array.dtype).reshape(array.shape)
             for offset, array in zip(offsets, arrays, strict=True)
@@ -191,12 +191,12 @@ class Staging:
     ) -> None:
         for target, source in zip(layout.inputs, inputs, strict=True):
             target[...] = source
-        self._small.ticket = enqueue(layout.given, layout.made, B, self._small.stream)
+        self._small.ticket = enqueue(layout.x_pointers, layout.y_pointers, B, self._small.stream)
         self._small.wait(0)
         for target, source in zip(outputs, layout.outputs, strict=True):
             target[...] = source
 
-    # -- larger ones ---------------------------------------------------------------------------------------------
+    # -- larger batches, in chunks -------------------------------------------------------------------------------
 
     def _cut(self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> Cut:
         if len(self._cuts) >= MAX_LAYOUTS:
@@ -219,7 +219,7 @@ class Staging:
             slot.finish_copies()
 
     def _run_chunk(self, batch: _Batch, enqueue: Enqueue, slot: _Slot) -> None:
-        """A batch of one chunk: some pieces are on the bus while others are copied."""
+        """A batch of one chunk: some slices are on the bus while others are copied."""
         batch.fill(0, slot)
         batch.send(0, slot, enqueue)
         slot.finish_copies()
@@ -231,27 +231,27 @@ class _Batch:
     """A batch in chunks. The methods are the steps of one chunk, in this order, in one slot."""
 
     def __init__(
-        self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, locked: PinnedArrays,
+        self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, pinned: PinnedArrays,
         is_read_often: bool,
     ) -> None:  # fmt: skip
-        self._gpu, self._cut, self._B, self._given = gpu, cut, B, len(inputs)
+        self._gpu, self._cut, self._B, self._input_count = gpu, cut, B, len(inputs)
         arrays = (*inputs, *outputs)
         self.count = cut.count
-        self._locked = [locked.pointer(array) for array in arrays]  # address if pinned; 0: copy through the slot
-        self._arrays = [array if at else _as_bytes(array) for array, at in zip(arrays, self._locked, strict=True)]
-        self._in_place = cut.size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
-        self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin: a piece's copy, if queued
+        self._pinned_at = [pinned.pointer(array) for array in arrays]  # address if pinned; 0: copy through the slot
+        self._arrays = [array if at else _as_bytes(array) for array, at in zip(arrays, self._pinned_at, strict=True)]
+        self._in_place = cut.size <= MAPPED_BYTES and not any(self._pinned_at) and not is_read_often
+        self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin of a slice: its copy, if queued
 
     def fill(self, number: int, slot: _Slot) -> None:
-        """Start copying a chunk's inputs into the slot; the previous outputs may still be copied out of it."""
-        slot.ask(self._cut.size, 0 if self._in_place else sum(self._cut.row_bytes))
-        for i, begin, end in self._copied(range(self._given)):
+        """Start copying a chunk's inputs into the slot; outputs of its previous chunk may still be copied out."""
+        slot.reserve(self._cut.size, 0 if self._in_place else sum(self._cut.row_bytes))
+        for i, begin, end in self._copied(range(self._input_count)):
             rows = self._rows(i, number, begin, end)
             self._works[i, begin] = slot.start_copy(slot.bytes_at(self._cut.offsets[i] + begin, len(rows)), rows)
 
     def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
-        """Enqueue a chunk's work on the slot's stream, once its inputs are in and the previous outputs out."""
-        cut, n = self._cut, self._given
+        """Enqueue a chunk's work on the slot's stream, after the host copies of its inputs and of previous outputs."""
+        cut, n = self._cut, self._input_count
         start = number * cut.step
         rows = min(cut.step, self._B - start)
         staged = [slot.pinned + offset for offset in cut.offsets]
@@ -262,52 +262,52 @@ class _Batch:
             return
         on_gpu = [slot.on_gpu + offset for offset in cut.offsets]
         on_host = [
-            locked + start * size if locked else at
-            for size, locked, at in zip(cut.row_bytes, self._locked, staged, strict=True)
+            pinned + start * size if pinned else slot_address
+            for size, pinned, slot_address in zip(cut.row_bytes, self._pinned_at, staged, strict=True)
         ]
         driver = self._gpu.driver
         for i in range(n):
-            is_cut = self.count == 1 and not self._locked[i]
-            for begin, end in cut.pieces[i] if is_cut else [(0, rows * cut.row_bytes[i])]:
+            is_cut = self.count == 1 and not self._pinned_at[i]
+            for begin, end in cut.slices[i] if is_cut else [(0, rows * cut.row_bytes[i])]:
                 if is_cut and (work := self._works[i, begin]) is not None:
                     work.wait()
-                places = on_gpu[i] + begin, on_host[i] + begin, end - begin
-                call(driver.cuMemcpyHtoDAsync, *places, slot.stream, doing="copying to the GPU")
+                copy = on_gpu[i] + begin, on_host[i] + begin, end - begin
+                call(driver.cuMemcpyHtoDAsync, *copy, slot.stream, doing="copying to the GPU")
         slot.ticket = enqueue(on_gpu[:n], on_gpu[n:], rows, slot.stream)
         for i in range(n, len(on_gpu)):
-            places = on_host[i], on_gpu[i], rows * cut.row_bytes[i]
-            call(driver.cuMemcpyDtoHAsync, *places, slot.stream, doing="copying from the GPU")
+            copy = on_host[i], on_gpu[i], rows * cut.row_bytes[i]
+            call(driver.cuMemcpyDtoHAsync, *copy, slot.stream, doing="copying from the GPU")
 
     def drain(self, number: int, slot: _Slot) -> None:
         """Wait for the GPU and start copying a chunk's outputs out of the slot."""
         slot.wait(number * self._cut.step)
-        for i, begin, end in self._copied(range(self._given, len(self._arrays))):
+        for i, begin, end in self._copied(range(self._input_count, len(self._arrays))):
             rows = self._rows(i, number, begin, end)
             slot.start_copy(rows, slot.bytes_at(self._cut.offsets[i] + begin, len(rows)))
 
     def _copied(self, arrays: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        """The pieces of those arrays that the host copies: (array, begin, end)."""
+        """The slices of these arrays that the host copies: (array, begin, end)."""
         for i in arrays:
-            if not self._locked[i]:
-                for begin, end in self._cut.pieces[i]:
+            if not self._pinned_at[i]:
+                for begin, end in self._cut.slices[i]:
                     yield i, begin, end
 
     def _rows(self, i: int, number: int, begin: int, end: int) -> Array:
-        """A piece of the caller's array; the last chunk may be shorter."""
+        """A slice of the caller's array; the last chunk may be shorter."""
         at = number * self._cut.step * self._cut.row_bytes[i]
         return self._arrays[i][at + begin : at + end]
 
 
-_made: dict[int, Staging] = {}  # by GPU index
-_making = threading.Lock()
+_stagings: dict[int, Staging] = {}  # by GPU index
+_stagings_lock = threading.Lock()
 
 
 def staging_of(gpu: Gpu) -> Staging:
     """The slots of a GPU, created on first use."""
-    with _making:
-        found = _made.get(gpu.index)
+    with _stagings_lock:
+        found = _stagings.get(gpu.index)
         if found is None or found.gpu is not gpu:
-            found = _made[gpu.index] = Staging(gpu)
+            found = _stagings[gpu.index] = Staging(gpu)
         return found
 
 

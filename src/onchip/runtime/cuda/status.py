@@ -24,7 +24,7 @@ from onchip.runtime.cuda.pinned import PinnedBuffer
 
 STATUS_BYTES = 32  # of a StatusWord: three words of common/status.cuh and one unused
 _PAGE_BYTES = 4096
-_WORDS, _ID_BITS = 3, 24  # each word: the position, and below it these bits of the id
+_WORDS, _ID_BITS = 3, 24  # per word: the element's index in the high bits, _ID_BITS bits of the id in the low bits
 _CLEAR = 0xFF  # every byte
 
 
@@ -35,12 +35,12 @@ class StatusWords:
         self._gpu, self._words = gpu, tuple(words)
         self._pages: list[PinnedBuffer] = []
         self._clear = b""  # the contents of a page without errors
-        self._places: dict[tuple[int, int], Array] = {}  # (words of the plan, 4)
-        self._pointers: dict[tuple[int, int], int] = {}  # of the same arrays: reading an array's address costs some us
+        self._sets: dict[tuple[int, int], Array] = {}  # (words of the plan, 4)
+        self._pointers: dict[tuple[int, int], int] = {}  # of the same arrays: querying their address takes some us
         self._lock = threading.Lock()
 
     def pointer(self, stream: int, first_row: int = 0) -> int:
-        """Where launches on a stream write, whose row 0 is the caller's `first_row`."""
+        """The address that launches on a stream write errors to; their row 0 is the caller's `first_row`."""
         found = self._pointers.get((stream, first_row))
         if found is None:
             with self._lock:
@@ -50,20 +50,20 @@ class StatusWords:
     def _add(self, stream: int, first_row: int) -> Array:
         nbytes = STATUS_BYTES * len(self._words)
         page_bytes = max(_PAGE_BYTES, nbytes)
-        in_page = len(self._places) % (page_bytes // nbytes)
+        in_page = len(self._sets) % (page_bytes // nbytes)
         if not in_page:
             page = PinnedBuffer(self._gpu, page_bytes)
             page.bytes[...] = _CLEAR
             self._clear = bytes(page.bytes)
             self._pages.append(page)
         words = self._pages[-1].bytes[in_page * nbytes : (in_page + 1) * nbytes].view(np.uint64)
-        return self._places.setdefault((stream, first_row), words.reshape(-1, 4))
+        return self._sets.setdefault((stream, first_row), words.reshape(-1, 4))
 
     def clear(self, stream: int) -> None:
         """Reset the words of an idle stream."""
-        for (on, _), place in list(self._places.items()):
-            if on == stream:
-                place.view(np.uint8)[...] = _CLEAR
+        for (used_by, _), words in list(self._sets.items()):
+            if used_by == stream:
+                words.view(np.uint8)[...] = _CLEAR
 
     def raise_found(self, stream: int) -> None:
         """Raise InputError if a kernel of an earlier call found an error; only then synchronise this call's stream."""
@@ -75,21 +75,21 @@ class StatusWords:
         with self._gpu:
             if not self._gpu.is_capturing(stream):
                 self._gpu.synchronise(stream)  # to report the first bad id in row order, not the first one written
-        for place in list(self._places):
-            self.check(*place)
+        for key in list(self._sets):
+            self.check(*key)
 
     def check(self, stream: int, first_row: int = 0, offset: int = 0) -> None:
         """Raise InputError for the error in one set of words.
 
-        offset  number of the caller's row 0 in the message
+        offset  of row numbers in the message
         """
-        place = self._places[stream, first_row]
+        found = self._sets[stream, first_row]
         with self._lock:
-            for told, words in zip(self._words, place[:, :_WORDS].tolist(), strict=True):
-                at = {word >> _ID_BITS for word in words}
-                if len(at) == 1 and words[0] != (1 << 64) - 1:  # else a kernel is still writing: report it next call
-                    place.view(np.uint8)[...] = _CLEAR
-                    raise _error(told, at.pop(), words, offset + first_row)
+            for status, values in zip(self._words, found[:, :_WORDS].tolist(), strict=True):
+                indices = {word >> _ID_BITS for word in values}
+                if len(indices) == 1 and values[0] != (1 << 64) - 1:  # if they differ, a kernel is still writing
+                    found.view(np.uint8)[...] = _CLEAR
+                    raise _error(status, indices.pop(), values, offset + first_row)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_ending():
@@ -97,14 +97,14 @@ class StatusWords:
                 self._gpu.driver.cuCtxSynchronize()  # no kernel may write to memory that is freed now
 
 
-def _error(told: StatusWord, place: int, words: Sequence[int], first_row: int) -> InputError:
-    size = math.prod(told.row_shape)
-    part = (1 << _ID_BITS) - 1
-    bits = sum((word & part) << (_ID_BITS * i) for i, word in enumerate(words)) & ((1 << 64) - 1)
+def _error(status: StatusWord, index: int, values: Sequence[int], first_row: int) -> InputError:
+    size = math.prod(status.row_shape)
+    mask = (1 << _ID_BITS) - 1
+    bits = sum((word & mask) << (_ID_BITS * i) for i, word in enumerate(values)) & ((1 << 64) - 1)
     found = bits - (1 << 64) if bits >> 63 else bits
-    position: tuple[Any, ...] = np.unravel_index(place % size, told.row_shape) if told.row_shape else ()
-    row, at = first_row + place // size, [int(i) for i in position]
-    return bad_id(row, at, found, told.limit, told.ids) if told.limit else zero_divisor(row, at, told.ids)
+    position: tuple[Any, ...] = np.unravel_index(index % size, status.row_shape) if status.row_shape else ()
+    row, at = first_row + index // size, [int(i) for i in position]
+    return bad_id(row, at, found, status.limit, status.ids) if status.limit else zero_divisor(row, at, status.ids)
 
 
 class Ticket:
@@ -120,7 +120,7 @@ class Ticket:
         self.check()
 
     def check(self, offset: int = 0) -> None:
-        """Raise InputError for errors found. The work must be done; messages number its row 0 `offset`."""
+        """Raise InputError for errors found. The work must be done; row numbers in messages begin at `offset`."""
         if self._words is not None:
             for first_row in self._first_rows:
                 self._words.check(self._stream, first_row, offset)

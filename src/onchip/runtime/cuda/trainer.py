@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.training import (
     STATE_NAMES,
-    Piece,
+    Epochs,
     SharedData,
     Trained,
     check_restored,
@@ -29,7 +29,7 @@ from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph, GraphBuilder
-from onchip.runtime.cuda.train_memory import KEPT, Memory, send_data, take_memory
+from onchip.runtime.cuda.train_memory import STATE_BUFFERS, Memory, allocate_memory, send_data
 
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
 
@@ -60,11 +60,11 @@ class JointLaunches:
 
     def sizes_of(self, count: int) -> list[int]:
         """Graph sizes that add up to `count` steps: those of whole epochs, else powers of two. A long epoch may be cut
-        after any step, and each size is a graph to build and keep."""
-        made: list[int] = []
+        after any step, and each size needs a graph."""
+        sizes: list[int] = []
         for size in self.lowering.graphs_of(count):
-            made += [size] if size in self._sizes else powers_of_two(size)
-        return made
+            sizes += [size] if size in self._sizes else powers_of_two(size)
+        return sizes
 
     def make_ready(self) -> None:
         """Build the graphs that an epoch will launch."""
@@ -82,7 +82,7 @@ class JointLaunches:
 class CudaJointTrainer:
     """Training runs of networks of the same shape, in the same launches."""
 
-    is_beside_host = True
+    is_asynchronous = True
 
     def __init__(self, launches: JointLaunches, trainers: Sequence[CudaTrainer]) -> None:
         self.trainers, self._launches, self.seconds = trainers, launches, 0.0
@@ -91,18 +91,18 @@ class CudaJointTrainer:
     def make_ready(self) -> None:
         self._launches.make_ready()
 
-    def begin(self, pieces: Sequence[Piece | None]) -> None:
+    def begin(self, runs: Sequence[Epochs | None]) -> None:
         launches = self._launches
         with launches.gpu:
             self._begun.record(launches.stream)
-        turns = [
-            (trainer, trainer.begin(piece) if piece else [])
-            for trainer, piece in zip(self.trainers, pieces, strict=True)
+        work = [
+            (trainer, trainer.begin(epochs) if epochs else [])
+            for trainer, epochs in zip(self.trainers, runs, strict=True)
         ]
         with launches.gpu:
             first = 0
-            for together in self._together(turns):
-                counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in turns]
+            for together in self._together(work):
+                counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in work]
                 first += together
                 for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
@@ -114,10 +114,10 @@ class CudaJointTrainer:
             self.seconds = self._done.ms_since(self._begun) / 1e3
         return trained
 
-    def _together(self, turns: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
+    def _together(self, work: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
         """How many orders each round of launches joins."""
-        batch, most = self._launches.lowering.job.batch, max(len(orders) for _, orders in turns)
-        joined = min(joined_epochs(len(order), batch) for _, orders in turns for order, _ in orders)
+        batch, most = self._launches.lowering.job.batch, max(len(orders) for _, orders in work)
+        joined = min(joined_epochs(len(order), batch) for _, orders in work for order, _ in orders)
         return [joined] * (most // joined) + [1] * (most % joined)
 
 
@@ -131,7 +131,9 @@ class CudaTrainer:
         self._gpu, self._stream = launches.gpu, launches.stream
         self._lowering = replace(launches.lowering, networks=1, apart=0)
         self._job, self._layers = self._lowering.job, self._lowering.layers
-        self._weights = np.zeros((0, 0))  # of the current piece: per order and step, the sum of its batch's row weights
+        self._weights = np.zeros(
+            (0, 0)
+        )  # of the current epochs: per order and step, the sum of the batch's row weights
         self._sent: dict[int, Array] = {}  # the orders on the GPU, by their first row
         self._order_is_there = launches.gpu.event()
         self._losses: Graph | None = None
@@ -146,15 +148,15 @@ class CudaTrainer:
     def gpu_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.memory.values())
 
-    def begin(self, piece: Piece) -> list[tuple[Array, int]]:
-        """Upload the optimiser values of each step; returns the piece's orders, each with its first step."""
-        self._weights = weights = self._weights_of_steps(piece.orders)
-        count, lrs = weights.shape[1], np.repeat(piece.lrs, weights.shape[1])
-        how = lrs, piece.momentum, piece.decay
-        rules = per_step_values(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *how)
+    def begin(self, epochs: Epochs) -> list[tuple[Array, int]]:
+        """Upload the optimiser values of each step; returns the epochs's orders, each with its first step."""
+        self._weights = weights = self._weights_of_steps(epochs.orders)
+        count, lrs = weights.shape[1], np.repeat(epochs.lrs, weights.shape[1])
+        rates = lrs, epochs.momentum, epochs.decay
+        values = per_step_values(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
         with self._gpu:
-            self._gpu.write(self.memory["rules"], rules, self._stream)
-        return [(order, i * count) for i, order in enumerate(piece.orders)]
+            self._gpu.write(self.memory["per_step_values"], values, self._stream)
+        return [(order, i * count) for i, order in enumerate(epochs.orders)]
 
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
         """Make the next steps read these orders, each with its first step; returns their number. Without orders, this
@@ -172,19 +174,19 @@ class CudaTrainer:
         sent = self._sent.get(first)
         if sent is not None and (order.ctypes.data, len(order)) == (sent.ctypes.data, len(sent)):
             return
-        self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
+        self._sent = {at: old for at, old in self._sent.items() if not _overlap(at, old, first, order)}
         # On its own stream: on the other one the driver would wait until the previous steps are done.
         self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
         self._order_is_there.record(self.launches.copies)
-        self._order_is_there.hold(self._stream)
-        self._sent[first] = order  # kept alive, so that no other array can have its address
+        self._order_is_there.block_stream(self._stream)
+        self._sent[first] = order  # a reference, so that no other array can have its address
 
     def end(self) -> Trained:
-        """The results of the current piece, if there is one, when its steps are done."""
+        """The results of the current epochs, if there is one, when its steps are done."""
         weights, self._weights = self._weights, np.zeros((0, 0))
         if not weights.size:
             return []
-        losses, correct = self._told(weights.size, self._lowering.groups)
+        losses, correct = self._results(weights.size, self._lowering.groups)
         self.steps_done += weights.size
         losses = mean_losses(self._job.loss, losses.reshape(weights.shape), weights)
         return list(zip(losses, correct.reshape(weights.shape), strict=True))
@@ -192,7 +194,7 @@ class CudaTrainer:
     def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
         """(orders, steps). Each order begins a whole number of batches after the previous one."""
         batch = self._job.batch
-        if self._row_weights is None:  # all rows count the same
+        if self._row_weights is None:  # every row has weight 1
             return np.tile(weights_of_batches(orders[0], batch, None), (len(orders), 1))
         return np.stack([weights_of_batches(order, batch, self._row_weights) for order in orders])
 
@@ -206,11 +208,11 @@ class CudaTrainer:
             count = -(-len(order) // self._lowering.row_count)
             for _ in range(count):
                 self._losses.launch(self._stream)
-            losses, correct = self._told(count)
+            losses, correct = self._results(count)
         weight = weights_of_batches(order, len(order), self._row_weights)
         return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(correct.sum())
 
-    def _told(self, count: int, groups: int = 1) -> tuple[Array, Array]:
+    def _results(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and correct predictions of the steps, when they are done."""
         losses, correct = np.empty((count, groups)), np.empty((count, groups), np.int64)
         self._gpu.download(self.memory["step_losses"], losses, self._stream)
@@ -219,8 +221,8 @@ class CudaTrainer:
             status = self._gpu.download(self.memory["status"], np.empty(2, np.uint32), self._stream)
             if status[1]:
                 raise KernelError(
-                    "blocks that train together did not find each other", got="a wait past its deadline",
-                    expected="every block on the GPU at a time", hint="fewer programs on this GPU, or another one",
+                    "grid barrier timed out during training", got="blocks that waited past the deadline",
+                    expected="all blocks resident at once", hint="run fewer programs on this GPU, or use another GPU",
                 )  # fmt: skip
         return losses.sum(axis=1), correct.sum(axis=1)
 
@@ -230,10 +232,10 @@ class CudaTrainer:
         return self._read_weights("", "w")
 
     def state(self) -> dict[str, Array]:
-        kept = {"steps": np.array([self.steps_done])}
-        for name, memory in zip(STATE_NAMES[self._job.optimiser], KEPT, strict=False):
-            kept |= self._read_weights(f"{name}:", memory)
-        return kept
+        state = {"steps": np.array([self.steps_done])}
+        for name, memory in zip(STATE_NAMES[self._job.optimiser], STATE_BUFFERS, strict=False):
+            state |= self._read_weights(f"{name}:", memory)
+        return state
 
     def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         check_restored(weights, state, self.weights(), self.state())
@@ -241,7 +243,7 @@ class CudaTrainer:
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         self.check(weights, state)
         self._write_weights(weights, "", "w")
-        for name, memory in zip(STATE_NAMES[self._job.optimiser], KEPT, strict=False):
+        for name, memory in zip(STATE_NAMES[self._job.optimiser], STATE_BUFFERS, strict=False):
             self._write_weights(state, f"{name}:", memory)
         self.steps_done = int(state["steps"][0])
 
@@ -288,7 +290,7 @@ def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:
 class TrainingBound:
     """A plan for training on a GPU."""
 
-    checks_ids = False  # it has no ids
+    checks_ids = False  # training networks have no ids
 
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
         self.gpu, self.plan = gpu, plan
@@ -307,15 +309,15 @@ class TrainingBound:
         all runs that share them. Each run has its own row_weights."""
         lowering = self._lowering.for_networks(len(networks))
         data = send_data(self.gpu, lowering, x, y, shared)
-        apart, own = take_memory(self.gpu, lowering, orders, len(x))
-        memories = [data | memory for memory in own]
+        apart, extra_memory = allocate_memory(self.gpu, lowering, orders, len(x))
+        memories = [data | memory for memory in extra_memory]
         launches = JointLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
         each = zip(networks, row_weights, memories, strict=True)
         trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
         return CudaJointTrainer(launches, trainers)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
-        raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")
+        raise PlanError("a plan for training cannot run rows", got=self.plan.job.loss, expected="a plan for inference")
 
     def run_like(self, x: object) -> None:
         return None

@@ -16,13 +16,13 @@ from onchip.runtime.distributed.messages import (
     START_PART,
     Assignment,
     Bye,
+    ChunkResult,
     End,
     Failed,
     Orders,
     Ready,
     Rest,
     Synced,
-    Told,
 )
 from onchip.runtime.distributed.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
 from onchip.runtime.distributed.schedule import OnChunk, finished
@@ -46,7 +46,7 @@ class SentRows:
 def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
     """Follow rank 0's orders until it ends the job; returns the exit code. Prints nothing: only rank 0 prints.
 
-    A failure here is sent to rank 0, whose exit code counts: a rank that is ready only after the job is done finds no
+    A failure here is sent to rank 0, whose exit code counts: a rank that is ready only after the job is done has no
     output to write to. RankError if rank 0 hangs.
     """
     _load_kernels()
@@ -103,36 +103,36 @@ def _work_on(
     """Run the chunks that rank 0 schedules, until End. A thread runs them; this one handles messages."""
     sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
     todo: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    done: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()
 
-    def dealt() -> Iterator[Chunk | None]:
+    def assigned() -> Iterator[Chunk | None]:
         while True:
             try:
-                chunk = todo.get(block=not counts.under_way)
+                chunk = todo.get(block=not counts.in_flight)
             except queue.Empty:
                 yield None  # flush finished chunks
                 continue
             if chunk is None:
                 return
-            counts.under_way += 1
+            counts.in_flight += 1
             on_chunk(chunk)
             yield chunk
 
-    def then(ran: ChunkDone) -> Told:
+    def then(ran: ChunkDone) -> ChunkResult:
         y = None if file is not None or orders.slices is None else ran.y.copy()
-        return Told(finished(ran, file.write if file is not None else None), y)
+        return ChunkResult(finished(ran, file.write if file is not None else None), y)
 
     def work() -> None:
-        for told in run_chunks(engine, sent or sources, dealt(), then):
-            counts.under_way -= 1
-            done.put(told)
+        for result in run_chunks(engine, sent or sources, assigned(), then):
+            counts.in_flight -= 1
+            done.put(result)
             naps.news()
 
     counts, naps = _Counts(), Naps()
     worker = Worker(work, "onchip-engine")
     try:
         ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
-        _talk(ranks, orders, file, sent, worker, todo, done, naps)
+        _handle_messages(ranks, orders, file, sent, worker, todo, done, naps)
     finally:
         todo.put(None)
     worker.join()
@@ -140,21 +140,21 @@ def _work_on(
 
 @dataclass
 class _Counts:
-    under_way: int = 0  # chunks that the engine's thread has started and not finished
+    in_flight: int = 0  # chunks that the engine's thread has started and not finished
 
 
-def _talk(
+def _handle_messages(
     ranks: Ranks,
     orders: Orders,
     file: SliceFile | None,
     sent: Sequence[SentRows],
     worker: Worker,
     todo: queue.SimpleQueue[Chunk | None],
-    done: queue.SimpleQueue[Told],
+    done: queue.SimpleQueue[ChunkResult],
     naps: Naps,
 ) -> None:
     """Pass rank 0's chunks to the worker and the worker's results to rank 0, until End."""
-    held, since = 0, time.monotonic()
+    in_flight, since = 0, time.monotonic()
     wait_s: float | None = orders.deadline_s * START_PART  # for the first message of rank 0
     for _ in naps:
         worker.raise_error()
@@ -172,12 +172,12 @@ def _talk(
                 for source, rows in zip(sent, message.rows or (), strict=True):
                     source.rows[message.chunk.start] = rows
                 wait_s = orders.deadline_s
-                held += 1
+                in_flight += 1
                 todo.put(message.chunk)
         while not done.empty():
-            held, since = held - 1, time.monotonic()
+            in_flight, since = in_flight - 1, time.monotonic()
             ranks.send(0, done.get())
-        if not held and wait_s is not None and time.monotonic() - since > wait_s:
+        if not in_flight and wait_s is not None and time.monotonic() - since > wait_s:
             raise silent(f"rank 0 on {ranks.hosts[0]} hangs", wait_s)
 
 
@@ -190,6 +190,6 @@ def _open_sources(orders: Orders, inputs: int) -> tuple[Sequence[Source], list[S
     if orders.sources is not None:
         try:
             return pickle.loads(orders.sources), []
-        except OnchipError:  # this machine does not have these files
+        except OnchipError:  # the files are not on this machine
             pass
     return (), [SentRows() for _ in range(inputs)]

@@ -33,7 +33,7 @@ def is_one_of_many(env: Mapping[str, str] = os.environ) -> bool:
 def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.environ) -> int:
     """The index by which a rank selects a GPU, from its rank within its machine.
 
-    Ranks in separate containers share no memory, so MPI takes each for a machine; then the launcher's value is used.
+    Ranks in separate containers share no memory, so MPI counts each as a machine; then the launcher's value is used.
     """
-    said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
-    return int(said) if local_size == 1 and is_count(said) else local_rank
+    launcher_rank = next((env[name] for name in _LOCAL_NAMES if name in env), "")
+    return int(launcher_rank) if local_size == 1 and is_count(launcher_rank) else local_rank

@@ -1,7 +1,7 @@
 """Rank 0 of a job. Its workers are the engines of this process and the other ranks (follower.py).
 
-Chunks go to any free worker. Rank 0 plans, broadcasts `Orders`, schedules, writes the manifest and works itself: a
-thread runs its chunks while the main thread handles messages. Every other rank has one chunk running and one queued.
+Chunks go to any free worker. Rank 0 plans, broadcasts `Orders`, schedules, writes the manifest and runs chunks too: on
+a thread, while the main thread handles messages. Every other rank has one chunk running and one queued.
 Rows that a rank cannot read from its own file, and results that it cannot write, travel in the messages while it runs
 another chunk.
 """
@@ -24,13 +24,13 @@ from onchip.runtime.distributed.messages import (
     START_PART,
     Assignment,
     Bye,
+    ChunkResult,
     End,
     Failed,
     Orders,
     Ready,
     Rest,
     Synced,
-    Told,
 )
 from onchip.runtime.distributed.ranks import Naps, Ranks, of_rank
 from onchip.runtime.distributed.schedule import ChunkScheduler, OnChunk, StreamReport, finished
@@ -47,11 +47,11 @@ GOODBYE_S = 5.0  # ranks that do not end within this time are killed
 class RankGroup:
     """Rank 0's side of a job. Leaving the block ends the other ranks in any case.
 
-    say  called with the device of each rank
+    log  called with the device of each rank
     """
 
-    def __init__(self, ranks: Ranks, deadline_s: float = DEADLINE_S, say: Callable[[str], None] = print) -> None:
-        self._ranks, self._deadline_s, self._say = ranks, deadline_s, say
+    def __init__(self, ranks: Ranks, deadline_s: float = DEADLINE_S, log: Callable[[str], None] = print) -> None:
+        self._ranks, self._deadline_s, self._say = ranks, deadline_s, log
         self._others = set(range(1, ranks.size))
         self._ready: dict[int, Ready] = {}
         self._synced: set[int] = set()
@@ -75,7 +75,7 @@ class RankGroup:
         """Run the chunks that the output does not have yet.
 
         engines      of this process: one, or one per GPU
-        on_progress  called often, with the rows done and the rows/s so far
+        on_progress  called often, with the rows done and rows/s so far
         """
         self._scheduler, self._sources, self._output = ChunkScheduler(chunks, output), sources, output
 
@@ -115,13 +115,12 @@ class RankGroup:
             return chunk
 
         def work(number: int) -> None:
-            # File readers and random generators have a position, so every thread has its own. Rows in memory are
-            # shared.
+            # Readers and random generators have a position: each thread needs a copy. Rows in memory are shared.
             sources = self._sources if packed is None else pickle.loads(packed)
             with _open_slices(output) as write:
                 chunks = iter(lambda: take(number), None)
-                for told in run_chunks(engines[number], sources, chunks, lambda done: finished(done, write)):
-                    scheduler.finish(number, told)
+                for result in run_chunks(engines[number], sources, chunks, lambda done: finished(done, write)):
+                    scheduler.finish(number, result)
                     self._naps.news()
 
         return [Worker(functools.partial(work, number), f"onchip-engine-{number}") for number in range(len(engines))]
@@ -134,27 +133,27 @@ class RankGroup:
             if isinstance(message, Ready):
                 self._ready[rank] = message
                 self._say(f"rank {rank} on {self._ranks.hosts[rank]}: {message.device}")
-            elif isinstance(message, Told):
-                told = message.finished
+            elif isinstance(message, ChunkResult):
+                result = message.finished
                 if message.y is not None and self._output is not None:
-                    digest = self._output.write(self._output.cuts[told.record.chunk], message.y)
-                    told = replace(told, record=replace(told.record, digest=digest))
-                self._scheduler.finish(rank, told)
+                    digest = self._output.write(self._output.cuts[result.record.chunk], message.y)
+                    result = replace(result, record=replace(result.record, digest=digest))
+                self._scheduler.finish(rank, result)
             elif isinstance(message, Failed):
                 raise of_rank(message.error, rank, self._ranks.hosts[rank])
             elif isinstance(message, Synced):
                 self._synced.add(rank)
-            self._deal(rank)
+            self._assign(rank)
         late = self._scheduler.late(self._deadline_s) if self._others else None
         if late is not None:
             rank, chunk = late
             raise RankError(
                 f"rank {rank} on {self._ranks.hosts[rank]} hangs",
                 got=f"chunk {chunk.number}, rows {chunk.start:,} to {chunk.stop - 1:,}, for {self._deadline_s:g} s",
-                expected="less", hint="--resume goes on with what is done; --deadline, if this is no hang",
+                expected="less", hint="--resume continues from finished chunks; a longer --deadline if it is only slow",
             )  # fmt: skip
 
-    def _deal(self, rank: int) -> None:
+    def _assign(self, rank: int) -> None:
         if rank not in self._ready or rank in self._synced:
             return
         while self._scheduler.held(rank) < (2 if self._scheduler.left > 2 * self._ranks.size else 1):
@@ -194,7 +193,7 @@ class RankGroup:
             if not left or time.monotonic() - started > wait_s:
                 break
         for rank in sorted(left):
-            self._say(f"rank {rank} on {self._ranks.hosts[rank]} does not end: it is ended")
+            self._say(f"rank {rank} on {self._ranks.hosts[rank]} does not exit: killing it")
         self._ranks.leave(code or 0 if left else None)
 
 

@@ -27,10 +27,10 @@ class Orders:
     sources: bytes | None  # pickled; None: only rank 0 has the rows
     slices: Slices | None  # of the output
     deadline_s: float
-    meets: bool = False  # ranks compute large weights together: one that cannot reports it at `Ranks.meet`
+    meets: bool = False  # ranks compute large weights together: one that fails reports it at `Ranks.meet`
 
 
-# From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.
+# From a rank: Ready, ChunkResult, Synced, Bye, Failed; from rank 0: Assignment, Rest, End.
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ready:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class ChunkResult:
     finished: Finished
     y: Array | None  # from a rank that cannot write
 
@@ -69,7 +69,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Rest:
-    """No chunk is left: wait for End."""
+    """No chunk is left: sync the file and wait for End."""
 
 
 @dataclass(frozen=True)

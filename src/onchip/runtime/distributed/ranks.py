@@ -27,9 +27,9 @@ from onchip.runtime.distributed.launchers import gpu_rank, launched_as
 
 _TAG = 1
 _PART_BYTES = 1 << 30  # per broadcast: MPI counts have 32 bits
-_ALONE_S = 2.0  # within this time, a rank 0 that also fails has ended the others
-_NAP_S = (0.0005, 0.005)  # between two polls: at first, and after _QUIET_TURNS polls without news
-_QUIET_TURNS = 20
+_LAST_WORD_S = 2.0  # if rank 0 fails too, it has ended the other ranks within this time
+_SLEEP_S = (0.0005, 0.005)  # between two polls: at first, and after _QUIET_POLLS polls without a message
+_QUIET_POLLS = 20
 
 
 class Ranks(Protocol):
@@ -98,11 +98,11 @@ class Ranks(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank has finished its part."""
+        """Whether this rank is done."""
         ...
 
     def leave(self, code: int | None = None) -> None:
-        """This rank's part is over. With a code, the others' is not: all processes are aborted when this one ends."""
+        """This rank is done. With a code, the others are not: all processes are aborted when this one ends."""
         ...
 
 
@@ -115,13 +115,13 @@ class OneRank:
 
     @property
     def local_cores(self) -> int:
-        return len(own_cores())
+        return len(available_cores())
 
     def broadcast(self, value: Any) -> Any:
         return value
 
     def send(self, to: int, message: Any) -> None:
-        raise AssertionError("nobody to send to")
+        raise AssertionError("there is no other rank")
 
     def receive(self) -> tuple[int, Any] | None:
         return None
@@ -156,14 +156,14 @@ class MpiRanks:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
-                "cannot talk to the other ranks", got=str(error).splitlines()[0], expected="mpi4py and an MPI library",
-                hint="pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own",
+                "cannot reach the other ranks", got=str(error).splitlines()[0], expected="mpi4py and an MPI library",
+                hint="pip install 'onchip[mpi]', or only mpi4py if the machine has an MPI installed",
             ) from None  # fmt: skip
         self._mpi, self._comm = MPI, MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         if self.size == 1 < expected:
             raise DeviceError(
-                "this rank is alone", got=f"{expected} ranks started, 1 seen by {MPI.Get_library_version().split()[0]}",
+                "this rank sees no others", got=f"{expected} started, 1 seen by {MPI.Get_library_version().split()[0]}",
                 expected="mpiexec and mpi4py of the same MPI", hint="python -m mpi4py --mpi-library-version",
             )  # fmt: skip
         self._local = local = same_machine(self._comm, MPI)
@@ -172,14 +172,14 @@ class MpiRanks:
         self._firsts = self._comm.Split(0 if local.rank == 0 else MPI.UNDEFINED)  # the first rank of each machine
         first = (self._firsts.rank, self._firsts.size) if local.rank == 0 else None
         self.machine, self.machines = local.bcast(first)
-        self.local_cores = len(set().union(*local.allgather(own_cores())))
+        self.local_cores = len(set().union(*local.allgather(available_cores())))
         self.wait_s = float("inf")
-        told = self._comm.allgather((socket.gethostname(), __version__))
-        self.hosts = tuple(host for host, _ in told)
-        self._check_versions([version for _, version in told])
+        versions_of = self._comm.allgather((socket.gethostname(), __version__))
+        self.hosts = tuple(host for host, _ in versions_of)
+        self._check_versions([version for _, version in versions_of])
         self._sent: list[tuple[Any, Any]] = []  # requests in flight, and their buffers
         self.is_over, self._code = False, 1
-        atexit.register(self._end)  # before MPI's finalise, which would wait for ranks that are stuck
+        atexit.register(self._end)  # before MPI's finalise, which would wait for hanging ranks
 
     def _check_versions(self, versions: Sequence[str]) -> None:
         """Raise DeviceError on rank 0 if a rank has another version of onchip: its bits may differ."""
@@ -189,7 +189,7 @@ class MpiRanks:
         if self.rank:
             raise SystemExit(DeviceError.exit_code)
         raise DeviceError(
-            f"rank {other} on {self.hosts[other]} runs another onchip", got=f"onchip {versions[other]}",
+            f"rank {other} on {self.hosts[other]} runs another version of onchip", got=f"onchip {versions[other]}",
             expected=f"onchip {versions[0]}, as rank 0 on {self.hosts[0]}",
             hint=f"pip install onchip=={versions[0]} on every machine",
         )  # fmt: skip
@@ -231,9 +231,9 @@ class MpiRanks:
     def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
         for array in arrays:
             row_bytes = array[:1].nbytes
-            places = [cut * row_bytes for cut in cuts]
-            counts = [stop - start for start, stop in pairwise(places)]
-            all_rows = [array, counts, places[:-1], self._mpi.BYTE]
+            offsets = [cut * row_bytes for cut in cuts]
+            counts = [stop - start for start, stop in pairwise(offsets)]
+            all_rows = [array, counts, offsets[:-1], self._mpi.BYTE]
             self._wait(self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows))
 
     def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
@@ -272,7 +272,7 @@ class MpiRanks:
             if request.Test():
                 return
             if time.monotonic() - started > self.wait_s:
-                raise silent("a rank hangs while weights are made", self.wait_s)
+                raise silent("a rank hangs while weights are computed", self.wait_s)
 
     def leave(self, code: int | None = None) -> None:
         self.is_over, self._code = code is None, code or 0
@@ -286,7 +286,7 @@ class MpiRanks:
 
 
 def same_machine(comm: Any, mpi: Any) -> Any:
-    """The ranks of this machine, as MPI sees it."""
+    """The ranks of this machine, according to MPI."""
     return comm.Split_type(mpi.COMM_TYPE_SHARED)
 
 
@@ -304,23 +304,23 @@ def find_ranks() -> Ranks:
     return _world
 
 
-def hush(ranks: Ranks) -> None:
+def silence_other_ranks(ranks: Ranks) -> None:
     """Only rank 0 prints: the output of another rank is shown only if that rank alone fails."""
     if ranks.rank == 0:
         return
-    shown, said = sys.stderr, io.StringIO()
-    sys.stdout = sys.stderr = said
+    shown, hidden = sys.stderr, io.StringIO()
+    sys.stdout = sys.stderr = hidden
 
-    def tell() -> None:
+    def print_hidden() -> None:
         if not ranks.is_over:
-            time.sleep(_ALONE_S)
-            print(f"rank {ranks.rank} on {ranks.hosts[ranks.rank]}: {said.getvalue()}", file=shown)
+            time.sleep(_LAST_WORD_S)
+            print(f"rank {ranks.rank} on {ranks.hosts[ranks.rank]}: {hidden.getvalue()}", file=shown)
 
-    atexit.register(tell)
+    atexit.register(print_hidden)
 
 
 class Naps:
-    """A polling loop with a short sleep per turn, which `news` ends; the sleep grows after a while without news."""
+    """A polling loop with a short sleep, which `news` ends; the sleep grows after a while without news."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
@@ -333,7 +333,7 @@ class Naps:
         quiet = 0
         while True:
             yield
-            quiet = 0 if self._news.wait(_NAP_S[quiet > _QUIET_TURNS]) else quiet + 1
+            quiet = 0 if self._news.wait(_SLEEP_S[quiet > _QUIET_POLLS]) else quiet + 1
             self._news.clear()
 
 
@@ -351,8 +351,8 @@ def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
 
 def silent(what: str, seconds: float) -> RankError:
     """The error for a rank that sent no message for `seconds`."""
-    hint = "--deadline, if this is no hang; --resume goes on with what is done"
-    return RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
+    hint = "a longer --deadline if it is only slow; --resume continues from finished chunks"
+    return RankError(what, got=f"no message for {seconds:g} s", expected="a message", hint=hint)
 
 
 def gather_all(ranks: Ranks, value: Any) -> list[Any]:
@@ -361,14 +361,14 @@ def gather_all(ranks: Ranks, value: Any) -> list[Any]:
     if ranks.rank:
         ranks.send(0, value)
     for _ in range(ranks.size - 1 if ranks.rank == 0 else 0):
-        source, told = wait_for(ranks, None, "")
-        values[source] = told
+        source, answer = wait_for(ranks, None, "")
+        values[source] = answer
     found: list[Any] = ranks.broadcast(values)
     return found
 
 
 def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
-    """The same error, with the rank and host it is from."""
+    """The same error, with its rank and host."""
     what = f"{error.what} (rank {rank} on {host})"
     return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
 
@@ -384,9 +384,9 @@ def rank_threads(threads: int | None, ranks: Ranks) -> int | None:
     """A rank's CPU threads: the ranks of a machine share its cores, unless `threads` is given."""
     if threads is not None or ranks.local_size == 1:
         return threads
-    return max(1, min(len(own_cores()), ranks.local_cores // ranks.local_size))
+    return max(1, min(len(available_cores()), ranks.local_cores // ranks.local_size))
 
 
-def own_cores() -> set[int]:
+def available_cores() -> set[int]:
     """The indices of the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

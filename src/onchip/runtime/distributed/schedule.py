@@ -14,7 +14,7 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.io.output import ChunkRecord, PartialOutput
 from onchip.runtime.io.stream import Chunk, ChunkDone
 
-OnChunk = Callable[[Chunk | None], None]  # called with the chunk that a rank starts
+OnChunk = Callable[[Chunk | None], None]  # receives the chunk that a rank starts
 
 FIRST_ROWS = 5  # of the results, kept for display
 
@@ -44,7 +44,7 @@ class Finished:
 
     record: ChunkRecord
     engine_seconds: float
-    first_rows: Array | None  # the part of the first few results that is in it
+    first_rows: Array | None  # those of the first few results that it contains
 
 
 def finished(done: ChunkDone, write: Callable[[int, Array], str] | None) -> Finished:
@@ -87,27 +87,27 @@ class ChunkScheduler:
         with self._lock:
             if not self._left:
                 return None
-            has = self._workers.setdefault(worker, _Worker())
-            if not has.chunks:
-                has.since = self._clock()
+            state = self._workers.setdefault(worker, _Worker())
+            if not state.chunks:
+                state.since = self._clock()
             chunk = self._left.pop()
-            has.chunks[chunk.number] = chunk
+            state.chunks[chunk.number] = chunk
             return chunk
 
-    def finish(self, worker: int, told: Finished) -> None:
+    def finish(self, worker: int, result: Finished) -> None:
         """Record that a worker's chunk is run and written."""
         with self._lock:
-            has = self._workers[worker]
-            del has.chunks[told.record.chunk]
-            has.since = self._clock()
-            has.engine_seconds += told.engine_seconds
-            chunk = self._chunks[told.record.chunk]
-            self._records[chunk.number] = told.record
+            state = self._workers[worker]
+            del state.chunks[result.record.chunk]
+            state.since = self._clock()
+            state.engine_seconds += result.engine_seconds
+            chunk = self._chunks[result.record.chunk]
+            self._records[chunk.number] = result.record
             self.rows_done += chunk.stop - chunk.start
-            if told.first_rows is not None:
-                self._first[chunk.start] = told.first_rows
+            if result.first_rows is not None:
+                self._first[chunk.start] = result.first_rows
             if self._output is not None:
-                self._output.record(told.record)
+                self._output.record(result.record)
 
     def stop(self) -> None:
         """Schedule no more chunks."""
@@ -129,21 +129,21 @@ class ChunkScheduler:
     def late(self, deadline_s: float) -> tuple[int, Chunk] | None:
         """A worker that has spent longer than this on a chunk, and the chunk."""
         with self._lock:
-            for worker, has in self._workers.items():
-                if has.chunks and self._clock() - has.since > deadline_s:
-                    return worker, min(has.chunks.values(), key=lambda chunk: chunk.number)
+            for worker, state in self._workers.items():
+                if state.chunks and self._clock() - state.since > deadline_s:
+                    return worker, min(state.chunks.values(), key=lambda chunk: chunk.number)
         return None
 
     @property
     def rows_per_s(self) -> float:
         return (self.rows_done - self.resumed_rows) / max(self._clock() - self._started, 1e-9)
 
-    def report(self, given: TensorType) -> StreamReport:
+    def report(self, row_type: TensorType) -> StreamReport:
         records = self._records.values()
         bad = [record.first_bad_row for record in records if record.first_bad_row is not None]
-        none = np.empty((0, *given.row_shape), numpy_dtype(given.dtype))
+        none = np.empty((0, *row_type.row_shape), numpy_dtype(row_type.dtype))
         first = np.concatenate([none, *(self._first[start] for start in sorted(self._first))])
-        longest = max((has.engine_seconds for has in self._workers.values()), default=0.0)
+        longest = max((state.engine_seconds for state in self._workers.values()), default=0.0)
         return StreamReport(
             self.rows_done, self.resumed_rows, self._clock() - self._started, longest,
             sum(record.bad_rows for record in records), min(bad, default=None), first,

@@ -29,7 +29,7 @@ def attach(path: str, nbytes: int) -> mmap.mmap:
 
 
 def forget(path: str) -> None:
-    """Close the path for further processes; existing mappings stay valid."""
+    """Close the path to other processes; existing mappings stay valid."""
     os.close(int(path.rpartition("/")[2]))
 
 

@@ -1,7 +1,7 @@
 """Start ranks on this machine and supervise them: `onchip run --ranks 4`.
 
 MPI's launcher starts them. Every rank also reports to the starting process over a socket, one line of JSON each, which
-shows one progress bar and reports which rank died, on which host and in which chunk.
+shows one progress bar and names the rank that died, its host and its chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # they import NumPy, which the starting process does not need
 SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: the socket to report to
 # Most ranks: per core, and on any machine. More would only wait for each other.
 RANKS_PER_CORE, RANKS_ANYWHERE = 4, 16
-_TELL_S = 0.1  # between two progress reports: the reader shares a core with ranks
+_PROGRESS_S = 0.1  # between two progress reports: the reader shares a core with ranks
 _GRACE_S = 3.0  # for the launcher to notice a dead rank, and for ranks to stop
 # By default Open MPI refuses root and oversubscription, and binds ranks to cores.
 OPEN_MPI = {
@@ -55,15 +55,15 @@ class Reporter:
     def __init__(self, ranks: Ranks) -> None:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # the thread that runs chunks reports, too
-        self._told = float("-inf")  # time of the last progress report
+        self._last_progress_s = float("-inf")  # time of the last progress report
         path = os.environ.get(SOCKET)
         if path is None or ranks.size == 1:
             return
         self._socket = _connect(path)
-        self._tell(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
-        atexit.register(self._tell, bye=True)  # a killed rank sends none
+        self._send(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
+        atexit.register(self._send, bye=True)  # a killed rank sends none
         threading.Thread(target=_end_after, args=(self._socket,), name="onchip-starter", daemon=True).start()
-        if ranks.rank == 0:  # rank 0's output is forwarded; the launcher's is only shown on failure
+        if ranks.rank == 0:  # rank 0's output is forwarded; the launcher's is shown only on failure
             for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
                 stream.flush()
                 with _connect(path) as channel:
@@ -71,14 +71,14 @@ class Reporter:
                     os.dup2(channel.fileno(), fd)
 
     def chunk(self, chunk: Chunk | None) -> None:
-        self._tell(chunk=None if chunk is None else (chunk.number, chunk.start, chunk.stop))
+        self._send(chunk=None if chunk is None else (chunk.number, chunk.start, chunk.stop))
 
     def progress(self, what: str, total: float, done: float, text: str) -> None:
-        if time.monotonic() - self._told > _TELL_S:
-            self._told = time.monotonic()
-            self._tell(progress=(what, total, done, text))
+        if time.monotonic() - self._last_progress_s > _PROGRESS_S:
+            self._last_progress_s = time.monotonic()
+            self._send(progress=(what, total, done, text))
 
-    def _tell(self, **what: Any) -> None:
+    def _send(self, **what: Any) -> None:
         if self._socket is not None:
             with self._lock, contextlib.suppress(OSError):  # the starting process is gone: this rank will end, too
                 self._socket.sendall(json.dumps(what).encode() + b"\n")
@@ -87,7 +87,7 @@ class Reporter:
 def _end_after(starter: socket.socket) -> None:
     """End this rank when its starting process is gone: the launcher has its own session and would keep running."""
     with contextlib.suppress(OSError):
-        starter.recv(1)  # nothing is ever sent this way: it returns when the other end is closed
+        starter.recv(1)  # nothing is ever sent here: it returns when the other end closes
     os.kill(os.getpid(), signal.SIGTERM)  # an orderly stop, which keeps finished chunks
     time.sleep(_GRACE_S)
     os._exit(1)
@@ -106,14 +106,14 @@ def is_supervised() -> bool:
 def check_started_once(requested: object, ranks: Ranks) -> None:
     """Refuse --ranks under a launcher, and a rank of --ranks that sees no others.
 
-    asked  the value of --ranks, or None
+    requested  the value of --ranks, or None
     """
     if requested is not None and ranks.size > 1 and not is_supervised():
-        got, hint = f"--ranks {requested} in {ranks.size} ranks", "leave --ranks out: mpiexec says how many"
-        raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
+        got, hint = f"--ranks {requested} in {ranks.size} ranks", "omit --ranks: mpiexec sets the number"
+        raise InputError("--ranks under an MPI launcher", got=got, expected="mpiexec or --ranks", hint=hint)
     if is_supervised() and ranks.size == 1:
-        got, hint = f"--ranks {requested}, 1 seen", "mpiexec and mpi4py of the same MPI"
-        raise DeviceError("this rank is alone", got=got, expected="a launcher that tells ranks their number", hint=hint)
+        got, hint = f"--ranks {requested}, 1 seen", "use mpiexec and mpi4py of the same MPI"
+        raise DeviceError("this rank sees no others", got=got, expected="a launcher of the same MPI", hint=hint)
 
 
 # -- in the process that starts them -----------------------------------------------------------------------
@@ -125,7 +125,7 @@ class _Rank:
     pid: int
     host: str
     chunk: tuple[int, int, int] | None = None
-    said_bye: bool = False
+    has_ended: bool = False
 
 
 def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
@@ -140,7 +140,7 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
     launcher = find_mpiexec()
     if launcher is None or importlib.util.find_spec("mpi4py") is None:
         got = "no mpiexec" if launcher is None else "no mpi4py"
-        hint = "pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own"
+        hint = "pip install 'onchip[mpi]', or only mpi4py if the machine has an MPI installed"
         raise DeviceError("cannot start ranks", got=got, expected="an MPI and mpi4py", hint=hint)
     with (
         tempfile.TemporaryDirectory(prefix=f"onchip-ranks-{os.getpid()}-", dir=_short_folder()) as folder,
@@ -170,16 +170,16 @@ def _short_folder() -> str:
 
 def find_mpiexec() -> str | None:
     """The launcher next to this Python, which the extra `mpi` installs, else the system's."""
-    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    return beside or shutil.which("mpiexec") or shutil.which("mpirun")
+    local = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return local or shutil.which("mpiexec") or shutil.which("mpirun")
 
 
 class _Connection:
-    """Reports of a rank, or rank 0's stdout or stderr, which is forwarded to ours."""
+    """Reports of a rank, or rank 0's stdout or stderr, which is forwarded to this process's."""
 
-    def __init__(self, hear: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(self, on_report: Callable[[int, dict[str, Any]], None]) -> None:
         self.rank: int | None = None
-        self._hear, self._rest = hear, b""
+        self._on_report, self._rest = on_report, b""
         self._stream: TextIO | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -192,13 +192,13 @@ class _Connection:
         self._rest += data
         while self._stream is None and b"\n" in self._rest:
             line, self._rest = self._rest.split(b"\n", 1)
-            told = json.loads(line)
-            if "stream" in told:
-                self._stream = sys.stdout if told["stream"] == 1 else sys.stderr
+            report = json.loads(line)
+            if "stream" in report:
+                self._stream = sys.stdout if report["stream"] == 1 else sys.stderr
                 break
-            self.rank = told.get("rank", self.rank)
+            self.rank = report.get("rank", self.rank)
             assert self.rank is not None
-            self._hear(self.rank, told)
+            self._on_report(self.rank, report)
         if self._stream is not None:
             self._stream.write(self._decoder.decode(self._rest))
             self._stream.flush()
@@ -240,11 +240,11 @@ class _Watch:
                 number, start, stop = self._died.chunk
                 at = f"at chunk {number}, rows {start:,} to {stop - 1:,}"
             raise RankError(
-                f"rank {self._died.rank} on {self._died.host} died", got=f"process {self._died.pid} is gone, {at}",
-                expected="all ranks to the end", hint="--resume goes on with what is done",
+                f"rank {self._died.rank} on {self._died.host} died", got=f"process {self._died.pid} ended {at}",
+                expected="every rank to finish", hint="--resume continues from finished chunks",
             )  # fmt: skip
         code = self._process.returncode
-        if code and not (0 in self._ranks and self._ranks[0].said_bye):  # rank 0 has not reported the reason
+        if code and not (0 in self._ranks and self._ranks[0].has_ended):  # rank 0 has not reported the reason
             sys.stderr.write(self._log.decode(errors="replace"))
         return code if code in (0, 1, 2) else 1
 
@@ -252,13 +252,13 @@ class _Watch:
         """Until the launcher has ended, a rank died (if none had), or the time is over."""
         started, had_died = time.monotonic(), self._died is not None
         while self._process.poll() is None and (had_died or self._died is None):
-            self._turn(0.05)
+            self._poll(0.05)
             if seconds is not None and time.monotonic() - started > seconds:
                 return
-        while self._turn(0.0):  # drain the last reports
+        while self._poll(0.0):  # drain the last reports
             pass
 
-    def _turn(self, seconds: float) -> bool:
+    def _poll(self, seconds: float) -> bool:
         found = self._selector.select(seconds)
         for key, _ in found:
             key.data(key.fileobj)
@@ -266,7 +266,7 @@ class _Watch:
 
     def _accept(self, listener: socket.socket) -> None:
         source, _ = listener.accept()
-        connection = _Connection(self._hear)
+        connection = _Connection(self._on_report)
 
         def read(source: socket.socket) -> None:
             if not connection.read(source):
@@ -277,18 +277,18 @@ class _Watch:
 
         self._selector.register(source, selectors.EVENT_READ, read)
 
-    def _hear(self, number: int, told: dict[str, Any]) -> None:
-        if "pid" in told:
-            self._ranks[number] = _Rank(**told)
-        elif "chunk" in told:
-            self._ranks[number].chunk = told["chunk"]
-        elif "progress" in told:
-            self._on_progress(*told["progress"])
-        elif "bye" in told:
-            self._ranks[number].said_bye = True
+    def _on_report(self, number: int, report: dict[str, Any]) -> None:
+        if "pid" in report:
+            self._ranks[number] = _Rank(**report)
+        elif "chunk" in report:
+            self._ranks[number].chunk = report["chunk"]
+        elif "progress" in report:
+            self._on_progress(*report["progress"])
+        elif "bye" in report:
+            self._ranks[number].has_ended = True
 
     def _ended(self, rank: _Rank) -> None:
-        if not any(other.said_bye for other in self._ranks.values()) and self._died is None:
+        if not any(other.has_ended for other in self._ranks.values()) and self._died is None:
             self._died = rank
 
     def _read_log(self, pipe: Any) -> None:

@@ -32,9 +32,8 @@ def check_rows(x: Any, expected: TensorType) -> Array:
         )
     _check_shape(x, expected)
     if x.dtype.newbyteorder("=") != numpy_dtype(expected.dtype):
-        raise ShapeError(
-            "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
-        )
+        hint = f"x.astype(np.{expected.dtype})"
+        raise ShapeError("input has the wrong dtype", got=x.dtype.name, expected=expected.dtype, hint=hint)
     return np.ascontiguousarray(x, numpy_dtype(expected.dtype))  # native byte order
 
 
@@ -42,24 +41,24 @@ def convert_rows(x: Any, name: str, expected: TensorType, net: str, meaning: Mea
     """x, in any form and numeric dtype, as a contiguous array of `expected`; a dtype conversion is reported once.
 
     name     of the input, in messages; net: of its network
-    meaning  of the network, if this is its only input: its names select a data frame's columns, if all are there, and
-             its scale divides bytes
+    meaning  of the network, if this is its only input: its names select a data frame's columns, if all exist, and its
+             scale divides bytes
 
     ShapeError or InputError if values would be lost: floats for ints, or values beyond the dtype's range.
     """
     array = _as_array(x, name, meaning)
     _check_shape(array, expected)
-    given, wanted = array.dtype.newbyteorder("="), numpy_dtype(expected.dtype)
-    if given == wanted:
+    dtype, wanted = array.dtype.newbyteorder("="), numpy_dtype(expected.dtype)
+    if dtype == wanted:
         return np.ascontiguousarray(array, wanted)
     converted = _converted(array, name, expected)
     divided = ""
-    if given == np.uint8 and meaning.scale and "float" in expected.dtype:
+    if dtype == np.uint8 and meaning.scale and "float" in expected.dtype:
         converted /= wanted.type(meaning.scale)
         divided = f" and divided by {meaning.scale:g}"
-    if not isinstance(x, list | tuple):  # those have no dtype
+    if not isinstance(x, list | tuple):  # lists have no dtype
         print_unless_quiet(
-            f"engine of {net}: input '{name}' is converted from {given.name} to {wanted.name}{divided} in every call"
+            f"engine of {net}: input '{name}' is converted from {dtype.name} to {wanted.name}{divided} in every call"
         )
     return converted
 
@@ -67,7 +66,7 @@ def convert_rows(x: Any, name: str, expected: TensorType, net: str, meaning: Mea
 def _check_shape(x: Array, expected: TensorType) -> None:
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
         raise ShapeError(
-            "input has another shape", got=str(list(x.shape)), expected=str(expected), hint=_shape_hint(x, expected)
+            "input has the wrong shape", got=str(list(x.shape)), expected=str(expected), hint=_shape_hint(x, expected)
         )
 
 
@@ -88,27 +87,28 @@ def _converted(x: Array, name: str, expected: TensorType) -> Array:
     wanted = numpy_dtype(expected.dtype)
     is_float = _is_float(x.dtype)
     if not (is_float or x.dtype.kind in "iub") or (is_float and not _is_float(wanted)):
-        hint = f"x.astype(np.{expected.dtype}), if they are whole numbers" if is_float else ""
-        raise ShapeError(f"input '{name}' has another dtype", got=x.dtype.name, expected=expected.dtype, hint=hint)
+        hint = f"x.astype(np.{expected.dtype}), if all values are integers" if is_float else ""
+        raise ShapeError(f"input '{name}' has the wrong dtype", got=x.dtype.name, expected=expected.dtype, hint=hint)
     with np.errstate(over="ignore", invalid="ignore"):
-        made = np.ascontiguousarray(x.astype(wanted))
+        converted = np.ascontiguousarray(x.astype(wanted))
     if _is_float(wanted):
-        lost = ~np.isfinite(made)
+        lost = ~np.isfinite(converted)
         if lost.any():  # rare, so x is only checked then
             lost &= np.isfinite(x)
     elif np.can_cast(x.dtype, wanted):
-        return made
+        return converted
     else:
         least, most = (0, 1) if wanted.kind == "b" else (int(np.iinfo(wanted).min), int(np.iinfo(wanted).max))
         lost = (x < least) | (x > most)
     if lost.any():
-        row, *place = (int(i) for i in np.argwhere(lost)[0])
-        where = f"row {row}" + (f", position {', '.join(map(str, place))}" if place else "")
+        row, *position = (int(i) for i in np.argwhere(lost)[0])
+        where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")
         raise InputError(
-            f"{where} of input '{name}' does not fit {expected.dtype}", got=f"{x[(row, *place)]} in {x.dtype.name}",
-            expected=f"values of {expected.dtype}", hint="rows in the range that the network was trained on",
+            f"{where} of input '{name}' is out of range for {expected.dtype}",
+            got=f"{x[(row, *position)]} in {x.dtype.name}", expected=f"values of {expected.dtype}",
+            hint="rows in the range that the network was trained on",
         )  # fmt: skip
-    return made
+    return converted
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -132,7 +132,7 @@ def _as_array(x: Any, name: str, meaning: Meaning) -> Array:
         return np.asarray(x)
     except (TypeError, ValueError) as error:  # rows of different lengths
         got = str(error).split("\n")[0]
-        raise ShapeError(f"input '{name}' is not an array", got=got, expected="rows of one length") from None
+        raise ShapeError(f"input '{name}' is not an array", got=got, expected="rows of equal length") from None
 
 
 def _table_array(x: Any, name: str, meaning: Meaning) -> Array:
@@ -149,8 +149,8 @@ def _table_array(x: Any, name: str, meaning: Meaning) -> Array:
         odd = next((repr(value) for value in values if not isinstance(value, _NUMBER)), "")
         if odd or array.dtype.kind != "O":
             raise InputError(
-                f"column {show(str(column))} of input '{name}' holds no numbers", got=show(odd or array.dtype.name),
-                expected="columns of numbers, none missing", hint="select the columns that the network reads",
+                f"column {show(str(column))} of input '{name}' is not numeric", got=show(odd or array.dtype.name),
+                expected="numeric columns without missing values", hint="select the columns that the network reads",
             )  # fmt: skip
     is_whole = all(isinstance(value, int | np.integer | np.bool_) for value in array.ravel())
     return array.astype(np.int64 if is_whole else np.float64)
@@ -173,7 +173,7 @@ def tensor_array(x: Any, what: str) -> Array:
     dtype = str(x.dtype).removeprefix("torch.")
     try:
         x = x.detach()
-        if dtype in DTYPE_BYTES and numpy_dtype(dtype).kind == "V":  # NumPy has no such type of its own
+        if dtype in DTYPE_BYTES and numpy_dtype(dtype).kind == "V":  # NumPy has no such type
             bits = x.view(torch.int16 if DTYPE_BYTES[dtype] == 2 else torch.uint8).numpy()
             array: Array = bits.view(numpy_dtype(dtype))
         else:
@@ -181,7 +181,7 @@ def tensor_array(x: Any, what: str) -> Array:
     except (TypeError, RuntimeError) as error:  # sparse, quantised, or a lazily computed view
         got = f"{dtype}: {str(error).splitlines()[0]}"
         raise InputError(
-            f"{what} is no plain tensor", got=got, expected="a dense CPU tensor", hint="x.numpy()"
+            f"{what} is not a dense tensor", got=got, expected="a dense CPU tensor", hint="x.numpy()"
         ) from None
     return array
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from onchip.errors import FormatError, InputError, OutputError
-from onchip.files import check_writable, open_locked, open_own, write_error
+from onchip.files import check_writable, open_locked, open_owned, write_error
 from onchip.formats.arrays.row_files import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.tables.csv_writer import CsvWriter
@@ -38,11 +38,11 @@ WRITERS: dict[str, type[RowWriter]] = {
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows are images
-AS_THEY_LIE = (".npy", ".bin")  # stored like the unfinished output; other formats are converted from it
+RAW_FORMATS = (".npy", ".bin")  # also the format of the unfinished output; others are converted when it is complete
 VERSION = 4
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
-KEEP_S = 10.0  # after its first chunk: less work is repeated as quickly as it is resumed
-COPY_BYTES = 8 << 20  # of rows at a time, when converting to another format
+KEEP_S = 10.0  # since the first chunk: a shorter run is not worth resuming
+COPY_BYTES = 8 << 20  # of rows converted to another format at a time
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def open_output(
 
     job     everything that determines the results, as JSON: only a run of the same job can resume
     resume  keep the chunks that an earlier run of this job finished
-    keep_s  a run stopped sooner than this keeps nothing
+    keep_s  chunks of a run that is stopped sooner are deleted
     top     classes per row in a .csv, if the network has class names
 
     Problems that will prevent writing are raised now, not after the work.
@@ -91,7 +91,7 @@ def open_output(
     if suffix in FOR_IMAGES and not is_image(net.output):
         others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
         raise InputError(
-            f"cannot write {path}: '{net.name}' makes no images", got=f"rows {net.output}, format {suffix}",
+            f"cannot write {path}: '{net.name}' does not output images", got=f"rows {net.output}, format {suffix}",
             expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
             hint=f"-o {path.with_suffix('.npy')}",
         )  # fmt: skip
@@ -117,7 +117,7 @@ class PartialOutput:
     def __init__(
         self,
         path: Path,
-        given: TensorType,
+        t: TensorType,
         rows: int,
         make: MakeWriter,
         job: dict[str, Any],
@@ -126,22 +126,22 @@ class PartialOutput:
     ) -> None:
         self._make, self._keep_s = make, keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
-        self.plan: Mapping[str, Any] = {}  # the plan_record of an earlier run; unchecked
-        self.cuts: tuple[int, ...] = ()  # first rows of its chunks
+        self.plan: Mapping[str, Any] = {}  # a plan_record; that of an earlier run is unchecked
+        self.cuts: tuple[int, ...] = ()  # first row of each chunk
         self.data_path, self.manifest_path = (Path(f"{path}.{end}") for end in ("partial", "manifest"))
-        head = npy_header((rows, *given.row_shape), numpy_dtype(given.dtype)) if path.suffix.lower() == ".npy" else b""
+        head = npy_header((rows, *t.row_shape), numpy_dtype(t.dtype)) if path.suffix.lower() == ".npy" else b""
         self._head, self._job = head, json.loads(json.dumps(job))
         token = os.urandom(8).hex()
-        self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *given.row_shape), given.dtype, token)
+        self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *t.row_shape), t.dtype, token)
         self._file: SliceFile | None = None
         self._manifest = self._lock_manifest()
         self._first_record_s, self._has_begun, self.is_resumed = 0.0, False, False
         has_lines = bool(self._manifest.read(1))
         try:
-            self.found = has_lines or self.data_path.exists()  # of an earlier run
+            self.found = has_lines or self.data_path.exists()  # files of an earlier run
             if resume:
                 self._read_manifest()
-            open_own(self.data_path).close()  # anything else with this name is refused now, not after the work
+            open_owned(self.data_path).close()  # anything else with this name is refused now, not after the work
         except BaseException:
             self.close()
             if not has_lines:
@@ -151,14 +151,14 @@ class PartialOutput:
     def begin(self, plan: Mapping[str, Any], cuts: tuple[int, ...]) -> None:
         """Prepare the files for chunks that begin at these rows; a resumed run keeps its finished chunks.
 
-        plan  what a resumed run needs to make the same plan, as JSON
+        plan  what a resumed run needs to choose the same plan, as JSON
         """
         self._has_begun = True
         if not self.is_resumed:
             self.plan, self.cuts = plan, cuts
             head = {"version": VERSION, "token": self.slices.token, "job": self._job, "plan": plan, "cuts": cuts}
             try:
-                with open_own(self.data_path) as data:
+                with open_owned(self.data_path) as data:
                     data.truncate(0)
                 self._manifest.truncate(0)
                 self._append(head)
@@ -194,7 +194,7 @@ class PartialOutput:
         self._file.sync()
         rows = self.slices.shape[0]
         try:
-            if self.path.suffix.lower() in AS_THEY_LIE:
+            if self.path.suffix.lower() in RAW_FORMATS:
                 os.replace(self.data_path, self.path)
             else:
                 step = max(1, COPY_BYTES // max(1, self.slices.row_bytes))
@@ -206,24 +206,24 @@ class PartialOutput:
         self._remove()
 
     def leave(self, error: BaseException) -> None:
-        """The run ends with this error: keep finished chunks if they can be reused."""
+        """The run ended with this error: keep the finished chunks only if another run can use them."""
         if not self._has_begun:
-            is_of_use = self.found
+            is_reusable = self.found
         elif self.is_resumed:
-            is_of_use = bool(self.records)
-        else:  # with other rows it would be another job
+            is_reusable = bool(self.records)
+        else:  # after an input error the rows must change, which makes it another job
             is_stopped = not isinstance(error, Exception)  # Ctrl-C, SIGTERM
-            is_quick = is_stopped and time.monotonic() - self._first_record_s < self._keep_s
-            is_of_use = bool(self.records) and not is_quick and not isinstance(error, InputError)
-        if not is_of_use:
+            is_short = is_stopped and time.monotonic() - self._first_record_s < self._keep_s
+            is_reusable = bool(self.records) and not is_short and not isinstance(error, InputError)
+        if not is_reusable:
             self._remove()
 
     @property
-    def kept(self) -> str:
-        """The message about chunks that are kept for the next run; "" if there are none."""
+    def resume_hint(self) -> str:
+        """How to continue from the finished chunks, as a message; "" if there are none."""
         if not (self.records and self.manifest_path.exists()):
             return ""
-        return f"{len(self.records):,} of {len(self.cuts):,} chunks are kept in {self.data_path}: go on with --resume"
+        return f"{len(self.records):,} of {len(self.cuts):,} chunks are saved in {self.data_path}: continue: --resume"
 
     def close(self) -> None:
         if self._file is not None:
@@ -256,19 +256,19 @@ class PartialOutput:
         """Load the finished chunks of an earlier run of the same job."""
         self._manifest.seek(0)
         first, *others = self._manifest.readall().split(b"\n")
-        if not others or not self.data_path.exists():  # it ended before its first chunk
+        if not others or not self.data_path.exists():  # the run ended before its first chunk
             return
-        with self.blaming_manifest():
+        with self.manifest_errors():
             head = parse_line(first)
             if not head:
-                raise FormatError("its first line has changed", got="another digest", expected="the one it names")
+                raise FormatError("its first line has changed", got="another digest", expected="its digest")
             fields(head, ("version", "token", "job", "plan", "cuts"), "its first line")
             whole(head["version"], "version", VERSION, VERSION)
             self._check_job(head["job"])
             self._check_cuts(head["cuts"])
-            for name, kind, expected in (("token", str, "a text"), ("plan", dict, "an object")):
+            for name, kind, expected in (("token", str, "a string"), ("plan", dict, "an object")):
                 if not isinstance(head[name], kind):
-                    raise FormatError(f"'{name}' does not fit", got=name_of(head[name]), expected=expected)
+                    raise FormatError(f"'{name}' has the wrong type", got=name_of(head[name]), expected=expected)
         self.is_resumed = True
         self.plan, self.cuts = head["plan"], tuple(head["cuts"])
         self.slices = replace(self.slices, token=head["token"])
@@ -279,15 +279,15 @@ class PartialOutput:
                 self.records[record.chunk] = record
 
     @contextlib.contextmanager
-    def blaming_manifest(self) -> Iterator[None]:
+    def manifest_errors(self) -> Iterator[None]:
         """Report a FormatError of the block as a damaged manifest."""
         try:
             yield
         except FormatError as error:
             got = f"{error.what}: {error.got}" + (f", expected {error.expected}" if error.expected else "")
             raise FormatError(
-                f"{self.manifest_path} is damaged", got=got, expected="a manifest as this onchip wrote it",
-                hint="no --resume, to begin anew",
+                f"{self.manifest_path} is damaged", got=got, expected="a manifest written by this version of onchip",
+                hint="start over without --resume",
             ) from None  # fmt: skip
 
     def _check_job(self, job: Any) -> None:
@@ -297,28 +297,28 @@ class PartialOutput:
                 f"{self.manifest_path} belongs to another job",
                 got=", ".join(f"{name}: {show(self._job[name])}" for name in other),
                 expected=", ".join(f"{name}: {show(job[name])}" for name in other),
-                hint="the command as it was, or no --resume to begin anew",
+                hint="repeat the original command, or start over without --resume",
             )  # fmt: skip
 
     def _check_cuts(self, cuts: Any) -> None:
         rows = self.slices.shape[0]
         if not isinstance(cuts, list) or bool(cuts) != bool(rows):
             got = f"{len(cuts)} chunks" if isinstance(cuts, list) else name_of(cuts)
-            raise FormatError("'cuts' does not fit", got=got, expected=f"where the chunks of {rows:,} rows begin")
-        low = high = 0  # the first chunk begins with the first row
+            raise FormatError("'cuts' is invalid", got=got, expected=f"the first row of each chunk of {rows:,} rows")
+        low = high = 0  # the first chunk must begin at row 0
         for cut in cuts:
             low, high = whole(cut, "a cut", low, high) + 1, rows - 1
 
-    def _checked(self, told: dict[str, Any]) -> ChunkRecord:
+    def _checked(self, entry: dict[str, Any]) -> ChunkRecord:
         """The record of a chunk whose rows match; FormatError if it is invalid."""
-        fields(told, tuple(field.name for field in dataclasses.fields(ChunkRecord)), "a chunk")
-        chunk = whole(told["chunk"], "its number", 0, len(self.cuts) - 1)
+        fields(entry, tuple(field.name for field in dataclasses.fields(ChunkRecord)), "a chunk")
+        chunk = whole(entry["chunk"], "its index", 0, len(self.cuts) - 1)
         start, stop = (*self.cuts, self.slices.shape[0])[chunk : chunk + 2]
-        if whole(told["bad_rows"], "bad_rows", 0, stop - start):
-            whole(told["first_bad_row"], "first_bad_row", start, stop - told["bad_rows"])
-        elif told["first_bad_row"] is not None:
-            raise FormatError("'first_bad_row' does not fit", got=name_of(told["first_bad_row"]), expected="null")
+        if whole(entry["bad_rows"], "bad_rows", 0, stop - start):
+            whole(entry["first_bad_row"], "first_bad_row", start, stop - entry["bad_rows"])
+        elif entry["first_bad_row"] is not None:
+            raise FormatError("'first_bad_row' is invalid", got=name_of(entry["first_bad_row"]), expected="null")
         assert self._file is not None
-        if digest_rows(self._file.read_bytes(start, stop)) != told["digest"]:
-            raise FormatError("its rows have changed", got="another digest", expected=name_of(told["digest"]))
-        return ChunkRecord(**told)
+        if digest_rows(self._file.read_bytes(start, stop)) != entry["digest"]:
+            raise FormatError("its rows have changed", got="another digest", expected=name_of(entry["digest"]))
+        return ChunkRecord(**entry)

@@ -24,7 +24,7 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
 
-_PASSED_NUMBERS = 1 << 20  # of random rows that are skipped, drawn at a time
+SKIPPED_ELEMENTS = 1 << 20  # drawn at a time to skip random rows
 
 
 class Source(Protocol):
@@ -68,27 +68,25 @@ def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
 
 
 class RandomRows:
-    """Rows from a seed, drawn as they are read, which must be in order; skipped rows are drawn too.
+    """Random rows of a seed, drawn when read. Reads must be in order; skipped rows are drawn too.
 
-    With `rng = numpy.random.default_rng(seed)`:
-
-    a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
-    the input's dtype, where V (`id_limit`) is the row count of their table.
+    With `rng = numpy.random.default_rng(seed)`, floats are `rng.standard_normal((rows, ...), dtype=float32)` and ids
+    are `rng.integers(0, id_limit, (rows, ...))` in the input's dtype.
     """
 
-    def __init__(self, given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
+    def __init__(self, row_type: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
         if not 1 <= rows <= MAX_ROWS:
             expected = f"at least 1, at most {MAX_ROWS:,}"
             raise InputError("bad number of random rows", got=show(rows), expected=expected, hint="--count 64")
         if seed < 0:
             raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
-        self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
-        self._requested = given, rows, seed, id_limit
+        self.shape, self.dtype = (rows, *row_type.row_shape), numpy_dtype(row_type.dtype)
+        self._requested = row_type, rows, seed, id_limit
         self._limit = id_limit
-        if id_limit is None and "float" not in given.dtype:
+        if id_limit is None and "float" not in row_type.dtype:
             raise InputError(
-                "cannot make random rows for this network", got=f"input {given}", expected="floats or token ids",
-                hint="give a file of rows instead of --count",
+                "cannot generate random rows for this network", got=f"input {row_type}", expected="floats or token ids",
+                hint="pass a file of rows instead of --count",
             )  # fmt: skip
         self._rng = np.random.default_rng(seed)
         self._drawn = 0
@@ -98,7 +96,7 @@ class RandomRows:
 
     def read(self, start: int, stop: int) -> Array:
         assert start >= self._drawn, f"random rows are read in order: row {self._drawn} is next, not {start}"
-        step = max(1, _PASSED_NUMBERS // max(1, math.prod(self.shape[1:])))
+        step = max(1, SKIPPED_ELEMENTS // max(1, math.prod(self.shape[1:])))
         while self._drawn < start:
             self._draw(min(start, self._drawn + step))
         return self._draw(min(stop, len(self)))
@@ -117,7 +115,7 @@ class RandomRows:
 class FittedRows:
     """A source converted to the network's input type; `notes` lists the conversions.
 
-    Rows of another shape but the same size are reshaped. Values are converted only if `scale` is given.
+    Rows of the same size but a different shape are reshaped. Values are converted only if `scale` is given.
     """
 
     def __init__(self, source: Source, expected: TensorType, scale: float | None = None) -> None:
@@ -125,8 +123,8 @@ class FittedRows:
         if math.prod(row_shape) != expected.row_size:
             got = str(list(source.shape))
             single = source.shape == (expected.row_size,)
-            hint = "a single row is a batch of one: x.reshape(1, -1)" if single else "rows made for this network"
-            raise ShapeError("the rows have another shape", got=got, expected=str(expected), hint=hint)
+            hint = "a single row is a batch of one: x.reshape(1, -1)" if single else "rows shaped like the input"
+            raise ShapeError("the rows have the wrong shape", got=got, expected=str(expected), hint=hint)
         self.shape = (source.shape[0], *expected.row_shape)
         self.dtype = numpy_dtype(expected.dtype)
         self.notes: tuple[str, ...] = ()
@@ -156,7 +154,7 @@ class LengthRows(FittedRows):
     def read(self, start: int, stop: int) -> Array:
         rows = super().read(start, stop)
         if (bad := np.flatnonzero(rows < 0)).size:
-            what, hint = f"row {start + int(bad[0])}: a negative length", "lengths of these very sequences"
+            what, hint = f"row {start + int(bad[0])}: a negative length", "the lengths of these sequences"
             raise InputError(what, got=str(rows[bad[0]]), expected="0 or more", hint=hint)
         return rows
 
@@ -171,15 +169,15 @@ def _check_dtype(got: np.dtype[Any], expected: str) -> None:
     hint = f"numpy.save the rows as {expected}"
     if "float" in expected:
         hint = f"--scale 255 (convert to {expected} and divide by 255: pixels) or --scale 1 (only convert)"
-    raise ShapeError("the rows have another dtype", got=got.name, expected=expected, hint=hint)
+    raise ShapeError("the rows have the wrong dtype", got=got.name, expected=expected, hint=hint)
 
 
 def _check_scale(scale: float, expected: str) -> None:
     if not (math.isfinite(scale) and scale != 0):
-        raise InputError("bad scale", got=f"{scale:g}", expected="a number, not 0", hint="--scale 255 for pixels")
+        raise InputError("bad scale", got=f"{scale:g}", expected="finite, not 0", hint="--scale 255 for pixels")
     if "float" not in expected:
         got = f"--scale {scale:g} for {expected} rows"
-        hint = "leave --scale out"
+        hint = "omit --scale"
         raise InputError("only float rows can be scaled", got=got, expected="no --scale for this network", hint=hint)
 
 
@@ -194,7 +192,7 @@ def rows_not_finite(x: Array) -> Array:
 
 
 def input_files(net: Network, first: Path | None, named: Mapping[str, Path], counted: Sequence[str]) -> dict[str, Path]:
-    """The file of every input except those that are counted: `first` is the first input's, others are named."""
+    """The file of every input: `first` for the first one, `named` for others, none for lengths in `counted`."""
     names = list(net.inputs)
     for name in named:
         if name not in names:
@@ -204,10 +202,10 @@ def input_files(net: Network, first: Path | None, named: Mapping[str, Path], cou
     for name, other in ((names[0], str(first) if first is not None else ""), *((n, "--padding") for n in counted)):
         if name in named and other:
             got = f"{other} and --input {name}={named[name]}"
-            hint = "leave one of them out"
-            raise InputError(f"two sources of the input '{name}'", got=got, expected="one", hint=hint)
+            hint = "omit one of them"
+            raise InputError(f"two sources for the input '{name}'", got=got, expected="one", hint=hint)
     if missing := [name for name in names if name not in files and name not in counted]:
-        expected = "a file for each of " + ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        expected = "a file for each of " + ", ".join(f"{name}: {t}" for name, t in net.inputs.items())
         hint = f"--input {missing[0]}={missing[0]}.npy"
         raise InputError(f"no rows for the input '{missing[0]}'", got=show(sorted(files)), expected=expected, hint=hint)
     return {name: files[name] for name in names if name not in counted}
@@ -219,28 +217,28 @@ def open_inputs(
 ) -> Iterator[tuple[FittedRows, ...]]:
     """The rows of every input, in the network's order; float inputs are scaled (see FittedRows).
 
-    padding  compute lengths from the ids, whose rows are padded at the end with this id
+    padding  the id that pads rows of ids at their end: count the lengths from it
     """
     has_floats = any("float" in net.inputs[name].dtype for name in files)
     with contextlib.ExitStack() as stack:
         opened: dict[str, FittedRows] = {}
         for name, path in files.items():
-            given = net.inputs[name]
+            row_type = net.inputs[name]
             columns = net.meaning.columns if len(net.inputs) == 1 else ()
-            source = stack.enter_context(open_input_rows(path, given, name, columns))
-            divided = scale
+            source = stack.enter_context(open_input_rows(path, row_type, name, columns))
+            divisor = scale
             if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as in training
-                divided = net.meaning.scale
+                divisor = net.meaning.scale
             fit = LengthRows if name in length_limits(net) else FittedRows
-            opened[name] = fit(source, given, divided if "float" in given.dtype or not has_floats else None)
+            opened[name] = fit(source, row_type, divisor if "float" in row_type.dtype or not has_floats else None)
         if padding is not None:
             ids, lengths = padded_inputs(net)
             opened[lengths] = FittedRows(CountedLengths(opened[ids], padding, net.inputs[lengths]), net.inputs[lengths])
         counts = {name: len(opened[name]) for name in net.inputs}
         if len(set(counts.values())) > 1:
             got = ", ".join(f"{name}: {count:,} rows" for name, count in counts.items())
-            hint = "files that belong together"
-            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number", hint=hint)
+            hint = "files of equal length"
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="equal numbers", hint=hint)
         yield tuple(opened[name] for name in net.inputs)
 
 
@@ -248,12 +246,12 @@ def random_inputs(net: Network, rows: int, seed: int) -> tuple[RandomRows, ...]:
     """Random rows of every input; input i, counted from 0, uses seed + i."""
     limits = {**length_limits(net), **id_limits(net)}
     return tuple(
-        RandomRows(given, rows, seed + i, limits.get(name)) for i, (name, given) in enumerate(net.inputs.items())
+        RandomRows(row_type, rows, seed + i, limits.get(name)) for i, (name, row_type) in enumerate(net.inputs.items())
     )
 
 
 def length_limits(net: Network) -> dict[str, int]:
-    """For each input that holds sequence lengths: one more than the longest that makes a difference."""
+    """For each input that holds sequence lengths: one more than the longest that affects the result."""
     limits: dict[str, int] = {}
     for node in net.nodes:
         if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
@@ -267,9 +265,9 @@ def padded_inputs(net: Network) -> tuple[str, str]:
     """The input of ids (B, S) and the input of their lengths; InputError unless there is exactly one of each."""
     ids, lengths = (sorted(limits(net)) for limits in (id_limits, length_limits))
     if len(ids) != 1 or len(lengths) != 1 or len(net.inputs[ids[0]].row_shape) != 1:
-        got = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        got = ", ".join(f"{name}: {t}" for name, t in net.inputs.items())
         expected = "a network that reads ids (B, S) and their lengths (B,)"
-        raise InputError("no lengths to count from padding", got=got, expected=expected, hint="leave --padding out")
+        raise InputError("no lengths to count from padding", got=got, expected=expected, hint="omit --padding")
     return ids[0], lengths[0]
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
 from onchip.formats.arrays.row_files import open_rows
-from onchip.network.reading import blaming
+from onchip.network.reading import naming_file
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp, check_axis, check_dtype
 from onchip.runtime.cpu.backend import check_threads
-from onchip.runtime.scan import find_place, scan_array, scan_into
+from onchip.runtime.scan import find_scan_device, scan_array, scan_into
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def scan_file(
     """
     check_suffix(target)
     check_writable(target)
-    x = map_numbers(source)
+    x = map_array(source)
     at = check_axis(axis, x.shape)
     _warm_up(x, how, at, device, threads)
     started = time.perf_counter()
@@ -65,7 +65,7 @@ def _warm_up(x: Array, how: ScanOp, at: int, device: str, threads: int | None) -
     """Scan a few elements, so that the reported time excludes compiling and loading kernels."""
     from onchip.kernels.cpu.threading.threads import load_helpers
 
-    if find_place(device, threads)[0] is None:
+    if find_scan_device(device, threads)[0] is None:
         load_helpers(check_threads(threads))
     few = x[(slice(2),) * x.ndim].copy()
     scan_array(few, few, how, at, device, threads)
@@ -78,9 +78,9 @@ def check_suffix(target: Path) -> None:
         raise InputError(f"cannot write {target}: unknown format", got=got, expected=".npy", hint=hint)
 
 
-def map_numbers(path: Path) -> Array:
+def map_array(path: Path) -> Array:
     """The array of an .npy file, of a dtype that can be scanned; memory-mapped, read-only."""
-    text = "numpy.save('x.npy', numpy.loadtxt(...)) makes one of a text file"
+    text = "numpy.save('x.npy', numpy.loadtxt(...)) converts a text file"
     if path.suffix.lower() != ".npy":
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         raise FormatError(f"cannot read {path}: unknown format", got=got, expected="an .npy file", hint=text)
@@ -89,7 +89,7 @@ def map_numbers(path: Path) -> Array:
         x: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise FormatError(f"cannot read {path}", got=str(error), expected="an .npy file", hint=text) from None
-    with blaming(path):
+    with naming_file(path):
         check_dtype(x.dtype)
     return x
 

@@ -1,4 +1,4 @@
-"""The rows of an unfinished output file, which several processes write: each its own slices."""
+"""The rows of an unfinished output file; several processes each write slices of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from onchip.errors import OutputError
-from onchip.files import open_own, write_error
+from onchip.files import open_owned, write_error
 from onchip.formats.graph_json import parse_json
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
@@ -31,7 +31,7 @@ class Slices:
     offset: int  # bytes before the first row
     shape: tuple[int, ...]  # (rows, ...)
     dtype: str
-    token: str = ""  # also in the manifest's first line: a file of the same name on another machine has another one
+    token: str = ""  # also in the manifest's first line: tells it from a file of the same name on another machine
 
     @property
     def row_bytes(self) -> int:
@@ -47,7 +47,7 @@ class SliceFile:
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
-        self._file = open_own(Path(slices.path), create=False)
+        self._file = open_owned(Path(slices.path), create=False)
 
     def write(self, start: int, rows: Array) -> str:
         """Write rows (any, ...) from row `start` on; returns their digest."""
@@ -75,8 +75,8 @@ class SliceFile:
     def read_bytes(self, start: int, stop: int) -> bytes:
         self._file.seek(self.slices.offset + start * self.slices.row_bytes)
         wanted, data = (stop - start) * self.slices.row_bytes, bytearray()
-        while len(data) < wanted and (piece := self._file.read(wanted - len(data))):
-            data += piece
+        while len(data) < wanted and (data_read := self._file.read(wanted - len(data))):
+            data += data_read
         return bytes(data)
 
     def read(self, start: int, stop: int) -> Array:
@@ -103,7 +103,7 @@ class SliceFile:
 def has_token(slices: Slices) -> bool:
     """Whether this process sees the same output file, by the token in its manifest."""
     try:
-        file = open_own(Path(slices.path.removesuffix(".partial") + ".manifest"), create=False)
+        file = open_owned(Path(slices.path.removesuffix(".partial") + ".manifest"), create=False)
         with io.BufferedReader(file) as manifest:
             return parse_line(manifest.readline().removesuffix(b"\n")).get("token") == slices.token
     except (OSError, OutputError):
@@ -113,8 +113,8 @@ def has_token(slices: Slices) -> bool:
 # -- lines of a manifest: a digest and its JSON -------------------------------------------------------------------
 
 
-def make_line(told: Mapping[str, Any]) -> bytes:
-    text = json.dumps(told).encode()
+def make_line(entry: Mapping[str, Any]) -> bytes:
+    text = json.dumps(entry).encode()
     return hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
 
 
@@ -124,10 +124,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if digest != hashlib.sha256(text).hexdigest().encode():
         return {}
     try:
-        told = parse_json(text.decode(), "a line")
-    except ValueError:  # FormatError is one: no line that onchip wrote
+        entry = parse_json(text.decode(), "a line")
+    except ValueError:  # or FormatError: onchip did not write this line
         return {}
-    return told if isinstance(told, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def digest_rows(data: bytes | memoryview) -> str:
@@ -138,14 +138,14 @@ def digest_rows(data: bytes | memoryview) -> str:
 def begin_digest(data: bytes | memoryview) -> Callable[[], str]:
     """digest_rows, computed by threads in the background; call the returned function for the digest.
 
-    BLAKE2b of the digests of pieces. It is as strong as SHA-256, and faster on CPUs without SHA instructions.
+    BLAKE2b of the digests of 2 MiB chunks. It is as strong as SHA-256, and faster on CPUs without SHA instructions.
     """
     view = memoryview(data)
-    pieces = [view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES)]
-    if len(pieces) < 2:
-        return lambda: _blake(b"".join(map(_blake, pieces))).hex()
-    pool = ThreadPoolExecutor(min(len(pieces), _MAX_THREADS, os.cpu_count() or 1))
-    found = [pool.submit(_blake, piece) for piece in pieces]
+    chunks = [view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES)]
+    if len(chunks) < 2:
+        return lambda: _blake(b"".join(map(_blake, chunks))).hex()
+    pool = ThreadPoolExecutor(min(len(chunks), _MAX_THREADS, os.cpu_count() or 1))
+    found = [pool.submit(_blake, chunk) for chunk in chunks]
     pool.shutdown(wait=False)
     return lambda: _blake(b"".join(each.result() for each in found)).hex()
 

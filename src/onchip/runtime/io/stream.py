@@ -1,4 +1,4 @@
-"""Stream rows through an engine in chunks: a file larger than memory needs bounded space."""
+"""Stream rows through an engine in chunks: a file larger than memory needs bounded memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import Source, rows_not_finite
 
 CHUNK_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
-GPU_CHUNK_BYTES = 64 << 20  # on a GPU: several chunks of staging.py, so that copies and kernels overlap within a piece
+GPU_CHUNK_BYTES = 64 << 20  # on a GPU: several chunks of staging.py, so that copies and kernels overlap within one
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
-GPU_BETWEEN_PART = 8  # on a GPU: a fraction of its memory, since a piece is several chunks that each fill the whole GPU
-PIECE_US = 250_000  # by the plan's estimate at a time: progress and Ctrl-C are handled a few times per second
-MIN_PIECE_ROWS = 64  # weights are read once per piece: amortise them over some rows
-MESSAGE_US = 500  # per piece and worker, among several: to write, report and record it
-LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece this long takes a while to read: the first one is a fraction of it
+GPU_BETWEEN_PART = 8  # on a GPU: a fraction of its memory
+CHUNK_US = 250_000  # by the plan's estimate at a time: progress and Ctrl-C are handled a few times per second
+MIN_CHUNK_ROWS = 64  # weights are read once per chunk: amortise them over some rows
+MESSAGE_US = 500  # per chunk, with several workers: to write, report and record it
+LONG_ROWS, FIRST_PART = 1 << 16, 8  # reading a chunk this long takes a while: the first one is a fraction of it
 
 
 class Readable(Protocol):
@@ -39,27 +39,27 @@ class Sink(Protocol):
 
 
 def chunk_rows(plan: Plan) -> int:
-    """The default rows per piece: few enough for memory and for a moving progress bar."""
+    """The default rows per chunk: few enough for memory and for a moving progress bar."""
     net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
-    row_bytes = sum(given.row_bytes for given in (*net.inputs.values(), net.output))
+    row_bytes = sum(t.row_bytes for t in (*net.inputs.values(), net.output))
     by_bytes = (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES) // max(1, row_bytes)
     max_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
     by_between = max_between // max(1, plan.between_bytes)
     row_us = (plan.estimate_at(2 * many) - plan.estimate_at(many)) / many
-    by_time = max(MIN_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
+    by_time = max(MIN_CHUNK_ROWS, int(CHUNK_US / max(row_us, 1e-6)))
     return max(1, min(many, by_bytes, by_between, by_time))
 
 
 def check_chunk(batch_rows: int) -> None:
     if batch_rows < 1:
         hint = "--batch 65536, or no --batch"
-        raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
+        raise InputError("bad number of rows per chunk", got=str(batch_rows), expected="at least 1", hint=hint)
 
 
 def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
-    """The first rows of pieces of `batch_rows` rows.
+    """The first rows of chunks of `batch_rows` rows.
 
-    ahead  the next piece is read while one runs: the first is short, since nothing runs while it is read
+    ahead  the next chunk is read while one runs: the first is short, since nothing runs while it is read
     """
     check_chunk(batch_rows)
     first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
@@ -67,7 +67,7 @@ def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
 
 
 def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ...]:
-    """First rows of pieces of at most `most` rows for several workers: the last are short, so that all end together."""
+    """First rows of chunks of at most `most` rows for several workers: the last are short, so that all end together."""
     least = _min_rows(plan, max(1, min(most, total // (2 * workers))))
     cuts, start = [], 0
     while start < total:
@@ -77,7 +77,7 @@ def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ..
 
 
 def _min_rows(plan: Plan, most: int) -> int:
-    """The shortest piece: idle workers wait for half of one at the end, but short pieces cost more per row."""
+    """The shortest chunk: idle workers wait for half of one at the end, but short chunks cost more per row."""
 
     def row_us(rows: int) -> float:
         return (plan.estimate_at(rows) + MESSAGE_US) / rows
@@ -148,26 +148,26 @@ def run_chunks(
 ) -> Iterator[T]:
     """Run these chunks of `sources`, one source per input, and yield `then(done)` of each.
 
-    then  runs on a thread on a GPU, while the next chunk runs; one chunk at a time, in order
+    then  called for one chunk at a time, in order; on a GPU by a thread, while the next chunk runs
 
-    On a CPU one chunk is in memory at a time; on a GPU the results of two, and the rows of two.
+    Memory holds one chunk at a time on a CPU; on a GPU the rows and the results of two.
     """
     ahead = reads_ahead(engine.plan)
     outs = [np.empty((0, *engine.output.row_shape), numpy_dtype(engine.output.dtype)) for _ in range(2)]
-    under_way: concurrent.futures.Future[T] | None = None
+    in_flight: concurrent.futures.Future[T] | None = None
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-write") as writer:
         for read in read_chunks(sources, chunks, ahead):
             done = None if read is None else _run_chunk(engine, *read, outs)
-            if under_way is not None:
-                yield under_way.result()
-                under_way = None
+            if in_flight is not None:
+                yield in_flight.result()
+                in_flight = None
             if done is not None and ahead:
-                under_way = writer.submit(then, done)
+                in_flight = writer.submit(then, done)
                 outs.reverse()
             elif done is not None:
                 yield then(done)
-        if under_way is not None:
-            yield under_way.result()
+        if in_flight is not None:
+            yield in_flight.result()
 
 
 def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, outs: list[Array]) -> ChunkDone:

@@ -1,4 +1,4 @@
-"""A second process compiles what the first will need; two with one cache never compile the same function at once."""
+"""A helper process compiles functions in advance; two processes never compile the same function at once."""
 
 import os
 import subprocess
@@ -9,9 +9,7 @@ import pytest
 
 import onchip
 from onchip.kernels.cpu.compiler import compile_ahead, jit
-from onchip.kernels.cpu.layout import move
 from onchip.kernels.cpu.microkernels.dense import dense
-from onchip.kernels.cpu.mlp import fused as mlp_fused
 
 KEY = "0123456789ab" * 4
 HOLD = """import sys, pathlib
@@ -20,27 +18,24 @@ print(lock_function(pathlib.Path(sys.argv[1]), sys.argv[2]), flush=True)
 sys.stdin.read()"""
 
 AHEAD = """import sys
-from onchip.kernels.cpu.compiler.compile_ahead import compile_ahead
+from onchip.kernels.cpu.compiler.helper import compile_ahead
 compile_ahead(sys.argv[1:])"""
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "numba").mkdir()
-    yield tmp_path / "numba"
-    if kept := compile_ahead._locks.pop(tmp_path / "numba", None):
-        os.close(kept)
+    return tmp_path / "numba"
 
 
-def test_functions_stand_behind_those_that_they_need():
-    needed = [made.function.__name__ for made in jit.linked_below(mlp_fused._run)]
+def test_dependencies_come_first():
+    *needed, last = jit.linked_below(dense)
+    assert last is dense
     assert len(set(needed)) == len(needed)
-    assert needed.index("multiply_panel") < needed.index("dense") < needed.index("_columns")
-    assert jit.linked_below(dense)[-1] is dense
-    assert jit.linked_below(move._run)[-1].function.__name__ == "_run"
+    assert "multiply_panel" in [made.function.__name__ for made in needed]
 
 
-def test_who_finds_a_function_locked_waits_but_not_for_ever(folder):
+def test_a_lock_is_waited_for_up_to_a_limit(folder):
     command = [sys.executable, "-c", HOLD, str(folder), KEY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "True\n"
@@ -51,33 +46,33 @@ def test_who_finds_a_function_locked_waits_but_not_for_ever(folder):
     assert compile_ahead.lock_function(folder, KEY)
 
 
-def test_without_a_folder_or_a_second_core_nobody_is_started(folder, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "_started", [])
-    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 1)
-    assert compile_ahead.start_helper(move._run, folder, count=9) == 1
-    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 2)
-    assert compile_ahead.start_helper(move._run, None, count=9) == 1
-    assert compile_ahead.start_helper(move._run, folder, count=2) == 1
-    assert compile_ahead._started == []
-    assert compile_ahead.lock_function(None, KEY)  # from nobody
+def test_no_helper_without_a_folder_or_a_second_core(folder, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "started", [])
+    monkeypatch.setattr(compile_ahead, "core_count", lambda: 1)
+    assert compile_ahead.start_helper(dense.function, folder, count=9) == 1
+    monkeypatch.setattr(compile_ahead, "core_count", lambda: 2)
+    assert compile_ahead.start_helper(dense.function, None, count=9) == 1
+    assert compile_ahead.start_helper(dense.function, folder, count=2) == 1
+    assert compile_ahead.started == []
+    assert compile_ahead.lock_function(None, KEY)  # without a lock
 
 
-def test_a_second_network_has_a_second_process_of_its_own_when_the_first_has_ended(folder, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "_started", [])
-    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 2)
-    monkeypatch.setattr(compile_ahead, "_PROGRAM", "import sys; sys.stdout.close()")
-    assert compile_ahead.start_helper(move._run, folder, count=9) == 2
-    (first,) = compile_ahead._started
+def test_another_helper_starts_after_the_first_has_ended(folder, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "started", [])
+    monkeypatch.setattr(compile_ahead, "core_count", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "PROGRAM", "import sys; sys.stdout.close()")
+    assert compile_ahead.start_helper(dense.function, folder, count=9) == 2
+    (first,) = compile_ahead.started
     assert first.wait() == 0
-    assert compile_ahead.start_helper(move._run, folder, count=9) == 2
-    (second,) = compile_ahead._started
+    assert compile_ahead.start_helper(dense.function, folder, count=9) == 2
+    (second,) = compile_ahead.started
     assert second is not first
     assert second.wait() == 0
 
 
-def test_the_other_process_fills_the_cache(tmp_path):
-    """All that a kernel needs, by the names that the first process gives it; nothing on its streams."""
-    names = ["onchip.kernels.cpu.mlp.fused:_columns", "onchip.kernels.cpu.layout.move:gone.<locals>.f"]
+def test_the_helper_fills_the_cache(tmp_path):
+    """A kernel's functions, by the names that the first process passes; no output."""
+    names = ["onchip.kernels.cpu.microkernels.dense:dense", "onchip.kernels.cpu.layout.move:gone.<locals>.f"]
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AHEAD, *names]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -85,15 +80,15 @@ def test_the_other_process_fills_the_cache(tmp_path):
     assert len(list((tmp_path / "cache" / "numba").iterdir())) >= 2
 
 
-class Made:
-    """A linked function that is made when it is asked for, not before its turn comes."""
+class Function:
+    """A linked function that records when it is compiled."""
 
-    def __init__(self, name, size, below=(), is_taken=False):
-        self.name, self.size, self.below, self.is_taken, self.made = name, size, below, is_taken, []
+    def __init__(self, name, size, below=(), is_locked=False):
+        self.name, self.size, self.below, self.is_locked, self.made = name, size, below, is_locked, []
 
-    def try_make(self, is_alone):
+    def try_compile(self, force):
         is_ready = all(inner.name in self.made for inner in self.below)
-        if is_ready and (is_alone or not self.is_taken):
+        if is_ready and (force or not self.is_locked):
             self.made.append(self.name)
             return True
         return False
@@ -103,23 +98,23 @@ def in_order(functions):
     made = []
     for function in functions:
         function.made = made
-    compile_ahead.make_together(functions)
+    compile_ahead.compile_together(functions)
     return made
 
 
-def test_the_longest_way_is_gone_first():
-    a, b = Made("a", 2), Made("b", 3)
-    last = Made("last", 4, [a])
-    assert in_order([a, b, last, Made("long", 5), Made("short", 1)]) == ["a", "long", "last", "b", "short"]
+def test_the_longest_chain_comes_first():
+    a, b = Function("a", 2), Function("b", 3)
+    last = Function("last", 4, [a])
+    assert in_order([a, b, last, Function("long", 5), Function("short", 1)]) == ["a", "long", "last", "b", "short"]
 
 
-def test_what_another_process_is_at_is_left_to_it_but_not_for_ever(monkeypatch):
+def test_a_function_locked_by_another_process_is_compiled_after_a_limit(monkeypatch):
     monkeypatch.setattr(compile_ahead, "WAIT_S", 0.05)
-    taken = Made("taken", 9, is_taken=True)
-    assert in_order([taken, Made("after", 9, [taken]), Made("free", 1)]) == ["free", "taken", "after"]
+    taken = Function("taken", 9, is_locked=True)
+    assert in_order([taken, Function("after", 9, [taken]), Function("free", 1)]) == ["free", "taken", "after"]
 
 
-def test_a_function_that_is_kept_is_found_when_what_it_needs_was_lost(tmp_path):
+def test_a_lost_dependency_is_compiled_again_alone(tmp_path):
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     code = (
         "from onchip.kernels.cpu.microkernels.dense import dense, multiply_panel\n"
@@ -135,10 +130,10 @@ def test_a_function_that_is_kept_is_found_when_what_it_needs_was_lost(tmp_path):
     assert (folder / kept).stat().st_mtime_ns == before
 
 
-def test_what_training_steps_call_is_announced_before_the_first_is_compiled(monkeypatch):
-    monkeypatch.setattr(compile_ahead, "_announced", {})
+def test_functions_of_training_steps_are_queued_before_the_first_is_compiled(monkeypatch):
+    monkeypatch.setattr(compile_ahead, "queued", {})
     x, y = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
     onchip.fit(onchip.mlp(4, 8, 2), x, y, epochs=1, device="cpu")
-    names = [made.__name__ for made in compile_ahead.announced()]
+    names = [made.__name__ for made in compile_ahead.queued_functions()]
     assert {"forward", "output_gradients", "backward", "gradient_of_task"} <= set(names)
     assert "run_steps" not in names  # the first process's own

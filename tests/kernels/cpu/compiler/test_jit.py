@@ -1,4 +1,4 @@
-"""Compiled CPU kernels on the disk: read when they are whole and the user's own, compiled again when not."""
+"""The disk cache of CPU kernels: entries are used if intact and the user's own, else compiled again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.compiler import jit
 from onchip.kernels.cpu.compiler.jit import compiled
 from onchip.kernels.cpu.compiler.machine_code import _target_machine
-from onchip.kernels.cpu.conv.operation import _PARTS, Call, _words
+from onchip.kernels.cpu.conv.operation import _TUPLES, Call, _tuple_type
 from onchip.kernels.vectors import VECTOR_BYTES
 
 SRC = Path(__file__).parents[4] / "src"
 
 RUN = """\
 import numpy as np, onchip
-onchip.compile(onchip.mlp(2, 2, output='Tanh'), 'cpu')  # its loop is made for a function
+onchip.compile(onchip.mlp(2, 2, output='Tanh'), 'cpu')  # tanh is a separate function
 net = onchip.mlp(2, 2, output='ReLU', bias=False).replace(weights={'fc1.weight': np.eye(2, dtype=np.float32)})
 print(onchip.compile(net, 'cpu')(np.array([[-1.0, 2.0]], np.float32))[0].tolist())
 """
@@ -38,19 +38,19 @@ def run_python(code: str, cache: Path, **variables: object) -> subprocess.Comple
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
 
 
-def assert_ran(done: subprocess.CompletedProcess[str], *said: str) -> None:
-    """And said nothing else: a line each."""
+def assert_ran(done: subprocess.CompletedProcess[str], *messages: str) -> None:
+    """It ran and printed these messages, one per line."""
     assert (done.returncode, done.stdout) == (0, "[0.0, 2.0]\n"), done.stderr
-    assert done.stderr.count("\n") == len(said), done.stderr
-    assert all(text in line for text, line in zip(said, done.stderr.splitlines(), strict=True)), done.stderr
+    assert done.stderr.count("\n") == len(messages), done.stderr
+    assert all(text in line for text, line in zip(messages, done.stderr.splitlines(), strict=True)), done.stderr
 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory) -> Path:
-    """A cache in which everything is that RUN needs."""
+    """A cache with everything that RUN needs."""
     folder = tmp_path_factory.mktemp("warm") / "cache"
-    said = "onchip: new on this machine", "kernels for this machine, once; about "
-    assert_ran(run_python(RUN, folder, ONCHIP_QUIET=""), *said)
+    messages = "onchip: first run on this machine", "kernels for this machine, once; about "
+    assert_ran(run_python(RUN, folder, ONCHIP_QUIET=""), *messages)
     return folder
 
 
@@ -60,22 +60,22 @@ def cache(warm, tmp_path) -> Path:
 
 
 @pytest.fixture
-def nothing_kept(monkeypatch, tmp_path) -> None:
-    """What is compiled here is compiled here, the second time that tests run on a machine, too."""
-    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)  # a process asks for it once
+def empty_cache(monkeypatch, tmp_path) -> None:
+    """An empty cache, also when tests run again on this machine."""
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)  # looked up once per process
 
 
 def files(cache: Path) -> list[Path]:
-    """What is kept; the file of the locks is empty."""
+    """The entries; the lock file is empty."""
     return sorted(path for path in cache.rglob("*") if path.is_file() and path.name != ".lock")
 
 
 def smallest_kernel(cache: Path) -> Path:
-    """An entry that is quick to compile again."""
+    """An entry that compiles quickly."""
     return min(files(cache / "numba"), key=lambda path: path.stat().st_size)
 
 
-def test_the_second_time_nothing_is_compiled_and_nothing_written(cache):
+def test_a_warm_cache_compiles_and_writes_nothing(cache):
     before = {path: path.stat().st_mtime_ns for path in files(cache)}
     assert len(before) > 5
     no_compiler = "import numba.core.compiler as c\ndef fail(*_, **__): raise AssertionError\nc.compile_extra = fail\n"
@@ -84,12 +84,12 @@ def test_the_second_time_nothing_is_compiled_and_nothing_written(cache):
     assert {stat.S_IMODE(path.stat().st_mode) for path in (cache / "numba").iterdir()} == {0o600}
 
 
-def test_what_is_kept_needs_no_numba(cache):
+def test_cached_code_needs_no_numba(cache):
     done = run_python(RUN + "import sys; print('numba' in sys.modules)", cache)
     assert done.stdout == "[0.0, 2.0]\nFalse\n", done.stderr
 
 
-def test_damaged_entries_are_compiled_again_and_healed(cache):
+def test_damaged_entries_are_compiled_and_written_again(cache):
     for i, path in enumerate(files(cache)):
         whole = path.read_bytes()
         half = len(whole) // 2
@@ -100,11 +100,11 @@ def test_damaged_entries_are_compiled_again_and_healed(cache):
         assert read_entry(path.parent, path.name) is not None
 
 
-PLANTED = 42  # what a program ends with that runs somebody else's code
+PLANTED = 42  # exit status of a program that ran planted code
 
 
 def planted(entry: Path) -> bytes:
-    """Machine code under the name that an entry has, which ends the program."""
+    """Machine code under an entry's symbol that exits the program."""
     name = json.loads(read_entry(entry.parent, entry.name).partition(b"\n")[0])[0]
     source = f'declare void @_exit(i32)\ndefine void @"{name}"() {{\n call void @_exit(i32 {PLANTED})\n ret void\n}}'
     machine = _target_machine()
@@ -112,12 +112,12 @@ def planted(entry: Path) -> bytes:
 
 
 def plant(cache: Path) -> None:
-    """Code in the place of every entry, with digests that hold."""
+    """Replace every entry by such code, with valid digests."""
     for path in files(cache / "numba"):
         write_entry(path.parent, path.name, planted(path))
 
 
-def test_what_is_planted_in_this_test_would_run(cache):
+def test_planted_code_would_run(cache):
     plant(cache)
     assert run_python(RUN, cache).returncode == PLANTED
 
@@ -126,15 +126,15 @@ def test_what_is_planted_in_this_test_would_run(cache):
 def test_code_in_a_folder_that_others_can_write_is_not_run(cache, warm, is_open):
     plant(cache)
     (cache if is_open == "the folder" else cache.parent).chmod(0o777)
-    home = warm.parent / "home"  # where what is needed is kept already, to be quick
+    home = warm.parent / "home"  # warm, to save time
     if not home.exists():
         shutil.copytree(warm, home / "onchip")
     done = run_python(RUN, cache, XDG_CACHE_HOME=home)
-    assert_ran(done, f"cache: {home / 'onchip'} is used instead of {cache}: others can write to")
+    assert_ran(done, f"cache: using {home / 'onchip'} instead of {cache}: others can write to")
 
 
 def test_code_in_a_file_that_others_can_write_is_not_run_but_replaced(cache):
-    """The folder may have been open before it was made private."""
+    """The folder may have been writable by others before it became private."""
     path = smallest_kernel(cache)
     bad = planted(path)
     write_entry(path.parent, path.name, bad)
@@ -143,11 +143,12 @@ def test_code_in_a_file_that_others_can_write_is_not_run_but_replaced(cache):
     assert read_entry(path.parent, path.name) not in (None, bad)
 
 
-def test_a_full_disk_does_not_stop_the_work(cache, tmp_path):
-    """The limit on the size of files refuses writes as a full disk does; only the output is small enough."""
+def test_a_full_disk_does_not_fail_a_run(cache, tmp_path):
+    """A file size limit fails writes as a full disk does; only the output is small enough."""
     max(files(cache / "numba"), key=lambda path: path.stat().st_size).unlink()
     code = (
         "import resource, sys\n"
+        "sys.dont_write_bytecode = True\n"  # it would be cut off in the cache that tests share
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "from onchip.cli.main import main\n"
         "sys.exit(main(['run', 'decode', 'x.npy', '-o', 'y.npy', '--device', 'cpu']))\n"
@@ -155,8 +156,8 @@ def test_a_full_disk_does_not_stop_the_work(cache, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((7, 72), np.float32))
     done = run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", cache)
     assert done.returncode == 0, done.stderr
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("cache: "))
-    assert said.startswith(f"cache: nothing is kept for next time in {cache}: File too large; ")
+    (messages,) = (line for line in done.stderr.splitlines() if line.startswith("cache: "))
+    assert messages.startswith(f"cache: nothing is cached in {cache}: File too large; ")
     assert np.load(tmp_path / "y.npy").shape[0] == 7
     assert {path.suffix for path in files(cache)} == {""}  # no temporary file is left
 
@@ -176,7 +177,7 @@ def test_an_edit_to_a_helper_in_another_file_is_seen(cache, tmp_path):
         assert done.stdout == f"{factor * 5 + 1}\n", done.stderr
 
 
-def test_functions_made_with_other_values_are_other_entries():
+def test_closures_over_other_values_are_other_entries():
     def make(n):
         @compiled()
         def add(x):
@@ -187,9 +188,9 @@ def test_functions_made_with_other_values_are_other_entries():
     assert [make(n)(10) for n in (1, 2)] == [11, 12]
 
 
-@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.usefixtures("empty_cache")
 def test_loops_are_compiled_for_whole_vectors():
-    """LLVM halves 512-bit vectors by itself."""
+    """By default LLVM halves 512-bit vectors."""
 
     @compiled()
     def double(x):
@@ -203,13 +204,13 @@ def test_loops_are_compiled_for_whole_vectors():
 
 
 def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
-    """Operations of conv_fused hand these tuples to functions that another process may have compiled."""
+    """conv_fused passes these tuples to functions that another process may have compiled."""
     kept = tmp_path / "kinds"
-    kept.write_bytes(dumps([*map(_words, (Call, *_PARTS.values()))]))
+    kept.write_bytes(dumps([*map(_tuple_type, (Call, *_TUPLES.values()))]))
     code = (
-        "import pathlib, pickle; from onchip.kernels.cpu.conv.operation import _PARTS, _words, Call\n"
+        "import pathlib, pickle; from onchip.kernels.cpu.conv.operation import _TUPLES, _tuple_type, Call\n"
         f"kept = pickle.loads(pathlib.Path({str(kept)!r}).read_bytes())\n"
-        "print(kept == [*map(_words, (Call, *_PARTS.values()))])\n"
+        "print(kept == [*map(_tuple_type, (Call, *_TUPLES.values()))])\n"
     )
     done = run_python(code, tmp_path / "cache")
     assert done.stdout == "True\n", done.stderr
@@ -234,8 +235,8 @@ def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
     assert ran.stdout.split() == ["0", "True", "True"]
 
 
-@pytest.mark.usefixtures("nothing_kept")
-def test_a_function_is_swallowed_once_whatever_ints_are_known_and_python_calls_another():
+@pytest.mark.usefixtures("empty_cache")
+def test_a_function_is_inlined_once_for_all_literals_and_python_calls_another_version():
     @compiled()
     def inner(x, n):
         x[n] += 1
@@ -252,11 +253,11 @@ def test_a_function_is_swallowed_once_whatever_ints_are_known_and_python_calls_a
     inner(x, 1)
     assert x.tolist() == [1, 1, 1]
     with pytest.raises(TypeError):
-        inner.dispatcher(x, 1)  # it is in `outer` alone
+        inner.dispatcher(x, 1)  # it is only inlined into `outer`
 
 
-def test_linked_code_counts_no_users_of_arrays(cache):
-    """Each count is an atomic operation, in loops over few numbers too."""
+def test_linked_code_has_no_reference_counts(cache):
+    """Reference counts are atomic operations, costly in short loops."""
     entries = [read_entry(path.parent, path.name) for path in files(cache / "numba")]
     assert len(entries) > 5
     assert not [entry for entry in entries if b"NRT_" in entry]

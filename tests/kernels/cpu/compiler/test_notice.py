@@ -1,4 +1,4 @@
-"""What is said while kernels are compiled: a bar on a terminal, one line elsewhere, nothing where it is not wanted."""
+"""The progress message of the compiler: a bar on a terminal, one line elsewhere, nothing with ONCHIP_QUIET."""
 
 import io
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from onchip import cache
-from onchip.kernels.cpu.compiler.notice import _Notice
+from onchip.kernels.cpu.compiler.notice import Notice
 
 
 class Stream(io.StringIO):
@@ -15,12 +15,12 @@ class Stream(io.StringIO):
         self.isatty = lambda: is_terminal
 
 
-def said(monkeypatch, is_terminal, quiet=""):
-    """What two functions say that are compiled, the second found on the way."""
+def output_of(monkeypatch, is_terminal, quiet=""):
+    """The output while two functions are compiled, the second queued later."""
     monkeypatch.setattr(sys, "stderr", Stream(is_terminal))
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(cache, "printed", set())
     monkeypatch.setenv("ONCHIP_QUIET", quiet)
-    notice = _Notice()
+    notice = Notice()
     notice.expect(1, processes=1)
     notice.expect(1, processes=2)
     for _ in range(2):
@@ -29,13 +29,13 @@ def said(monkeypatch, is_terminal, quiet=""):
 
 
 def test_a_log_gets_one_line(monkeypatch):
-    text = said(monkeypatch, is_terminal=False)
+    text = output_of(monkeypatch, is_terminal=False)
     assert text.startswith("onchip: compiling 1 kernel for this machine, once; about 2 s (ONCHIP_QUIET=1")
     assert text.count("\n") == 1
 
 
 def test_a_terminal_gets_a_bar_that_goes(monkeypatch):
-    drawn = said(monkeypatch, is_terminal=True).split("\r\x1b[K")
+    drawn = output_of(monkeypatch, is_terminal=True).split("\r\x1b[K")
     assert drawn[2].startswith("compiling 2 kernels, once: .................... 0 done")
     assert drawn[3].startswith("compiling 2 kernels, once: ##########.......... 1 done")
     assert drawn[-1] == ""
@@ -44,4 +44,4 @@ def test_a_terminal_gets_a_bar_that_goes(monkeypatch):
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_quiet_is_quiet(monkeypatch, is_terminal):
-    assert said(monkeypatch, is_terminal, quiet="1") == ""
+    assert output_of(monkeypatch, is_terminal, quiet="1") == ""

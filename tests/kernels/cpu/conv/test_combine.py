@@ -1,4 +1,4 @@
-"""Sums, products and constants of conv_fused, gone over as one piece: no number of one image reaches another."""
+"""Sums, products and constants of conv_fused, as one loop over all images: no element of one image reaches another."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ def check(net, x, monkeypatch):
     engine = compile(net, device="cpu", threads=1, without=("fold", "merge", "windows"))
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"], str(engine.plan)
     operations = engine.plan.groups[0].claim.facts.program.operations
-    assert any(getattr(op, "is_one_piece", False) for op in operations)
-    for _ in range(3):  # what lies between images is used again
+    assert any(getattr(op, "is_contiguous", False) for op in operations)
+    for _ in range(3):  # the gaps between images are overwritten
         got = engine(x)
         assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got)
@@ -24,7 +24,7 @@ def check(net, x, monkeypatch):
 
 @pytest.mark.parametrize("D", [1, 8, 16, 17, 33])  # below, at and past a vector
 def test_vectors(D, monkeypatch):
-    """A step of a solver: what a network makes, scaled, is added to what it read."""
+    """A solver step: a network's output, scaled, is added to its input."""
     weights = {"a": weight(24, D), "b": weight(D, 24), "half": np.float32([0.5]), "k": weight(D)}
     weights["y"] = weight(5, 3 * D)
     net = graph(

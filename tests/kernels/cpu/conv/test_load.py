@@ -1,4 +1,4 @@
-"""Rows of a batch become images with channels last: every number of channels, with a rim and without."""
+"""Rows of a batch become NHWC images: several numbers of channels, with and without a zero border."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from onchip.runtime.engine import compile
 @pytest.mark.parametrize("C", range(1, 7))
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (5, 37)], ids=str)
-def test_channels_in_front_become_channels_last(C, kernel, size):
+def test_nchw_becomes_nhwc(C, kernel, size):
     net = chain((C, *size), (Conv2d(pads=(kernel // 2,) * 4), conv(3, C, kernel, kernel)))
     engine = compile(net, device="cpu", threads=1, without=("windows",))
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"]

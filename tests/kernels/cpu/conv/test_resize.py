@@ -1,4 +1,4 @@
-"""Resizes on the way through conv_fused, and values that are written where a Concat wants them."""
+"""Resizes inside conv_fused, and values written directly into the output of a Concat."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def scales(row, sizes):
 
 
 def check(net, x, monkeypatch):
-    """One launch that gives the reference's numbers, whatever the batch and the threads; its operations."""
+    """Compare one launch with the reference, for any batch and number of threads; returns its operations."""
     engine = compile(net, "cpu", threads=1)
     (group,) = engine.plan.groups
     assert group.claim.kernel == "conv_fused", str(engine.plan)
     got = engine(x)
     assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got, equal_nan=True)
-    monkeypatch.setattr(conv_fused, "_SHARED_FLOP", -1)
+    monkeypatch.setattr(conv_fused, "SHARED_FLOP", -1)
     assert np.array_equal(compile(net, "cpu", threads=2)(x[:1]), got[:1], equal_nan=True)
     return group.claim.facts.program.operations
 
@@ -74,7 +74,7 @@ def test_nearest(row, sizes, rounding, monkeypatch):
     ids=["pixels", "rows", "nearest"],
 )
 def test_an_infinity_stays_where_nothing_is_mixed(resize):
-    """An infinity times a share of zero would be a NaN."""
+    """An infinity times a weight of zero would be a NaN."""
     net = graph((1, 3, 4), {"w": np.ones((1, 1, 1, 1), np.float32)}, ("y",), ("r", resize, ("x",)),
                 ("y", Conv2d(), ("r",), {"weight": "w"}))  # fmt: skip
     x = rows(3, 1, 3, 4)
@@ -84,7 +84,7 @@ def test_an_infinity_stays_where_nothing_is_mixed(resize):
     assert np.array_equal(np.isnan(engine(x)), np.isnan(reference.forward(net, x)))
 
 
-def test_resized_channels_are_another_kernels():
+def test_resized_channels_are_left_to_another_kernel():
     row, sizes = (4, 6, 6), (8, 12, 12)
     net = graph(
         (3, 6, 6), {"a": weight(4, 3, 3, 3), "b": weight(7, 8, 3, 3)}, ("b",), ("a", SAME, ("x",), {"weight": "a"}),
@@ -98,7 +98,7 @@ def test_resized_channels_are_another_kernels():
 
 @pytest.mark.parametrize(("C", "D"), [(16, 16), (5, 12), (33, 7)])
 def test_a_step_of_a_u_net(C, D, monkeypatch):
-    """What is resized is written where the Concat wants it; what a pool reads, too, is copied there."""
+    """The resized value is written directly into the Concat; a value that a pool also reads is copied."""
     weights = {"a": weight(C, 3, 3, 3), "d": weight(D, C, 3, 3), "y": weight(4, C + D, 3, 3)}
     net = graph(
         (3, 8, 6), weights, ("y",), ("a", SAME, ("x",), {"weight": "a"}), ("ra", ReLU(), ("a",)),
@@ -118,4 +118,4 @@ def test_a_value_twice_in_a_concat_or_read_by_others_is_copied(monkeypatch):
         ("s", pool, ("q",)), ("c", Concat(1), ("p", "s", "q", "q")), ("y", SAME, ("c",), {"weight": "y"}),
     )  # fmt: skip
     operations = check(net, rows(5, 3, 6, 6), monkeypatch)
-    assert sum(isinstance(op, Copy) for op in operations) == 3  # s alone is written there
+    assert sum(isinstance(op, Copy) for op in operations) == 3  # only s is written there directly

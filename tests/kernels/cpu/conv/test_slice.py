@@ -1,4 +1,4 @@
-"""Slices, slopes and what is made of two values on the way through conv_fused: seen where they lie, by every reader."""
+"""Slices, PReLU slopes and combined values inside conv_fused: views without a copy, for every kind of reader."""
 
 import numpy as np
 import pytest
@@ -51,20 +51,20 @@ def check(net, x, monkeypatch, without=("pointwise", "select", "rowwise", "mlp_f
     got = engine(x)
     assert_error_within(got, truth, baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got)
-    monkeypatch.setattr(conv_fused, "_SHARED_FLOP", -1)
+    monkeypatch.setattr(conv_fused, "SHARED_FLOP", -1)
     shared = compile(net, device="cpu", threads=2, without=("fold", "merge", "windows"))
     assert np.array_equal(shared(x[:1]), got[:1])
     return got
 
 
 def readers(D):
-    """What may read a value of D channels, by name: nodes from "cut" to "z", and their weights."""
+    """Possible readers of a value of D channels, by name: nodes from "cut" to "z", and their weights."""
     convs = {
         "one tap": (Conv2d(), (16, D, 1, 1)), "window": (Conv2d(), (18, D, 3, 3)),
         "padded window": (SAME, (7, D, 3, 3)),
         "strided": (Conv2d(stride=(2, 2), pads=(1, 0, 1, 0)), (16, D, 3, 2)), "few outputs": (SAME, (2, D, 3, 3)),
         "dilated": (Conv2d(dilation=(1, 2), pads=(1, 2, 1, 2)), (16, D, 3, 3)),
-        "by themselves": (Conv2d(pads=(1, 1, 1, 1), groups=D), (D, 1, 3, 3)),
+        "depthwise": (Conv2d(pads=(1, 1, 1, 1), groups=D), (D, 1, 3, 3)),
         "groups": (Conv2d(pads=(1, 1, 1, 1), groups=2), (6, D // 2, 3, 3)),
     }  # fmt: skip
     for name, (layer, shape) in convs.items():
@@ -78,7 +78,7 @@ def readers(D):
         yield f"{layer} of channels", [*pooled, ("z", layer, ("cut", "e"))], {}
     for layer in (Add(), Mul(), Sub()):
         yield f"{layer} of a constant", [("z", layer, ("cut",), {"constant": "k"})], {"k": weight(D, 1, 1)}
-    yield "a constant less", [("z", Sub(), ("cut",), {"first": "k"})], {"k": weight(D, 1, 1)}
+    yield "a constant minus a value", [("z", Sub(), ("cut",), {"first": "k"})], {"k": weight(D, 1, 1)}
     yield "slopes", [("z", PReLU(), ("cut",), {"constant": "k"})], {"k": weight(D, 1, 1)}
     norm = {"mean": weight(D), "var": weight(D) ** 2 + 1, "weight": weight(D), "bias": weight(D, seed=1)}
     yield "norm", [("z", BatchNorm2d(), ("cut",), {role: role for role in norm})], norm
@@ -92,7 +92,7 @@ CASES = [(cut, reader) for cut in CUTS for reader, *_ in readers(12)]
 
 @pytest.mark.parametrize(("cut", "reader"), CASES)
 def test_every_reader_of_a_slice(cut, reader, monkeypatch):
-    """And the whole value is read behind it, with zeros around it: nobody wrote to it."""
+    """A second reader of the whole value, with padding, still finds it unchanged."""
     layer = CUTS[cut]
     nodes, weights = next((nodes, weights) for name, nodes, weights in readers(layer.sizes[0]) if name == reader)
     net = graph(
@@ -115,7 +115,7 @@ def test_a_flattened_slice(cut, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_an_infinity_beside_a_slice_stays_there(kernel, monkeypatch):
+def test_an_infinity_outside_a_slice_does_not_reach_its_readers(kernel, monkeypatch):
     weights = {"one": np.ones((1, 1, 1), np.float32), "w": weight(18, 12, kernel, kernel)}
     layer = CUTS["channels"]
     net = graph(
@@ -128,7 +128,7 @@ def test_an_infinity_beside_a_slice_stays_there(kernel, monkeypatch):
 
 
 def test_a_gated_signal_without_pads(monkeypatch):
-    """Two layers of dilated windows, what they leave of their input added, and both halves of what they make joined."""
+    """Two layers of dilated windows: halves of their outputs are multiplied, and a slice of their input is added."""
     weights = {"i": weight(6, 1, 1), "s": weight(6, 1)}
     nodes, length, last = [("v0", Conv1d(), ("x",), {"weight": "i"})], 40, "v0"
     for i, dilation in enumerate((1, 4)):
@@ -158,7 +158,7 @@ def test_slopes(slopes, is_read_twice, monkeypatch):
     check(net, rows(5, 4, H, W), monkeypatch)
 
 
-def test_little_of_what_is_given_is_not_loaded_for_a_slice():
+def test_a_small_slice_of_the_input_is_left_to_another_kernel():
     net = graph(
         (C, H, W), {"w": weight(5, 4, 1, 1)}, ("y",), ("cut", Slice((0, 0, 0), (4, H, W), (1, 1, 1)), ("x",)),
         ("y", Conv2d(), ("cut",), {"weight": "w"}),

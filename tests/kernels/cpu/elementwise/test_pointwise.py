@@ -1,4 +1,4 @@
-"""Runs of pointwise layers on the CPU: every operation on ordinary and odd numbers, rows of every size."""
+"""Chains of elementwise layers on the CPU: every operation on ordinary and special values, rows of every size."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_functions(layer):
     net = Network({"x": TensorType(("B", 1))}, nodes, ("y",), {"one": np.ones(1, np.float32)})
     got, truth = run(net, x).astype(np.float64), reference.forward(net, x.astype(np.float64))
     truth[np.abs(truth) > np.finfo(np.float32).max] *= np.inf
-    tiny = np.abs(truth) < 2e-38  # exponentials of so little are 0
+    tiny = np.abs(truth) < 2e-38  # exp flushes these to 0
     same = (got == truth) | (np.isnan(got) & np.isnan(truth)) | tiny
     with np.errstate(all="ignore"):
         wrong = ~(same | (np.abs(got - truth) <= 3 * 2.0**-23 * np.abs(truth)))
@@ -76,18 +76,18 @@ def test_functions(layer):
 
 @pytest.mark.parametrize("layer", [Add(), Mul(), Max(), Min(), Sub(), Div(), PReLU()], ids=str)
 def test_combinations(layer):
-    given = TensorType(("B", 1))
+    type_ = TensorType(("B", 1))
     x, z = np.repeat(ODD, len(ODD))[:, None], np.tile(ODD, len(ODD))[:, None]
-    net = Network({"x": given, "z": given}, (Node("y", layer, ("x", "z")),), ("y",), {})
+    net = Network({"x": type_, "z": type_}, (Node("y", layer, ("x", "z")),), ("y",), {})
     with np.errstate(all="ignore"):
         expected = reference.FORWARD[type(layer)](layer, (x, z), {})
     np.testing.assert_array_equal(run(net, x, z), expected)
 
 
 def test_powers():
-    """Of ordinary numbers to within the last digits; of odd ones as the reference says."""
-    rng, given = np.random.default_rng(0), TensorType(("B", 1))
-    net = Network({"x": given, "z": given}, (Node("y", Pow(), ("x", "z")),), ("y",), {})
+    """Ordinary values within an ulp; special values as in the reference."""
+    rng, type_ = np.random.default_rng(0), TensorType(("B", 1))
+    net = Network({"x": type_, "z": type_}, (Node("y", Pow(), ("x", "z")),), ("y",), {})
     x = np.exp(rng.uniform(-80, 80, 4000)).astype(np.float32)
     z = (rng.uniform(-88, 88, 4000) / np.maximum(1, np.abs(np.log(x)))).astype(np.float32)
     x, z = (np.concatenate(both)[:, None] for both in ((x, np.repeat(ODD, len(ODD))), (z, np.tile(ODD, len(ODD)))))
@@ -100,8 +100,8 @@ def test_powers():
 
 
 def network(row):
-    """A run with a stretched value, weights in front and behind, a value read twice, two outputs, a Reshape, a
-    BatchNorm, and a part of what another kernel made."""
+    """A chain with a broadcast value, weights as left and right operands, a value read twice, two outputs, a Reshape, a
+    BatchNorm, and a slice of another input."""
     rng = np.random.default_rng(0)
     weights = {"c": rng.standard_normal(row[-1:]), "m": rng.random(row) > 0.5, "p": rng.standard_normal(row)}
     weights |= {"mean": rng.standard_normal(row[0]), "var": 1 + rng.random(row[0])}
@@ -136,8 +136,8 @@ def test_rows_of_every_size(row):
     ):
         assert_error_within(got, truth, naive)
     for first, count in ((0, 0), (0, 1), (2, 5), (B - 1, 1)):
-        some = engine(*(x[first : first + count] for x in xs))
-        for got, expected in zip(some, whole, strict=True):
+        part = engine(*(x[first : first + count] for x in xs))
+        for got, expected in zip(part, whole, strict=True):
             np.testing.assert_array_equal(got, expected[first : first + count])
     for got, expected in zip(onchip.compile(net, "cpu", threads=1)(*xs), whole, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -151,8 +151,8 @@ def test_rows_of_every_size(row):
     ],
     ids=str,
 )  # fmt: skip
-def test_values_are_stretched(x, z):
-    """By runs of neighbours, of one number, and number by number; rows in a block, and more than one of a row."""
+def test_values_are_broadcast(x, z):
+    """In contiguous runs, runs of one element, and element by element; rows in a block, and blocks in a row."""
     given = {"x": TensorType(("B", *x)), "z": TensorType(("B", *z))}
     net = Network(given, (Node("a", Add(), ("x", "z")), Node("y", Mul(), ("a", "z"))), ("y",), {})
     engine, rng = onchip.compile(net, "cpu"), np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_values_are_stretched(x, z):
     assert np.array_equal(engine(x, z), (x + z) * z)
 
 
-def test_a_slice_of_what_the_run_makes_begins_another():
+def test_a_slice_of_an_intermediate_starts_another_chain():
     nodes = (
         Node("a", Add(), ("x", "x")), Node("b", Slice((0,), (3,), (1,)), ("a",)), Node("d", Tanh(), ("b",)),
         Node("c", Slice((3,), (3,), (1,)), ("a",)), Node("y", Mul(), ("d", "c")),
@@ -174,7 +174,7 @@ def test_a_slice_of_what_the_run_makes_begins_another():
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_ids_as_floats(dtype):
-    """With a number that is added to them first, and as they are: in one pass."""
+    """With a constant added first, and unchanged: in one pass."""
     nodes = (
         Node("a", Add(), ("x",), {"constant": "c"}),
         Node("y", Cast("float32"), ("a",)),
@@ -188,30 +188,30 @@ def test_ids_as_floats(dtype):
             np.testing.assert_array_equal(got, expected.astype(np.float32))
 
 
-def test_a_run_may_end_where_conv_fused_begins():
-    """x a is read twice by the sum that goes along with a convolution: one value, which the product has to give out."""
-    given = TensorType(("B", 4, 9))
+def test_a_chain_may_end_where_conv_fused_starts():
+    """p is read twice by the sum that is fused into a convolution: one value, which the multiplication must output."""
+    type_ = TensorType(("B", 4, 9))
     nodes = (
         Node("s", Sin(), ("z",)), Node("p", Mul(), ("x", "s")), Node("two", Add(), ("p", "p")),
         Node("y", Conv1d(), ("two",), {"weight": "w"}),
     )  # fmt: skip
     w = np.random.default_rng(0).standard_normal((8, 4, 3)).astype(np.float32)
-    net = Network({"x": given, "z": given}, nodes, ("y",), {"w": w})
+    net = Network({"x": type_, "z": type_}, nodes, ("y",), {"w": w})
     engine = onchip.compile(net, "cpu")
     assert [group.claim.nodes for group in engine.plan.groups] == [("s", "p"), ("two", "y")]
     x, z = np.random.default_rng(1).standard_normal((2, 7, 4, 9)).astype(np.float32)
     assert_error_within(engine(x, z), reference.forward(net, (x, z)), reference.forward(net, (x, z), "float32"))
 
 
-def test_many_rows_go_through_several_threads():
+def test_many_rows_use_several_threads():
     x = np.random.default_rng(0).standard_normal((300, 2000)).astype(np.float32)
     nodes = (Node("a", Add(), ("x", "x")), Node("y", ReLU(), ("a",)))
     net = Network({"x": TensorType(("B", 2000))}, nodes, ("y",), {})
     np.testing.assert_array_equal(run(net, x), np.maximum(x + x, 0))
 
 
-def test_where_a_run_ends():
-    """At a layer of another kind or another size of rows; a Reshape at its end is a view."""
+def test_where_a_chain_ends():
+    """At an unsupported layer or another row size; a final Reshape is left as a view."""
     nodes = (
         Node("a", Add(), ("x", "x")), Node("i", Identity(), ("a",)), Node("c", Clip(-1.0, 1.0), ("i",)),
         Node("r", Reshape((2, 3)), ("c",)), Node("s", Softmax(), ("r",)), Node("m", GlobalMax((2,), keep=True), ("s",)),

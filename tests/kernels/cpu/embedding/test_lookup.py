@@ -1,4 +1,4 @@
-"""Rows of tables by ids on the CPU: copied, added up, and ids that are in no table."""
+"""Embedding lookup on the CPU: rows copied and summed, and ids out of range."""
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from onchip.network.layers import (
     TokenConv,
 )  # fmt: skip
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.runtime.cpu.backend import CpuBackend
 
 
 def bag(layer, dtype="int64", S=37):
@@ -45,11 +46,11 @@ def test_sums_of_rows(layer, dtype):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_folded_product_is_looked_up(bias):
-    """A token convolution of one tap, before a Permute: its rows lie as the next layer wants them."""
+def test_a_folded_linear_is_a_lookup(bias):
+    """A token convolution with one tap before a Permute: the lookup writes NHWC, as the next layer reads it."""
     weights = {"t": rows(9, 1, 6)} | ({"b": rows(6, seed=1)} if bias else {})
-    told = {"weight": "t", "bias": "b"} if bias else {"weight": "t"}
-    nodes = (Node("c", TokenConv(), ("ids",), told), Node("p", Permute((0, 2, 1)), ("c",)), Node("y", ReLU(), ("p",)))
+    roles = {"weight": "t", "bias": "b"} if bias else {"weight": "t"}
+    nodes = (Node("c", TokenConv(), ("ids",), roles), Node("p", Permute((0, 2, 1)), ("c",)), Node("y", ReLU(), ("p",)))
     net = Network({"ids": TensorType(("B", 5), "int32")}, nodes, ("y",), weights)
     engine, ids = onchip.compile(net, "cpu"), np.random.default_rng(0).integers(0, 9, (7, 5)).astype(np.int32)
     assert [group.claim.kernel for group in engine.plan.groups] == ["lookup", "view", "rowwise"]
@@ -57,7 +58,7 @@ def test_a_folded_product_is_looked_up(bias):
 
 
 def columns():
-    """Two columns of ids with a table each, of 5 and of 40 rows."""
+    """Two columns of ids with one table each, of 5 and of 40 rows."""
     nodes = []
     for i, table in enumerate("st"):
         nodes += [
@@ -69,16 +70,16 @@ def columns():
     return Network(given, tuple(nodes), ("y",), {"s": rows(5, 4), "t": rows(40, 2)})
 
 
-def test_each_column_has_a_table_of_its_own():
+def test_each_column_has_its_table():
     net, ids, x = columns(), np.array([[4, 39], [0, 7], [2, 0]]), rows(3, 3)
     engine = onchip.compile(net, "cpu")
     assert "plain" not in [group.claim.kernel for group in engine.plan.groups]
-    assert engine._quick_call is not None
+    assert CpuBackend(None).bind(engine.plan).quick_call() is not None
     np.testing.assert_array_equal(engine(ids, x), reference.forward(net, (ids, x), "float32"))
 
 
 @pytest.mark.parametrize("bad", [5, -1, 1 << 40])
-def test_an_id_in_no_table_is_named(bad):
+def test_the_error_names_the_first_bad_id(bad):
     engine, ids, x = onchip.compile(columns(), "cpu"), np.zeros((4_000, 2), np.int64), rows(4_000, 3)
     good = engine(ids, x)
     ids[3_000, 0] = bad

@@ -1,4 +1,4 @@
-"""Products of values on the CPU: of every shape, through every kind of move, and attention as one launch."""
+"""Batched gemms of values on the CPU: every shape, operands through every kind of move, attention as one launch."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from takers import CPU
 
 
 def check(net, expected, sizes=(1, 3)):
-    """The kernels of its plan, its error, and that a row's bits are its own."""
+    """Check the plan's kernels, the error, and that a row's bits do not depend on the batch."""
     engine = onchip.compile(net, "cpu")
     labels = {group.claim.label.partition("<")[0] for group in engine.plan.groups}
     assert labels - {"move", "view", "select"} == set(expected)
@@ -42,7 +42,7 @@ def check(net, expected, sizes=(1, 3)):
     ],
     ids=str,
 )
-def test_products_of_every_shape(a, b):
+def test_gemms_of_every_shape(a, b):
     net = Network(
         {"a": TensorType(("B", *a)), "b": TensorType(("B", *b))}, (Node("y", MatMul(), ("a", "b")),), ("y",), {}
     )
@@ -58,8 +58,8 @@ def test_weights_on_either_side():
     check(Network({"x": TensorType(("B", 3, 2, 6))}, nodes, ("y",), weights), ["matmul", "rowwise", "matmul"])
 
 
-def attention(S=9, T=None, heads=3, D=5, *, mask=False, where="behind", keeps="y", read_again=False):
-    """As it is written for one projection of q, k and v; with T a second input gives k and v."""
+def attention(S=9, T=None, heads=3, D=5, *, mask=False, where="after", output="y", read_again=False):
+    """Attention with one projection for q, k and v; with T, k and v come from a second input."""
     E = heads * D
     inputs = {"x": TensorType(("B", S, 3 * E))} | ({"z": TensorType(("B", T, 3 * E))} if T else {})
     weights = {"s": np.float32([D**-0.5]), "mask": np.triu(np.full((S, T or S), -1e4, np.float32), 1)}
@@ -79,7 +79,7 @@ def attention(S=9, T=None, heads=3, D=5, *, mask=False, where="behind", keeps="y
         q = "qs"
     nodes.append(Node("scores", MatMul(), (q, "k")))
     last = "scores"
-    if where == "behind":
+    if where == "after":
         nodes.append(Node("scaled", Mul(), (last,), {"constant": "s"}))
         last = "scaled"
     if mask:
@@ -91,7 +91,7 @@ def attention(S=9, T=None, heads=3, D=5, *, mask=False, where="behind", keeps="y
     ]  # fmt: skip
     if read_again:
         nodes.append(Node("again", MatMul(), ("p", "p")))
-    return Network(inputs, tuple(nodes), (keeps,), weights)
+    return Network(inputs, tuple(nodes), (output,), weights)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_attention_is_one_launch(net):
     check(net, ["attention"], (1, 7))
 
 
-def test_what_others_read_is_not_taken_along():
+def test_values_with_outside_readers_are_not_fused():
     net = attention(read_again=True)
     assert find_run(net, 0) is None or "p" not in [node.name for node in find_run(net, 0).nodes]
     net = attention()
@@ -118,7 +118,7 @@ def test_what_others_read_is_not_taken_along():
         assert_error_within(got, truth, naive)
 
 
-def test_weights_of_a_softmax_on_the_right():
+def test_a_softmax_as_right_operand():
     nodes = (
         Node("s", MatMul(), ("x", "x")), Node("p", Softmax(2), ("s",)),
         Node("y", MatMul(), ("p",), {"first": "w"}),
@@ -126,8 +126,8 @@ def test_weights_of_a_softmax_on_the_right():
     check(Network({"x": TensorType(("B", 4, 4))}, nodes, ("y",), {"w": rows(3, 4)}), ["matmul", "rowwise"])
 
 
-def test_moves_that_no_steps_lead_through_stay_where_they_are():
-    """A Reshape of what a Permute made, and numbers that are chosen unevenly."""
+def test_moves_that_strides_cannot_express_are_not_fused():
+    """A Reshape of a Permute, and a Gather of unevenly spaced indices."""
     nodes = (
         Node("t", Permute((0, 2, 1)), ("x",)), Node("r", Reshape((3, 8)), ("t",)),
         Node("g", Gather(2, (0, 3, 1, 2)), ("r",)), Node("y", MatMul(), ("g", "z")),
@@ -137,7 +137,7 @@ def test_moves_that_no_steps_lead_through_stay_where_they_are():
     check(net, ["matmul"])
 
 
-# Of two cores with rates like the device's, 512-bit vectors: small and large matrices, one row and many.
+# Measured on two cores with the device's rates and 512-bit vectors: small and large matrices, one row and many.
 @pytest.mark.parametrize(
     ("a", "N", "B", "measured_us"),
     [
@@ -157,7 +157,7 @@ def test_moves_that_no_steps_lead_through_stay_where_they_are():
     ],
     ids=str,
 )
-def test_estimates_are_near_what_was_measured(a, N, B, measured_us):
+def test_estimates_are_close_to_measurements(a, N, B, measured_us):
     *front, _, K = a
     inputs = {"a": TensorType(("B", *a)), "b": TensorType(("B", *front, K, N))}
     net = Network(inputs, (Node("y", MatMul(), ("a", "b")),), ("y",), {})

@@ -1,4 +1,4 @@
-"""Networks on the CPU whose values lie with channels last between groups: right, and with the bits of those in rows."""
+"""CPU networks with NHWC values between groups: correct, and bit-identical to NCHW."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def run(net: Network, kernels, x: np.ndarray) -> tuple[dict[str, np.ndarray], tu
 
 
 class InRows:
-    """A kernel that makes no use of layouts."""
+    """A kernel that claims default layouts only."""
 
     def __init__(self, kernel) -> None:
         self.name, self.device_kind, self.precisions = kernel.name, kernel.device_kind, kernel.precisions
@@ -33,8 +33,8 @@ class InRows:
         return (answer for answer in answers if not getattr(answer, "has_layouts", False))
 
 
-class Turned(InRows):
-    """One that makes use of them wherever it can, whatever conversions cost."""
+class InNhwc(InRows):
+    """A kernel that claims NHWC wherever it can, whatever conversions cost."""
 
     def claims(self, *given):
         answers = list(self._kernel.claims(*given))
@@ -54,8 +54,8 @@ def test_the_cheapest_way_keeps_channels_last():
 def test_channels_last_between_groups(make, B):
     net = make()
     x = rows(B, *net.input.row_shape, seed=B)
-    got, turned = run(net, [Turned(kernel) for kernel in KERNELS], x)
-    assert turned
+    got, nhwc_values = run(net, [InNhwc(kernel) for kernel in KERNELS], x)
+    assert nhwc_values
     same, none = run(net, [InRows(kernel) for kernel in KERNELS], x)
     assert none == ()
     truth, naive = (reference.forward_all(net, x, dtype) for dtype in ("float64", "float32"))

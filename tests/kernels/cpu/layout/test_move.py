@@ -1,4 +1,4 @@
-"""Moves on the CPU: every number in its place, of every size of number, however values lie."""
+"""Moves on the CPU: every element at its position, for every element size and layout."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ MOVES = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "uint8"])
-def test_every_number_is_in_its_place(dtype):
+def test_every_element_is_at_its_position(dtype):
     for layer, shapes in MOVES:
         names = [f"x{i}" for i in range(len(shapes))]
         ends = [Node(f"i{name}", Identity(), (name,)) for name in names]
@@ -39,9 +39,9 @@ def test_every_number_is_in_its_place(dtype):
                 rng = np.random.default_rng(B)
                 xs = [rng.integers(0, 100, (B, *row)).astype(numpy_dtype(dtype)) for row in shapes]
                 truth = reference.forward(net, tuple(xs))
-                turned = [np.ascontiguousarray(np.moveaxis(x, 1, -1) if is_last else x) for x in xs]
+                stored = [np.ascontiguousarray(np.moveaxis(x, 1, -1) if is_last else x) for x in xs]
                 y = np.full((np.moveaxis(truth, 1, -1) if is_last else truth).shape, 77, xs[0].dtype)
-                launch(turned, [y], 2)
+                launch(stored, [y], 2)
                 assert np.array_equal(np.moveaxis(y, -1, 1) if is_last else y, truth), (layer, is_last)
 
 

@@ -36,8 +36,8 @@ def test_rows_are_resized(sizes, row):
 @pytest.mark.parametrize(
     ("row", "sizes"), [((32, 9, 7), (32, 18, 14)), ((5, 8, 8), (5, 3, 20)), ((16, 6, 6), (16, 6, 9))], ids=str
 )
-def test_values_that_convolutions_see_stay_with_channels_last(row, sizes):
-    """What is resized comes of one run of conv_fused and meets another's: it is part of neither."""
+def test_values_between_convolutions_stay_nhwc(row, sizes):
+    """The resize is between two conv_fused groups, and part of neither."""
     C, inputs = row[0], {"x": TensorType(("B", 3, *row[1:])), "x1": TensorType(("B", 3, *sizes[1:]))}
     nodes = (
         Node("a", SAME, ("x",), {"weight": "a"}), Node("b", SAME, ("x1",), {"weight": "b"}),
@@ -57,6 +57,6 @@ def test_values_that_convolutions_see_stay_with_channels_last(row, sizes):
         assert np.array_equal(again, got[5:7])
 
 
-def test_many_numbers_are_not_left_to_numpy():
+def test_large_resizes_do_not_fall_back_to_numpy():
     net = one_layer(LinearResize((32, 64, 64), (1.0, 2.0, 2.0)), TensorType(("B", 32, 32, 32)))
     assert [group.claim.kernel for group in onchip.compile(net, "cpu").plan.groups] == ["resize"]

@@ -1,4 +1,4 @@
-"""Weighted taps along one axis on the CPU: what a cubic or smoothed Resize is read as, in one pass."""
+"""Weighted taps along one axis on the CPU, as in a cubic or smoothed Resize, in one pass."""
 
 import dataclasses
 
@@ -18,12 +18,12 @@ from onchip.runtime.cpu.backend import this_cpu
 
 
 def weighted_taps(row, axis, taps, outputs, is_masked=False, also=()):
-    """y[i] = sum of weights[k, i] x[places[k, i]] along an axis, the batch being 0."""
+    """y[i] = sum of weights[k, i] x[positions[k, i]] along an axis, the batch being 0."""
     rng = np.random.default_rng(1)
-    places = rng.integers(0, row[axis - 1], (taps, outputs))
+    positions = rng.integers(0, row[axis - 1], (taps, outputs))
     weights = {"w": rng.standard_normal((taps, outputs, *(1,) * (len(row) - axis))).astype(np.float32)}
     nodes = [
-        Node("chosen", Gather(axis, tuple(places.reshape(-1).tolist())), ("x",)),
+        Node("chosen", Gather(axis, tuple(positions.reshape(-1).tolist())), ("x",)),
         Node("split", Reshape((*row[: axis - 1], taps, outputs, *row[axis:])), ("chosen",)),
     ]
     if is_masked:
@@ -59,7 +59,7 @@ def test_taps_are_summed(row, axis, taps, outputs, is_masked):
 
 
 @pytest.mark.parametrize(("row", "axis"), [((3, 8, 32), 3), ((3, 32, 20), 2)])
-def test_what_is_not_finite_reaches_only_the_sums_that_count_it(row, axis):
+def test_nan_and_inf_reach_only_the_sums_that_read_them(row, axis):
     net = weighted_taps(row, axis, 6, 10, is_masked=True)
     x = np.random.default_rng(0).standard_normal((4, *row), dtype=np.float32)
     x[1, 1, 3, 4], x[2, 2, 5, 6] = np.nan, np.inf
@@ -71,7 +71,7 @@ def test_what_is_not_finite_reaches_only_the_sums_that_count_it(row, axis):
 
 
 @pytest.mark.parametrize("value", ["chosen", "split", "scaled"])
-def test_values_that_others_read_stay(value):
+def test_values_with_other_readers_are_not_fused(value):
     net = weighted_taps((3, 8, 32), 3, 4, 20, also=(value,))
     assert not list(Taps().claims(net, 0, this_cpu(), Job()))
 

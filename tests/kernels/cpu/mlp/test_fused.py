@@ -1,4 +1,4 @@
-"""The fused MLP on the CPU: right, the same bits however it is called, and honest about what it takes."""
+"""The fused MLP on the CPU: accuracy, the same bits for any batch and thread count, and limits."""
 
 import concurrent.futures
 import os
@@ -48,7 +48,7 @@ def test_forward_is_right(name, B):
 @pytest.mark.parametrize("N", [1, 2])
 @pytest.mark.parametrize("K", [1, 3, 20, 64, 100, 256, 784, 1024])
 def test_sums_that_cancel_keep_their_digits(K, N):
-    """Few outputs: libraries sum such a product in many chains, and the naive run is as exact as they are."""
+    """Few outputs: BLAS reduces such a gemm in many chains, so the naive float32 run is as accurate as that."""
     rng = np.random.default_rng(K)
     w = np.linspace(-1, 1, K) + 1e-3 * rng.standard_normal((N, K))
     net = mlp(K, N, seed=0, bias=False)
@@ -60,8 +60,8 @@ def test_sums_that_cancel_keep_their_digits(K, N):
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4])
-def test_few_outputs_read_their_own_rows_only(N):
-    """Rows lie behind each other without a gap, and a vector of the sum may reach past the end of one."""
+def test_few_outputs_do_not_read_the_next_row(N):
+    """Rows are contiguous, and a vector along K may extend past the end of one."""
     net, x = random_mlp(21, N), rows(9, 21)
     clean = compile(net, device="cpu")(x)
     x[3] = np.nan
@@ -71,19 +71,19 @@ def test_few_outputs_read_their_own_rows_only(N):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_same_bits_whatever_the_batch_and_the_threads(name):
+def test_same_bits_for_any_batch_and_threads(name):
     net = NETWORKS[name]
     x = rows(1000, *net.input.row_shape)
     whole = compile(net, device="cpu", threads=1)(x)
     engine = compile(net, device="cpu", threads=core_count())
     for B in (1, 2, 7, 512, 1000):
         assert np.array_equal(engine(x[:B]), whole[:B])
-    assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
+    assert np.array_equal(engine(x[313:320]), whole[313:320])  # at any position in the batch
 
 
 @pytest.mark.parametrize("width", [5, 2 * LANES, 3 * LANES, PANEL, PANEL + 7])
 def test_tiles_of_any_number_of_rows(width):
-    """Tiles of rows are as large as the batch leaves them."""
+    """The last register tile has as many rows as remain."""
     net, x = random_mlp(19, width), rows(64, 19)
     engine = compile(net, device="cpu", threads=1)
     whole = engine(x)
@@ -94,7 +94,7 @@ def test_tiles_of_any_number_of_rows(width):
 
 @pytest.mark.parametrize("activation", ["ReLU", "Tanh"])
 def test_threads_share_the_columns_of_heavy_layers(activation):
-    net = random_mlp(300, 333, 200, 7, activation=activation, output="Softmax")  # the last layer is not worth sharing
+    net = random_mlp(300, 333, 200, 7, activation=activation, output="Softmax")  # the last layer is too small to split
     x = rows(300, 300)
     whole = compile(net, device="cpu", threads=1)(x)
     engine = compile(net, device="cpu", threads=core_count())
@@ -102,7 +102,7 @@ def test_threads_share_the_columns_of_heavy_layers(activation):
         assert np.array_equal(engine(x[:B]), whole[:B])
 
 
-def test_no_rows_and_out():
+def test_an_empty_batch_and_out():
     net = random_mlp(6, 5, 4)
     engine = compile(net, device="cpu")
     assert engine(rows(0, 6)).shape == (0, 4)
@@ -134,7 +134,7 @@ def test_activations_over_their_whole_range(layer):
     got = compile(sequential(TensorType(("B", x.size)), [("a", layer)], {}), device="cpu")(x[None])[0]
     with np.errstate(all="ignore"):
         truth = reference.FORWARD[type(layer)](layer, (x.astype(np.float64),), {})
-    # A GELU far below zero is a tiny tail whose exponent is rounded: there the error counts against 1.
+    # A GELU far below zero is a tiny tail whose exponent is rounded: there the absolute error counts.
     tolerance = (1e-6, 1e-6) if isinstance(layer, GELU | SiLU) else (5e-7, 1e-37)
     np.testing.assert_allclose(got, truth, rtol=tolerance[0], atol=tolerance[1])
 
@@ -146,7 +146,7 @@ def test_very_wide_rows_keep_their_digits(kind):
     assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
-def test_byte_order_is_put_right():
+def test_foreign_byte_order_is_converted():
     engine, x = compile(random_mlp(6, 5, 4), device="cpu"), rows(9, 6)
     assert np.array_equal(engine(x.astype(">f4")), engine(x))
 
@@ -156,7 +156,7 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
 
 
-def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
+def test_works_without_a_cache_folder_and_leaves_no_files():
     code = (
         "import pathlib, numpy as np, onchip\n"
         "net = onchip.mlp(2, 2, output='ReLU', bias=False)\n"
@@ -166,7 +166,7 @@ def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
     )
     done = run_python(code, ONCHIP_CACHE="/dev/null/nothing")
     assert done.stdout.splitlines() == ["[0.0, 2.0]", "[]"], done.stderr
-    assert done.stderr.startswith("cache: nothing is kept for next time in /dev/null/nothing: Not a directory; ")
+    assert done.stderr.startswith("cache: nothing is cached in /dev/null/nothing: Not a directory; ")
     assert done.stderr.count("\n") == 1
 
 
@@ -203,7 +203,7 @@ def test_linear_over_vectors_and_reshapes_stay_one_group():
     assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
-def test_layers_without_a_product_run_by_themselves():
+def test_layers_without_a_gemm_run_as_single_layers():
     layers = [("r", ReLU()), ("s", Softmax(1)), ("t", LogSoftmax(2)), ("flat", Reshape((-1,)))]
     net = sequential(TensorType(("B", 3, 5)), layers, {})
     engine, x = compile(net, device="cpu"), rows(70, 3, 5)
@@ -230,7 +230,7 @@ def test_a_value_with_two_readers_ends_the_chain():
     )
 
 
-def test_a_slope_below_zero():
+def test_a_negative_slope():
     weights = {"a.weight": rows(5, 6), "b.weight": rows(3, 5, seed=2)}
     net = sequential(TensorType(("B", 6)), [("a", Linear()), ("leak", LeakyReLU(-0.5)), ("b", Linear())], weights)
     x = rows(9, 6)

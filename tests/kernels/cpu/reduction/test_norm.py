@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm on the CPU: right, for parts of any size, whoever takes them."""
+"""LayerNorm, RMSNorm and GroupNorm on the CPU: parts of any size, any thread count."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ CASES = [
 
 
 def normed(layer, row, roles, seed=0):
-    rng, given = np.random.default_rng(seed), TensorType(("B", *row))
-    weights = {role: rng.standard_normal(layer.weight_shape(given)).astype(np.float32) for role in roles}
-    return one_layer(layer, given, weights=weights)
+    rng, x_type = np.random.default_rng(seed), TensorType(("B", *row))
+    weights = {role: rng.standard_normal(layer.weight_shape(x_type)).astype(np.float32) for role in roles}
+    return one_layer(layer, x_type, weights=weights)
 
 
 @pytest.mark.parametrize(("layer", "row", "roles"), CASES, ids=str)
@@ -43,13 +43,13 @@ def test_nan_and_inf_stay_in_their_part():
     clean = onchip.compile(net, "cpu")(x)
     x[0, 1, 3], x[2, 3, 39] = np.nan, np.inf
     got = onchip.compile(net, "cpu")(x)
-    hit = np.zeros((3, 4), bool)
-    hit[0, 1] = hit[2, 3] = True
-    assert np.isnan(got[hit]).any(axis=-1).all()
-    assert np.array_equal(got[~hit], clean[~hit])
+    affected = np.zeros((3, 4), bool)
+    affected[0, 1] = affected[2, 3] = True
+    assert np.isnan(got[affected]).any(axis=-1).all()
+    assert np.array_equal(got[~affected], clean[~affected])
 
 
-def test_what_another_dtype_gets():
+def test_another_dtype_is_refused():
     net = one_layer(LayerNorm(), TensorType(("B", 9), "float64"))
     plan = onchip.compile(net, "cpu").plan
     assert plan.groups[0].claim.kernel == "plain"

@@ -33,19 +33,19 @@ def test_reductions(kind):
         np.testing.assert_array_equal(engine(x)[~finite], naive[~finite])
 
 
-def test_columns_that_threads_sum_up_have_the_same_bits():
+def test_column_sums_have_the_same_bits_on_all_threads():
     net = sequential(TensorType(("B", 64, 33)), [("y", GlobalMean((1,)))], {})
     x = np.random.default_rng(0).standard_normal((400, 64, 33)).astype(np.float32)
-    alone, shared = onchip.compile(net, "cpu", threads=1)(x), onchip.compile(net, "cpu")
+    single, shared = onchip.compile(net, "cpu", threads=1)(x), onchip.compile(net, "cpu")
     for _ in range(20):
-        np.testing.assert_array_equal(shared(x), alone)
+        np.testing.assert_array_equal(shared(x), single)
 
 
 @pytest.mark.parametrize(
     "layer", [ArgMax(1), ArgMin(-1, keep=True), ArgMax(2, last=True), ArgMin(3, last=True)], ids=str
 )
-def test_places(layer):
-    """The first or the last of equals, and of NaNs."""
+def test_indices(layer):
+    """The first or the last of equals, also of NaNs."""
     x = np.random.default_rng(0).integers(0, 4, (9, 5, 6, 7)).astype(np.float32)
     x[2, :, 1, 1:3] = x[5, 3, :, 2] = np.nan
     net = sequential(TensorType(("B", 5, 6, 7)), [("y", layer)], {})

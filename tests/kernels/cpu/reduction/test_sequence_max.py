@@ -1,4 +1,4 @@
-"""The largest over sequences of different lengths on the CPU: rows and channels last, all lengths, odd numbers."""
+"""The max over sequences of different lengths on the CPU: both layouts, all lengths, NaN and infinities."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ LENGTHS = np.array([-5, 0, 1, 2, 3, 4, 7, 8, 9, 30, 1 << 30])
 @pytest.mark.parametrize(("window", "stride"), [(1, 1), (3, 1), (2, 3)])
 @pytest.mark.parametrize("C", [1, 5, 33])
 def test_every_length(C, window, stride, dtype):
-    given = {"x": TensorType(("B", C, 8)), "n": TensorType(("B",), dtype)}
-    net = Network(given, (Node("y", SequenceMax(window, stride), ("x", "n")),), ("y",), {})
+    inputs = {"x": TensorType(("B", C, 8)), "n": TensorType(("B",), dtype)}
+    net = Network(inputs, (Node("y", SequenceMax(window, stride), ("x", "n")),), ("y",), {})
     engine, x, n = onchip.compile(net, "cpu"), rows(11, C, 8), LENGTHS.astype(dtype)
     assert [group.claim.kernel for group in engine.plan.groups] == ["sequence_max"]
     x[6, 0, 1], x[6, 0, -1], x[7, 0, 2], x[9, 0, 0] = np.nan, np.nan, np.inf, -np.inf
@@ -28,10 +28,10 @@ def test_every_length(C, window, stride, dtype):
     np.testing.assert_array_equal(engine(x[6:8], n[6:8]), expected[6:8])
 
 
-def test_channels_last_behind_a_convolution():
-    given = {"x": TensorType(("B", 4, 20)), "n": TensorType(("B",), "int64")}
+def test_nhwc_after_a_convolution():
+    inputs = {"x": TensorType(("B", 4, 20)), "n": TensorType(("B",), "int64")}
     nodes = (Node("c", Conv1d(), ("x",), {"weight": "w"}), Node("y", SequenceMax(3), ("c", "n")))
-    net = Network(given, nodes, ("y",), {"w": weight(24, 4, 3)})
+    net = Network(inputs, nodes, ("y",), {"w": weight(24, 4, 3)})
     engine, x, n = onchip.compile(net, "cpu"), rows(50, 4, 20), np.arange(50) % 23
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused", "sequence_max"]
     assert engine.plan.groups[1].claim.reads

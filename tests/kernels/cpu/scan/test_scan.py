@@ -1,4 +1,4 @@
-"""Scans on the CPU: right for every op, dtype and size, and the same bits however the work is cut."""
+"""Scans on the CPU: correct for every op, dtype and size, with the same bits however the work is split."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.scan import scan as module
-from onchip.kernels.cpu.scan.scan import PIECE, ScanKernel, scan_columns, scan_rows
+from onchip.kernels.cpu.scan.scan import CHUNK, ScanKernel, scan_columns, scan_rows
 from onchip.kernels.cpu.scan.segments import SEGMENT
 from onchip.kernels.cpu.scan.short_scan import MAX_NUMBERS
 from onchip.kernels.reference.scan import scan
@@ -25,7 +25,7 @@ FLAGS = [(exclusive, reverse) for exclusive in (False, True) for reverse in (Fal
 PAIRS = [("sum", "float32"), ("max", "int32"), ("product", "float64"), ("min", "float32"), ("sum", "int64")]
 
 
-def numbers(shape, dtype, op="sum", seed=0):
+def values(shape, dtype, op="sum", seed=0):
     rng = np.random.default_rng(seed)
     if "int" in dtype:
         limits = np.iinfo(dtype)
@@ -43,7 +43,7 @@ def same_bits(got, expected):
 
 
 def scanned(x, how, threads=TWO, totals=None):
-    """x (R, N) by rows or (O, N, I) by columns, to an array that was full of something else."""
+    """x (R, N) by rows or (O, N, I) by columns, into an array of other values."""
     y = np.full_like(x, 77)
     if x.ndim == 3:
         scan_columns(x, y, how, threads)
@@ -57,13 +57,13 @@ def truth_of(x, how):
 
 
 def assert_right(got, x, how):
-    """Ints, max and min are exact; float32 sums and products are rounded once; float64 ones as near as naive ones."""
+    """Ints, max and min are exact; float32 sums and products are rounded once; float64 within the naive error."""
     truth = truth_of(x, how)
     assert got.dtype == x.dtype
     if "int" in x.dtype.name or how.op in ("max", "min"):
         np.testing.assert_array_equal(got, truth.astype(x.dtype))
     elif x.dtype == np.float32:
-        # What float64 loses on the way moves a few results across the middle between two float32.
+        # float64 rounding moves a few results across the midpoint between two float32.
         np.testing.assert_array_max_ulp(got, truth.astype(np.float32), maxulp=1)
         assert np.mean(got != truth.astype(np.float32)) < 1e-3
     else:
@@ -79,16 +79,16 @@ def assert_right(got, x, how):
 @pytest.mark.parametrize("op", OPS)
 def test_rows(op, dtype):
     for shape in ((3, 1), (5, 7), (1000, 31), (7, 33), (2, SEGMENT), (3, SEGMENT + 1), (2, 3 * SEGMENT - 1)):
-        x = numbers(shape, dtype, op)
+        x = values(shape, dtype, op)
         for exclusive, reverse in FLAGS:
             how = ScanOp(op, exclusive, reverse)
             assert_right(scanned(x, how), x, how)
 
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
-@pytest.mark.parametrize("N", [65_535, PIECE + 5])
+@pytest.mark.parametrize("N", [65_535, CHUNK + 5])
 def test_long_rows(op, dtype, N):
-    x = numbers((1, N), dtype, op)
+    x = values((1, N), dtype, op)
     for exclusive, reverse in FLAGS:
         how = ScanOp(op, exclusive, reverse)
         assert_right(scanned(x, how), x, how)
@@ -97,25 +97,25 @@ def test_long_rows(op, dtype, N):
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_columns(op, dtype):
     for shape in ((3, 1, 5), (2, 100, 2), (1, 5000, 9), (2, 700, 67), (3, 40, 128), (1, 50, 1100), (4, 9, 1)):
-        x = numbers(shape, dtype, op)
+        x = values(shape, dtype, op)
         for exclusive, reverse in FLAGS:
             how = ScanOp(op, exclusive, reverse)
             assert_right(scanned(x, how), x, how)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 5, 3), (2, 0, 3), (2, 5, 0), (2, 0, 1)])
-def test_nothing(shape):
-    assert scanned(numbers(shape, "float32"), ScanOp()).shape == shape
+def test_empty(shape):
+    assert scanned(values(shape, "float32"), ScanOp()).shape == shape
 
 
-# The last: in reverse, a part that is long enough to go past the caches and begins where it must not.
+# The last: in reverse, a part that is long enough for non-temporal stores, but misaligned.
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("N", [4 * PIECE, 4 * PIECE + 3, 4 * PIECE + 5001])
+@pytest.mark.parametrize("N", [4 * CHUNK, 4 * CHUNK + 3, 4 * CHUNK + 5001])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_large_results_go_past_the_caches(N, reverse):
-    """From an array that begins at any multiple of its items, and with rows that do."""
+def test_large_results_use_non_temporal_stores(N, reverse):
+    """Arrays and rows at any multiple of the item size."""
     how = ScanOp(reverse=reverse)
-    x = numbers((1, N), "float32")
+    x = values((1, N), "float32")
     whole = scanned(x, how)
     assert_right(whole, x, how)
     for begin in (1, 4):
@@ -124,7 +124,7 @@ def test_large_results_go_past_the_caches(N, reverse):
         same_bits(memory[begin : begin + N], whole[0])
         assert (memory[:begin] == 77).all()
         assert memory[-1] == 77
-    rows = numbers((70_001, 48), "float32", seed=1)
+    rows = values((70_001, 48), "float32", seed=1)
     assert_right(scanned(rows, how), rows, how)
 
 
@@ -134,8 +134,8 @@ def test_large_results_go_past_the_caches(N, reverse):
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 @pytest.mark.parametrize("shape", [(3, 5 * SEGMENT + 7), (999, 37), (2, 5000, 19)])
 def test_bits_depend_on_the_row_alone(op, dtype, shape):
-    """Not on the threads, not on the batch, not on the place in it, not on whether y is x."""
-    x = numbers(shape, dtype, op)
+    """Not on the threads, the batch, the row's index, or whether y is x."""
+    x = values(shape, dtype, op)
     for exclusive, reverse in FLAGS:
         how = ScanOp(op, exclusive, reverse)
         y = scanned(x, how, TWO)
@@ -150,18 +150,18 @@ def test_bits_depend_on_the_row_alone(op, dtype, shape):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("op", "dtype"), PAIRS[:3])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_parts_of_a_row(op, dtype, reverse):
-    """At multiples of PIECE, the totals carried: same bits as in one go, and so is the last total."""
-    assert PIECE % SEGMENT == 0
-    x = numbers((2, 2 * PIECE + 77), dtype, op)
+def test_rows_in_chunks(op, dtype, reverse):
+    """At multiples of CHUNK, with carried totals: the same bits as at once, also of the last total."""
+    assert CHUNK % SEGMENT == 0
+    x = values((2, 2 * CHUNK + 77), dtype, op)
     for exclusive in (False, True):
         how = ScanOp(op, exclusive, reverse)
         start = np.full(2, how.identity(dtype)).astype(how.total_dtype(dtype))
         whole_totals, totals = start.copy(), start.copy()
         whole = scanned(x, how, TWO, whole_totals)
-        same_bits(scanned(x, how), whole)  # nobody asked for a total
+        same_bits(scanned(x, how), whole)  # without totals
         y = np.empty_like(x)
-        for first, last in ((0, PIECE), (PIECE, 2 * PIECE), (2 * PIECE, x.shape[1])):
+        for first, last in ((0, CHUNK), (CHUNK, 2 * CHUNK), (2 * CHUNK, x.shape[1])):
             here = slice(x.shape[1] - last, x.shape[1] - first) if reverse else slice(first, last)
             y[:, here] = scanned(x[:, here].copy(), how, TWO, totals)
         same_bits(y, whole)
@@ -171,22 +171,22 @@ def test_parts_of_a_row(op, dtype, reverse):
 
 
 def test_short_rows_carry_their_totals():
-    x, totals = numbers((50, 33), "float32"), np.arange(50.0)
+    x, totals = values((50, 33), "float32"), np.arange(50.0)
     y = scanned(x, ScanOp(), TWO, totals)
     np.testing.assert_allclose(totals, np.arange(50) + x.sum(axis=1, dtype=np.float64), rtol=1e-12)
     np.testing.assert_allclose(y, np.arange(50)[:, None] + np.cumsum(x, axis=1, dtype=np.float64), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("shape", "tile"), [((1, 5 * SEGMENT), SEGMENT), ((1, 5000, 16), 2048)])
-def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
-    """The first part is taken by a thread that never comes back: the others make its total themselves."""
-    x = numbers(shape, "float32")
+def test_no_thread_waits_for_one_that_lost_its_core(monkeypatch, shape, tile):
+    """The first part is claimed by a thread that never returns: the others compute its total."""
+    x = values(shape, "float32")
     whole = scanned(x, ScanOp())
 
     def run_without_the_first(*args):
         lanes, parts = args[4:6]
         for at in range(1, lanes * parts):
-            module._piece(0, at, *args[:-1])
+            module._scan_task(0, at, *args[:-1])
 
     monkeypatch.setattr(module, "_run", run_without_the_first)
     y = scanned(x, ScanOp())
@@ -195,24 +195,24 @@ def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
 
 
 @pytest.mark.parametrize("op", ["sum", "product"])
-def test_what_a_row_ends_with_is_not_what_it_begins_with(monkeypatch, op):
-    """A thread may come to a row when its last part is done, and its end told."""
-    x, start = numbers((1, 5 * SEGMENT), "float32", op), np.array([3.0])
+def test_a_carry_out_is_not_used_as_a_carry_in(monkeypatch, op):
+    """A thread may begin a row after its last part is done and its carry-out published."""
+    x, start = values((1, 5 * SEGMENT), "float32", op), np.array([3.0])
     whole_totals, totals = start.copy(), start.copy()
     whole = scanned(x, ScanOp(op), TWO, whole_totals)
 
     def run_the_last_first(*args):
-        module._piece(0, 4, *args[:-1])
-        ctypes.c_int64.from_address(args[-3]).value = 0  # another worker, who knows of no part yet
+        module._scan_task(0, 4, *args[:-1])
+        ctypes.c_int64.from_address(args[-3]).value = 0  # another worker, which has joined no part yet
         for at in range(5):
-            module._piece(0, at, *args[:-1])
+            module._scan_task(0, at, *args[:-1])
 
     monkeypatch.setattr(module, "_run", run_the_last_first)
     same_bits(scanned(x, ScanOp(op), TWO, totals), whole)
     same_bits(totals, whole_totals)
 
 
-# -- numbers that are special ------------------------------------------------------------------------------
+# -- special values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3)
@@ -221,7 +221,7 @@ def test_what_a_row_ends_with_is_not_what_it_begins_with(monkeypatch, op):
 @pytest.mark.parametrize("shape", [(1, 2 * SEGMENT + 40), (1, 3000, 17)])
 def test_nan_and_inf_pass_on(op, dtype, shape):
     for special in (np.nan, np.inf, -np.inf):
-        x = numbers(shape, dtype, op)
+        x = values(shape, dtype, op)
         x[:, shape[1] // 3 :: 500] = special
         x[:, -3] = -special
         for reverse in (False, True):
@@ -244,11 +244,11 @@ def test_one_nan_reaches_all_later_segments(op, dtype):
         assert (got[~np.isnan(got)] == 0).all()
 
 
-# -- products that leave the range of floats ---------------------------------------------------------------
+# -- products that overflow --------------------------------------------------------------------------------
 
 
 def left_to_right(x, how):
-    """As plain as it gets, in float64."""
+    """The naive scan, in float64."""
     onwards = slice(None, None, -1 if how.reverse else 1)
     with np.errstate(all="ignore"):
         y = np.multiply.accumulate(x[:, onwards], axis=1, dtype=np.float64)
@@ -258,7 +258,7 @@ def left_to_right(x, how):
 
 
 def assert_left_to_right(got, x, how):
-    """What is no number, infinite or zero exactly; everything else but for rounding."""
+    """NaN, inf and zeros are equal; everything else up to rounding."""
     expected = left_to_right(x, how)
     for kind in (np.isnan, np.isposinf, np.isneginf, lambda y: y == 0):
         np.testing.assert_array_equal(kind(got), kind(expected))
@@ -270,7 +270,7 @@ def assert_left_to_right(got, x, how):
 
 
 def out_of_range(kind, N, seed=0):
-    """Rows, the totals of whose parts are not finite or not in order where their running totals are."""
+    """Rows with parts whose products overflow or underflow where the prefix products do not."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, 0.3, N)
     signs = rng.choice([-1.0, 1.0], N)
@@ -288,7 +288,7 @@ def out_of_range(kind, N, seed=0):
         x = np.exp2(ramp * min(1, 3000 / N) + steps / 30)
     elif kind == "up and down":
         x = np.exp2(-ramp * min(1, 9000 / N) + steps / 30)
-    else:  # far jumps: products of two and more neighbours overflow, running totals do not
+    else:  # far jumps: products of neighbours overflow, prefix products do not
         x = np.exp2(np.diff(rng.uniform(-100, 100, N + 1)) * 4)
     return x * signs
 
@@ -303,7 +303,7 @@ def test_products_are_those_from_left_to_right(kind, dtype, shape):
     x = np.stack([out_of_range(kind, shape[1], seed) for seed in range(np.prod(shape) // shape[1])])
     with np.errstate(over="ignore"):
         x = (x if len(shape) == 2 else np.moveaxis(x.reshape(shape[0], shape[2], shape[1]), 2, 1)).astype(dtype)
-    x[0] = 1  # rows that need no help have neighbours that do
+    x[0] = 1  # a safe row next to unsafe ones
     x = np.ascontiguousarray(x)
     for exclusive, reverse in FLAGS:
         how = ScanOp("product", exclusive, reverse)
@@ -319,16 +319,16 @@ def test_products_are_those_from_left_to_right(kind, dtype, shape):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["zero in a growing row", "down and up", "up and down"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_parts_of_a_row_out_of_range(kind, dtype):
-    """Same bits as in one go, and what the row ends with."""
-    x = np.stack([out_of_range(kind, PIECE + 3 * SEGMENT + 77, seed) for seed in range(2)]).astype(dtype)
+def test_unsafe_rows_in_chunks(kind, dtype):
+    """The same bits as at once, and the same carry-out."""
+    x = np.stack([out_of_range(kind, CHUNK + 3 * SEGMENT + 77, seed) for seed in range(2)]).astype(dtype)
     for exclusive, reverse in FLAGS:
         how = ScanOp("product", exclusive, reverse)
         whole, whole_totals, totals = scanned(x, how), np.ones(2), np.ones(2)
         assert_left_to_right(whole, x, how)
         same_bits(scanned(x, how, TWO, whole_totals), whole)
         y = np.empty_like(x)
-        for first, last in ((0, PIECE), (PIECE, x.shape[1])):
+        for first, last in ((0, CHUNK), (CHUNK, x.shape[1])):
             here = slice(x.shape[1] - last, x.shape[1] - first) if reverse else slice(first, last)
             y[:, here] = scanned(x[:, here].copy(), how, TWO, totals)
         same_bits(y, whole)
@@ -341,7 +341,7 @@ def test_parts_of_a_row_out_of_range(kind, dtype):
     "x", [[0, 1e200, 1e200], [1e-200, 1e200, 1e200], [1e-200, 1e200, 1e200, 1e-200], [np.inf, 1e-200, 1e-200]], ids=str
 )
 def test_short_products_are_those_from_left_to_right(x):
-    """In the third, only what is in the middle would be wrong."""
+    """In the third, only the middle would be wrong."""
     x = np.array([x])
     same_bits(scanned(x, ScanOp("product")), left_to_right(x, ScanOp("product")))
     totals = np.array([2.0])
@@ -350,7 +350,7 @@ def test_short_products_are_those_from_left_to_right(x):
 
 
 def test_products_keep_their_digits():
-    """Neighbours whose product is subnormal, in a row of running totals that never are."""
+    """Neighbours with a subnormal product, in a row of normal prefix products."""
     x = np.ones((1, 35))
     x[0, 32:] = 2.0**300, 2.0**-520 / 3, 2.0**-530 / 7
     np.testing.assert_allclose(scanned(x, ScanOp("product")), left_to_right(x, ScanOp("product")), rtol=1e-15)
@@ -361,8 +361,8 @@ def test_products_keep_their_digits():
     np.testing.assert_allclose(totals, [2.0**-750 / 3], rtol=1e-15)  # which y does not show
 
 
-def test_products_leave_the_range_and_come_back():
-    """float32 products are carried in float64: 1e60 on the way is no infinity at the end."""
+def test_products_exceed_the_range_and_return():
+    """float32 products are carried in float64: an intermediate 1e60 does not overflow."""
     x = np.array([[1e30, 1e30, 1e-30, 1e-30]] * 3, np.float32)
     np.testing.assert_allclose(scanned(x, ScanOp("product"))[:, [0, 3]], [[1e30, 1]] * 3, rtol=1e-6)
 
@@ -375,7 +375,7 @@ def test_ints_wrap(dtype):
 
 
 def test_memory_maps_and_read_only_arrays(tmp_path):
-    x = numbers((1, 5000), "float32")
+    x = values((1, 5000), "float32")
     x.tofile(tmp_path / "x")
     mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=x.shape)
     y = np.memmap(tmp_path / "y", np.float32, "w+", shape=x.shape)
@@ -412,7 +412,7 @@ def test_sums_are_no_worse_than_pairwise_summation(data, as_column):
     ours = np.abs(y[at] - truth[at])
     assert ours.max() <= np.abs(pairwise - truth[at]).max()
     assert ours.mean() <= np.abs(pairwise - truth[at]).mean()
-    # Half an ulp of the result, and what float64 loses of all that was added.
+    # Half an ulp of the result, plus the float64 rounding of all additions.
     lost = 2.0**-40 * scan(np.abs(x), ScanOp())
     assert np.all(np.abs(y - truth) <= np.spacing(np.abs(truth).astype(np.float32)) / 2 + lost)
 
@@ -431,7 +431,7 @@ def test_networks(axis, row, exclusive, reverse):
     engine = onchip.compile(net, device="cpu")
     kernel = "scan" if np.prod(row) > MAX_NUMBERS else "short_scan"
     assert [group.claim.kernel for group in engine.plan.groups] == [kernel]
-    x = numbers((33, *row), "float32")
+    x = values((33, *row), "float32")
     y = engine(x)
     truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
     assert_error_within(y, truth, baseline=naive)
@@ -442,11 +442,11 @@ def test_networks(axis, row, exclusive, reverse):
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
 def test_networks_of_other_dtypes(dtype):
-    net, x = cum_sum(-1, False, False, (300,), dtype), numbers((5, 300), dtype)
+    net, x = cum_sum(-1, False, False, (300,), dtype), values((5, 300), dtype)
     np.testing.assert_allclose(onchip.compile(net, device="cpu")(x), np.cumsum(x, axis=1, dtype=dtype), rtol=1e-11)
 
 
-def test_who_claims():
+def test_claims():
     def answers(net, job=None):
         return list(ScanKernel().claims(net, 0, onchip.compile(net, device="cpu").plan.device, job or Job()))
 

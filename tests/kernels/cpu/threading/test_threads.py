@@ -1,4 +1,4 @@
-"""Work in pieces: each is done once, by whoever is awake, and nobody waits for a thread that has begun none."""
+"""The thread pool: each task runs once, and no caller waits for a thread that has begun none."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pytest
 from checks import random_mlp, rows
 from onchip.kernels.cpu.compiler.jit import compiled, data_of
 from onchip.kernels.cpu.threading import threads
-from onchip.kernels.cpu.threading.threads import Spare, run_tasks, start_helpers
+from onchip.kernels.cpu.threading.threads import FreeList, run_tasks, start_helpers
 from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[4] / "src"
 
 
 @compiled()
-def _count(worker, piece, counts, workers):
-    counts[piece] += 1
-    workers[piece] = worker
+def _count(worker, task, counts, workers):
+    counts[task] += 1
+    workers[task] = worker
     total = 0.0
     for i in range(2000):
         total += np.sin(np.float64(i))
-    counts[piece] += total > 1e9
+    counts[task] += total > 1e9
 
 
 @compiled()
@@ -42,17 +42,17 @@ def run_python(code: str, timeout: float = 300) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], **given)
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 300])
+@pytest.mark.parametrize("tasks", [0, 1, 2, 3, 300])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_each_piece_is_done_once_by_a_worker_of_the_job(pieces, threads):
+def test_each_task_runs_once_on_a_worker_of_the_job(tasks, threads):
     start_helpers(5)
-    counts, workers = np.zeros(pieces, np.int64), np.full(pieces, -1)
+    counts, workers = np.zeros(tasks, np.int64), np.full(tasks, -1)
     _count_all(counts, workers, threads)
     assert (counts == 1).all()
     assert ((workers >= 0) & (workers < threads)).all()
 
 
-def test_callers_at_the_same_time_do_all_of_their_pieces():
+def test_concurrent_callers_run_all_of_their_tasks():
     start_helpers(3)
 
     def call(_):
@@ -65,13 +65,13 @@ def test_callers_at_the_same_time_do_all_of_their_pieces():
 
 
 @compiled()
-def _late(worker, piece, workers):
-    workers[piece] = worker
+def _late(worker, task, workers):
+    workers[task] = worker
     if worker:  # some tens of milliseconds
         total = 0.0
         for i in range(3_000_000):
             total += np.sin(np.float64(i))
-        workers[piece] += total > 1e9
+        workers[task] += total > 1e9
 
 
 @compiled()
@@ -79,25 +79,21 @@ def _late_all(workers, threads):
     run_tasks(_late, (workers,), len(workers), threads)
 
 
-def test_a_caller_that_waited_for_long_works_alone_for_a_while():
+def test_after_a_late_helper_jobs_run_on_one_thread():
     start_helpers(2)
-    alone, workers = threads._board[threads._ALONE // 8 :], np.zeros(300, np.int64)
-    for _ in range(2000):  # until a helper takes a piece
+    workers = np.zeros(300, np.int64)
+    for _ in range(2000):  # until a helper runs a task
         _late_all(workers, 2)
         if workers.any():
             break
         time.sleep(0.005)  # on a busy machine it may sleep for long
     assert workers.any()
-    jobs = int(alone[0])
-    assert jobs >= threads._FEWEST_ALONE
-    for left in range(jobs - 1, -1, -1):
+    for _ in range(threads.MIN_SINGLE):
         _late_all(workers, 2)
         assert not workers.any()
-        assert alone[0] == left
-    alone[:2] = 0
 
 
-def test_engines_called_at_the_same_time_give_their_own_bits():
+def test_concurrent_engines_do_not_mix_results():
     x = rows(700, 72)
     engines = [compile(random_mlp(72, 64, 4, seed=seed), device="cpu") for seed in range(3)]
     truths = [engine(x) for engine in engines]
@@ -116,8 +112,8 @@ x = np.random.default_rng(0).standard_normal((3000, 72), dtype=np.float32)
 """
 
 
-def test_helpers_that_never_run_hold_nobody_up():
-    """They are started and woken, and take nothing: as on a machine that has no time for them."""
+def test_helpers_that_never_run_delay_no_caller():
+    """They are started and woken but never scheduled, as on an overloaded machine."""
     code = (
         "forever = threading.Event()\n"
         "threads._serve.load = lambda worker: forever.wait()\n"
@@ -133,7 +129,7 @@ def test_helpers_that_never_run_hold_nobody_up():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_starts_helpers_of_its_own():
-    """While another thread of its parent is in a call: nothing of that is the child's."""
+    """Also if another thread of its parent is in a call."""
     code = (
         "truth = engine(x)\n"
         "stop = threading.Event()\n"
@@ -168,9 +164,9 @@ def test_a_process_ends_while_a_thread_is_in_a_call_and_numbas_own_threads_never
     assert (done.returncode, done.stdout, done.stderr) == (0, "none 2\n", "")
 
 
-def test_memory_is_nobody_elses_while_it_is_taken():
+def test_memory_is_exclusive_while_it_is_taken():
     made = []
-    spare = Spare(lambda threads: made.append(threads) or len(made))
+    spare = FreeList(lambda threads: made.append(threads) or len(made))
     assert (spare.take(2), spare.take(2)) == (1, 2)
     spare.give_back(1)
     assert (spare.take(2), spare.take(2), made) == (1, 3, [2, 2, 2])
@@ -181,7 +177,7 @@ def _data(array):
     return data_of(array)
 
 
-def test_where_an_array_begins_is_read_of_the_array_itself():
+def test_data_of_reads_the_address_from_the_array_object():
     whole = np.zeros((5, 7), np.float32)
     read_only = whole[1:]
     read_only.flags.writeable = False

@@ -17,7 +17,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
 
-# heads, sequence, numbers of a head
+# heads, sequence, elements per head
 SIZES = {"whole": (4, 32, 16), "odd": (3, 19, 7), "one": (1, 1, 1), "wide": (2, 17, 40), "long": (2, 100, 20)}
 
 
@@ -103,7 +103,7 @@ def test_what_others_read_is_made():
     assert not any(claims_of(scores, "attention", start=i) for i in range(len(scores.nodes)))
     read = Network(net.inputs, (*net.nodes, Node("r", ReLU(), ("k0",))), ("y", "r"), net.weights)
     starts = [i for i in range(len(read.nodes)) if claims_of(read, "attention", start=i)]
-    assert read.nodes[starts[0]].name == "v0"  # behind k0
+    assert read.nodes[starts[0]].name == "v0"  # after k0
 
 
 def test_long_sequences_are_refused():

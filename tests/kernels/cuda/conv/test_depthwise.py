@@ -239,11 +239,11 @@ def test_what_it_refuses():
     ):
         (refusal,) = DepthwiseKernel().claims(net, 1, device, Job())
         assert isinstance(refusal, Refusal)
-        assert "rows of less than 2^31 numbers" in refusal.why
+        assert "fewer than 2^31 elements" in refusal.why
 
 
 def test_sizes_cost_no_compilation():
-    """But for how many outputs a thread makes: few of few, and of heights that would leave many past the end."""
+    """Except for the outputs per thread: fewer with small outputs, and with heights that leave many past the end."""
     nets = [network(Conv2d(pads=(1, 1, 1, 1), groups=C), (C, side, 9), (C, 1, 3, 3)) for C, side in ((8, 8), (40, 56))]
     for layout in (ROWS, CHANNELS_LAST):
         few, many = (

@@ -10,7 +10,7 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvDirect
+from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, NARROW, OVERHEAD, TILES, ConvDirect
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
@@ -29,7 +29,7 @@ SAME = Conv2d(pads=(1, 1, 1, 1))
 
 
 def chain(row_shape, *layers, bias=True, dtype="float32"):
-    """Pairs of a layer and the shape of its weight, one behind the other: c0, c1, ..."""
+    """Pairs of a layer and the shape of its weight, in sequence: c0, c1, ..."""
     nodes, weights, value = [], {}, "x"
     for i, (layer, shape) in enumerate(layers):
         weights[f"w{i}"] = rows(*shape, seed=i) / np.float32(math.sqrt(math.prod(shape[1:])))
@@ -43,7 +43,7 @@ def chain(row_shape, *layers, bias=True, dtype="float32"):
     return Network({"x": TensorType(("B", *row_shape), dtype)}, tuple(nodes), (value,), weights)
 
 
-# Kernels that take convolutions, too.
+# Kernels that also claim convolutions.
 OTHERS = ("conv_sm90", "conv_first_layer", "conv_last_layer", "conv_last_layer_sm90", "conv_implicit_gemm")
 
 
@@ -83,7 +83,7 @@ def test_what_it_costs():
     assert cost.row_flop == 32 * 32 * 64 * (2 * 64 * 9 + 1)
     assert cost.row_bytes == 2 * 4 * 64 * 32 * 32
     assert cost.fixed_bytes == 4 * (64 * 64 * 9 + 64)
-    whole = 64 * 9 / (64 * 9 + HEAD)  # of a tile's time
+    whole = 64 * 9 / (64 * 9 + OVERHEAD)  # of a tile's time
     assert (cost.precision, cost.rate) == ("fp32", pytest.approx(TILES[0].rate * whole))
     (few,) = claims_of(chain((64, 32, 32), (SAME, (8, 64, 3, 3))))
     assert few.cost.rate == pytest.approx(TILES[2].rate / 2 * whole)
@@ -140,8 +140,8 @@ def test_both_layouts_are_offered_inside_a_network():
         (claim.layout_read("c0"), bool(claim.writes)): claim.facts.at(1024).launches[0].program.name_expression
         for claim in claims_of(narrow, 1)
     }
-    assert set(found) == {(layout, is_last) for layout in (ROWS, CHANNELS_LAST) for is_last in (False, True)}
-    for (layout, _), program in found.items():  # four channels a thread only where neighbouring places lie side by side
+    assert set(found) == {(layout, is_nhwc) for layout in (ROWS, CHANNELS_LAST) for is_nhwc in (False, True)}
+    for (layout, _), program in found.items():  # four channels per thread only where adjacent positions are contiguous
         assert program.startswith("conv_narrow") == (layout == ROWS)
     grouped = chain((8, 9, 8), *[(Conv2d(groups=8), (8, 1, 2, 2))] * 3)
     assert [(bool(c.writes), c.has_layouts) for c in claims_of(grouped, 1)] == [(False, False), (True, True)]

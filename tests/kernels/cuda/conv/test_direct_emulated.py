@@ -13,7 +13,7 @@ from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvDirect, ConvLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvDirect, ConvDirectLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Clip,
@@ -47,13 +47,13 @@ def convolution(layer, row_shape, weight_shape, bias=True):
     return Network({"x": given}, (Node("y", layer, ("x",), {name: name for name in weights}),), ("y",), weights)
 
 
-def run(gpu, net, x, tile=None, lasts=(False, False), dtypes=None):
-    """y of the kernel, with nothing written behind it. x, y in rows, whatever lies in memory."""
+def run(gpu, net, x, tile=None, nhwc=(False, False), dtypes=None):
+    """y of the kernel, with nothing written past its end. x and y are NCHW here, whatever the layout in memory."""
     (claim,) = ConvDirect().claims(net, 0, H200, Job())
     facts = claim.facts
-    lowering = ConvLowering(facts.geometry, dtypes or facts.dtypes, lasts, facts.has_bias, 4, facts.activation)
+    lowering = ConvDirectLowering(facts.geometry, dtypes or facts.dtypes, nhwc, facts.has_bias, 4, facts.activation)
     B, shape, guard = len(x), net.types["y"].row_shape, 64
-    stored_type = np.moveaxis(x, 1, -1) if lasts[0] else x
+    stored_type = np.moveaxis(x, 1, -1) if nhwc[0] else x
     made = np.full(B * math.prod(shape) + guard, 77, numpy_dtype(lowering.dtypes[1]))
     there = [gpu.upload(np.ascontiguousarray(array)) for array in (stored_type, made)]
     weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
@@ -61,7 +61,7 @@ def run(gpu, net, x, tile=None, lasts=(False, False), dtypes=None):
     BoundSteps(gpu, steps, weights).enqueue([there[0].pointer], [there[1].pointer], 0, gpu.stream)
     gpu.download(there[1], made)
     assert (made[-guard:] == 77).all()
-    if lasts[1]:
+    if nhwc[1]:
         return np.moveaxis(made[:-guard].reshape(B, *shape[1:], shape[0]), -1, 1)
     return made[:-guard].reshape(B, *shape)
 
@@ -84,29 +84,29 @@ def test_activations_are_taken_along(gpu, tile):
         assert_right(net, x, run(gpu, net, x, tile))
 
 
-@pytest.mark.parametrize("lasts", LAYOUTS, ids=["rows", "last", "to last", "to rows"])
-@pytest.mark.parametrize("tile", ALL_TILES, ids=lambda tile: f"{tile.places}x{tile.channels}")
+@pytest.mark.parametrize("nhwc", LAYOUTS, ids=["rows", "last", "to last", "to rows"])
+@pytest.mark.parametrize("tile", ALL_TILES, ids=lambda tile: f"{tile.positions}x{tile.channels}")
 @pytest.mark.parametrize(
     ("layer", "row_shape", "weight_shape"),
     [
-        (Conv2d(pads=(1, 1, 1, 1)), (5, 6, 6), (8, 5, 3, 3)),  # places and channels in fours
+        (Conv2d(pads=(1, 1, 1, 1)), (5, 6, 6), (8, 5, 3, 3)),  # positions and channels in fours
         (Conv2d((2, 1), (0, 2, 1, 0)), (7, 5, 9), (70, 7, 3, 2)),
         (Conv2d((1, 2), (2, 0, 0, 1), (3, 2), 2), (4, 11, 9), (34, 2, 3, 3)),
         (Conv1d((3,), (4, 2), (2,)), (3, 151), (17, 3, 5)),
         (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (6, 7, 5), (6, 5, 5, 5)),
         (ConvTranspose2d((3, 2), (0, 1, 2, 0), (1, 1), (2, 3), 3), (6, 4, 5), (6, 4, 2, 3)),
         (ConvTranspose1d((4,), (1, 0), (3,)), (5, 20), (5, 18, 2)),  # phases without a tap
-        (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (90, 20, 20), (90, 3, 5, 5)),  # several parts and blocks
+        (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (90, 20, 20), (90, 3, 5, 5)),  # several partial sums and blocks
     ],
     ids=["even", "odd", "dilated groups", "one axis", "transposed", "transposed groups", "no tap", "few out"],
 )
-def test_every_tile_in_every_layout(gpu, layer, row_shape, weight_shape, tile, lasts):
+def test_every_tile_in_every_layout(gpu, layer, row_shape, weight_shape, tile, nhwc):
     net = convolution(layer, row_shape, weight_shape)
     x = rows(3, *row_shape)
-    got = run(gpu, net, x, tile, lasts)
+    got = run(gpu, net, x, tile, nhwc)
     assert_right(net, x, got)
     assert np.array_equal(got, run(gpu, net, x, DIRECT)), "neither the tile nor the layout may decide about bits"
-    assert np.array_equal(run(gpu, net, x[1:2], tile, lasts), got[1:2])
+    assert np.array_equal(run(gpu, net, x[1:2], tile, nhwc), got[1:2])
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def geometries(draw):
 @settings(max_examples=150)
 @given(made=geometries())
 def test_any_geometry(gpu, made):
-    net, tile, lasts, B = made
+    net, tile, nhwc, B = made
     x = rows(B, *net.inputs["x"].row_shape)
-    assert_right(net, x, run(gpu, net, x, tile, lasts))
+    assert_right(net, x, run(gpu, net, x, tile, nhwc))
 
 
 def test_long_sums_are_sums_of_sums(gpu):

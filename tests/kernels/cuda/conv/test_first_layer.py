@@ -48,10 +48,10 @@ CASES = {
     "lines of 16 bytes": (Conv2d((2, 2), (1, 1, 1, 1)), (3, 10, 24), (8, 3, 3, 3), True),
     "lines of 8 bytes": (Conv2d(pads=(2, 2, 2, 2)), (1, 28, 28), (16, 1, 5, 5), True),
 }
-# a convolution of CASES, and the pool behind it
+# a convolution of CASES, and the pool after it
 POOLED = {
     "3x3": MaxPool2d((2, 2)),
-    "one channel, 5x5": MaxPool2d((2, 2)),  # 10x9 places: the last column is in no window
+    "one channel, 5x5": MaxPool2d((2, 2)),  # 10x9 positions: the last column is in no window
     "7x7, stride 2": AvgPool2d((2, 2)),
     "one tap": MaxPool2d((4, 2)),
     "many columns": AvgPool2d((1, 8)),
@@ -62,8 +62,8 @@ POOLED = {
 }
 
 
-def network(name, activation=None, dtypes=("float32", "float32"), behind=True, pool=None):
-    """A convolution, its activation, a pool, a Cast if y is of another dtype; `behind`, who reads what is made."""
+def network(name, activation=None, dtypes=("float32", "float32"), is_read=True, pool=None):
+    """A convolution, its activation, a pool, a Cast if y has another dtype; with `is_read`, a reader of y."""
     layer, row, shape, has_bias = CASES[name]
     fan = np.float32(np.sqrt(np.prod(shape[1:])))
     weights = {"weight": (rows(shape[0], int(np.prod(shape[1:])), seed=2) / fan).reshape(shape)}
@@ -77,7 +77,7 @@ def network(name, activation=None, dtypes=("float32", "float32"), behind=True, p
         nodes.append(Node("p", pool, (nodes[-1].name,)))
     if dtypes[0] != dtypes[1]:
         nodes.append(Node("cast", Cast(dtypes[1]), (nodes[-1].name,)))
-    if behind:
+    if is_read:
         axes = tuple(range(2, 1 + len(row)))
         nodes.append(Node("mean", GlobalMean(axes), (nodes[-1].name,)))
     return Network({"x": TensorType(("B", *row), dtypes[0])}, tuple(nodes), (nodes[-1].name,), weights)
@@ -99,7 +99,7 @@ def rounded(array, precision):
 
 
 def exact(net, x, precision):
-    """y of rounded numbers, in float64, up to the convolution's activation."""
+    """y of rounded operands, in float64, up to the convolution's activation."""
     layers = [node for node in net.nodes if not isinstance(node.layer, Cast | GlobalMean)]
     weights = {"weight": rounded(net.weights["weight"].astype(np.float32), precision)}
     if "bias" in net.weights:
@@ -136,7 +136,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtypes):
 
 
 def in_windows(pool, y):
-    """y (B, C, H, W) or (B, C, W) of a pool's windows, their places behind each other: (B, C, windows.., places)."""
+    """y (B, C, H, W) or (B, C, W) grouped by pool window: (B, C, windows.., positions)."""
     size = pool.kernel
     y = y[(..., *(slice(side // n * n) for side, n in zip(y.shape[2:], size, strict=True)))]
     cut = y.reshape(*y.shape[:2], *(part for side, n in zip(y.shape[2:], size, strict=True) for part in (side // n, n)))
@@ -146,7 +146,7 @@ def in_windows(pool, y):
 
 
 def pooled_apart(pool, y):
-    """What the pool makes of what the convolution alone gives: pairs of neighbours, then pairs of these."""
+    """The pool of the unfused convolution's result: pairs of adjacent values, then pairs of pairs."""
     found = in_windows(pool, y).astype(np.float32)
     is_largest = isinstance(pool, MaxPool1d | MaxPool2d)
     places = found.shape[-1]
@@ -162,7 +162,7 @@ def pooled_apart(pool, y):
 def test_a_pool_comes_along(monkeypatch, name, precision):
     """The same bits as by itself, in rows and with channels last, however many rows there are."""
     gpu, pool = emulated_gpu(monkeypatch), POOLED[name]
-    net = network(name, ReLU(), behind=True, pool=pool)
+    net = network(name, ReLU(), is_read=True, pool=pool)
     x = images(net, 5)
     alone, *_ = claims_in(network(name, ReLU()), precision)
     want = pooled_apart(pool, run_claim(gpu, network(name, ReLU()), alone, x))
@@ -176,11 +176,11 @@ def test_a_pool_comes_along(monkeypatch, name, precision):
 
 @needs_gxx
 def test_pools_of_16_bits_and_every_tile(monkeypatch):
-    """Rounded behind the pool; staged or not, in tiles of any size, with an odd number of channels or an even one."""
+    """Rounded after the pool; staged or not, in tiles of any size, with an odd or even number of channels."""
     gpu = emulated_gpu(monkeypatch)
     for name in ("3x3", "one channel, 5x5", "odd pads, dilation"):
         pool = MaxPool2d((2, 2))
-        net = network(name, None, ("float32", "float16"), behind=True, pool=pool)
+        net = network(name, None, ("float32", "float16"), is_read=True, pool=pool)
         x, made = images(net, 9), []
         apart = network(name, None, ("float32", "float16"))
         want = pooled_apart(pool, run_claim(gpu, apart, claims_in(apart, "fp16")[0], x).astype(np.float32))
@@ -193,7 +193,7 @@ def test_pools_of_16_bits_and_every_tile(monkeypatch):
 
 
 def test_tiles_of_a_pool_are_made_at_a_time():
-    """64 images in 128 tiles of 60 places, not in 320 of 20: more than there are blocks."""
+    """64 images in 128 tiles of 60 positions, not in 320 of 20: more than one wave."""
     nodes = (Node("c", Conv2d(), ("x",), {"weight": "w"}), Node("p", MaxPool2d((2, 2)), ("c",)))
     net = Network({"x": TensorType(("B", 6, 14, 14))}, nodes, ("p",), {"w": np.zeros((16, 6, 5, 5), np.float32)})
     (lowering,) = (claim.facts for claim in claims_in(net) if "p" in claim.nodes)
@@ -222,7 +222,7 @@ def test_which_pools_it_takes():
     for other in (MaxPool2d((3, 3)), MaxPool2d((2, 2), (1, 1)), MaxPool2d((2, 2), (2, 2), (1, 1, 0, 0)),
                   MaxPool2d((2, 2), ceil=True), MaxPool2d((2, 2), dilation=(2, 2)), MaxPool2d((8, 4))):  # fmt: skip
         assert taken(ReLU(), other) == 2
-    net = network("3x3", ReLU(), behind=False, pool=pool)
+    net = network("3x3", ReLU(), is_read=False, pool=pool)
     read_twice = dataclasses.replace(net, outputs=("a", "p"))
     assert [claim.nodes for claim in claims_in(read_twice)] == [("c", "a")] * 2
     assert claims_in(net)[-1].label == "conv_first_layer<3,20,3x3,ReLU,MaxPool2d>"
@@ -230,7 +230,7 @@ def test_which_pools_it_takes():
 
 @needs_gxx
 def test_every_tile_makes_the_same_bits(monkeypatch):
-    """Tiles of 32 places up to 256, by how many multiprocessors there are."""
+    """Tiles of 32 to 256 positions, by the number of SMs."""
     gpu, net = emulated_gpu(monkeypatch), network("3x3")
     x, made, tiles = images(net, 3), [], set()
     for units in (1, 4, 7, 9, 132):
@@ -244,7 +244,7 @@ def test_every_tile_makes_the_same_bits(monkeypatch):
 
 @needs_gxx
 def test_large_tiles_make_the_same_bits(monkeypatch):
-    """1,024 places of several images, the last tile cut off; 256 where there are more multiprocessors."""
+    """1,024 positions of several images, the last tile partial; 256 with more SMs."""
     gpu, net = emulated_gpu(monkeypatch), network("small images", dtypes=("float16", "float16"))
     x, made, tiles = images(net, 810), [], set()
     for claim in claims_in(net, "fp16"):
@@ -278,13 +278,13 @@ def test_few_terms_in_fp32_are_as_exact_as_promised(monkeypatch):
 
 @needs_gxx
 def test_what_is_no_tap_spoils_nothing(monkeypatch):
-    """A NaN beside a window, where an odd tap's word has its neighbour, is not multiplied."""
+    """A NaN next to a window, in the same 32-bit register as an odd tap, is not multiplied."""
     gpu, net = emulated_gpu(monkeypatch), network("3x3")
     x = images(net, 1)
     x[0, 1, 4, 6] = np.nan
     for precision in PRECISIONS:
         got = run_claim(gpu, net, claims_in(net, precision)[0], x)
-        assert np.array_equal(np.isnan(got), np.isnan(reference.forward(network("3x3", behind=False), x)))
+        assert np.array_equal(np.isnan(got), np.isnan(reference.forward(network("3x3", is_read=False), x)))
 
 
 def test_what_it_takes():
@@ -301,7 +301,7 @@ def test_what_it_takes():
     assert claims_in(both)[0].facts.dtypes == ("float32", "float16")
     read_twice = dataclasses.replace(both, outputs=("before", "a"))
     assert claims_in(read_twice) == []
-    assert [len(claims_in(network(name, behind=False))) for name in CASES] == [1] * len(CASES), "in rows at the end"
+    assert [len(claims_in(network(name, is_read=False))) for name in CASES] == [1] * len(CASES), "in rows at the end"
 
 
 def test_what_it_leaves_and_refuses():
@@ -343,7 +343,7 @@ def test_a_plan_takes_it_for_a_first_layer(precision):
     )  # fmt: skip
     net = Network({"x": TensorType(("B", 3, 32, 32))}, nodes, ("m",), weights)
     first, second, *_ = make_plan(net, H200, KERNELS, Job(precision, 4096)).groups
-    # fp32 as three products of tf32, of which few terms are there, takes longer than the ordinary cores.
+    # fp32 as three tf32 gemms of small K is slower than CUDA cores.
     assert first.claim.kernel == ("conv_direct" if precision == "fp32" else "conv_first_layer")
     assert second.claim.kernel == "conv_sm90"
 
@@ -364,12 +364,12 @@ class OnlyFirst:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("behind", [False, True], ids=["in rows", "inside"])
+@pytest.mark.parametrize("is_read", [False, True], ids=["in rows", "inside"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, behind):
+def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, is_read):
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
-    net = network(name, ReLU(), behind=behind)
+    net = network(name, ReLU(), is_read=is_read)
     x = images(net, 4097)
     engine = compile(net, "cuda", precision)
     assert engine.plan.groups[0].claim.kernel == "conv_first_layer"
@@ -387,14 +387,14 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, b
 @pytest.mark.parametrize("name", POOLED)
 def test_pools_on_a_gpu(monkeypatch, name, precision):
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
-    net, apart = (network(name, ReLU(), behind=False, pool=pool) for pool in (POOLED[name], None))
+    net, apart = (network(name, ReLU(), is_read=False, pool=pool) for pool in (POOLED[name], None))
     x = images(net, 1000)
     engine = compile(net, "cuda", precision)
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first_layer"]
     got, truth = engine(x), reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
-    if precision in ("fp32", "tf32"):  # else what lies between the two is rounded
+    if precision in ("fp32", "tf32"):  # else the value between the two is rounded
         assert np.array_equal(got, pooled_apart(POOLED[name], compile(apart, "cuda", precision)(x)))
     for first, count in ((0, 1), (65, 7)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
@@ -406,7 +406,7 @@ def test_pools_on_a_gpu(monkeypatch, name, precision):
 def test_every_dtype_on_a_gpu(monkeypatch, precision, dtypes):
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
     for name in CASES:
-        net = network(name, Tanh(), dtypes, behind=False)
+        net = network(name, Tanh(), dtypes, is_read=False)
         x = images(net, 130)
         engine = compile(net, "cuda", precision)
         assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first_layer"]

@@ -1,4 +1,4 @@
-"""conv_gather: products of rows that ids choose, without the embedded text. On the host, then on a GPU."""
+"""conv_gather: GEMM over looked-up rows, without storing the embedding. On the host, then on a GPU."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from onchip.runtime.engine import Engine
 
 
 def text_network(way, V=30, E=20, S=7, N=24, ids="int32", dtype="float32", is_bare=False):
-    """ids -> Embedding -> what `way` says -> ReLU, if it is not bare."""
+    """ids -> Embedding -> the layers of `way` -> ReLU, unless bare."""
     layer, shape, move = {
         "each word": (Linear(), (N, E), None),
         "all words": (Linear(), (N, S * E), Reshape((S * E,))),
@@ -57,7 +57,7 @@ def claims_in(net, precision="fp32", start=0, device=H200):
     return list(ConvGather().claims(net, start, device, Job(precision)))
 
 
-VERIFIED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
+VERIFIED = 130  # last rows of a GPU run: the reference is far slower than the kernel
 WAYS = ("each word", "all words", "windows", "windows apart")
 SIZES = {"usual": (30, 24), "narrow pieces": (9, 22), "odd": (5, 7), "one": (3, 1), "long": (40, 130)}
 
@@ -136,7 +136,7 @@ def test_the_first_bad_id_is_told_by_the_next_call(monkeypatch, way):
 
 
 def test_a_plan_takes_it_where_tables_cost_too_much():
-    """Folded ones would be of every word and every place."""
+    """Folded tables would have every word at every position."""
     net = text_network("all words", V=50_000, E=256, S=16, N=512)
     plan = make_plan(net, A100, KERNELS, Job("fp16", 4096))
     assert [group.claim.kernel for group in plan.groups] == ["conv_gather"]

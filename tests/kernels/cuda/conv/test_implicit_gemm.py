@@ -35,7 +35,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile
 
-VERIFIED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
+VERIFIED = 130  # last rows of a GPU run: the reference is far slower than the kernel
 # layer, a row of x, the weight
 CASES = {
     "same": (Conv2d(pads=(1, 1, 1, 1)), (16, 9, 7), (20, 16, 3, 3)),
@@ -60,20 +60,20 @@ CASES = {
 }
 
 
-def network(name, dtype="float32", activation=None, behind=True):
-    """A convolution and its activation; with `behind`, between layers that it does not take along."""
+def network(name, dtype="float32", activation=None, inside=True):
+    """A convolution and its activation; with `inside`, between layers that it does not fuse."""
     layer, row, shape = CASES[name]
     fan = np.float32(np.sqrt(np.prod(shape[1:])))
     weights = {"weight": (rows(shape[0], int(np.prod(shape[1:])), seed=2) / fan).reshape(shape)}
     N = shape[1] * layer.groups if isinstance(layer, TransposedConvolution) else shape[0]
     weights["bias"] = rows(1, N, seed=3)[0]
     weights = {role: weight.astype(numpy_dtype(dtype)) for role, weight in weights.items()}
-    nodes = [Node("before", Tanh(), ("x",))] if behind else []
-    nodes.append(Node("c", layer, ("before" if behind else "x",), {role: role for role in weights}))
+    nodes = [Node("before", Tanh(), ("x",))] if inside else []
+    nodes.append(Node("c", layer, ("before" if inside else "x",), {role: role for role in weights}))
     if activation is not None:
         nodes.append(Node("a", activation, ("c",)))
-    if behind:
-        nodes.append(Node("behind", Softmax(1), (nodes[-1].name,)))
+    if inside:
+        nodes.append(Node("last", Softmax(1), (nodes[-1].name,)))
     return Network({"x": TensorType(("B", *row), dtype)}, tuple(nodes), (nodes[-1].name,), weights)
 
 
@@ -135,17 +135,17 @@ def test_every_tile_makes_the_same_bits(monkeypatch, precision):
 @needs_gxx
 @pytest.mark.parametrize("name", ["odd channels", "groups", "phases of several taps"])
 def test_what_is_no_number_stays_where_windows_are(monkeypatch, name):
-    """Zeros stand for pixels outside and for channels that only fill a unit: neighbours are not multiplied."""
+    """Pixels out of bounds and padding channels are zeros: adjacent data is not multiplied."""
     net = network(name)
     gpu, claim = emulated_gpu(monkeypatch), claims_in(net)[0]
     x = images(net, 3)
     x[1, 2, 3, 2] = np.nan
-    want = np.isnan(reference.forward(network(name, behind=False), x))
+    want = np.isnan(reference.forward(network(name, inside=False), x))
     assert np.array_equal(np.isnan(run_claim(gpu, net, claim, x)), want)
 
 
 def residual(dtype, N, of_x=False):
-    """ReLU(convolution(b) + other), then something that it does not take along."""
+    """ReLU(convolution(b) + other), then a layer that it does not fuse."""
     w = rows(N, 10 * 9, seed=2).reshape(N, 10, 3, 3) / np.float32(9)
     nodes = (
         Node("b", Tanh(), ("x",)), Node("o", Tanh(), ("z",)),
@@ -238,7 +238,7 @@ def test_chips_other_than_hopper_convolve_at_the_tensor_cores(device, precision)
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_a_hopper_takes_it_where_its_accelerator_cannot_move_channels(precision, dtype):
-    """100 numbers of 16 bits are no whole pieces of 16 bytes."""
+    """100 elements of 16 bits are not a multiple of 16 bytes."""
     net = network("100 channels", dtype)
     kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job(precision)).groups]
     assert "conv_implicit_gemm" in kernels

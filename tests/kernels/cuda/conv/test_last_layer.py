@@ -59,7 +59,7 @@ SMALL = [name for name in CASES if name != "many lines"]
 
 
 def network(name, activation=None, dtypes=("float32", "float32"), pixels=False):
-    """A convolution behind a layer that keeps channels last, its activation, and a Cast or ToPixels."""
+    """A convolution after an NHWC layer, its activation, and a Cast or ToPixels."""
     layer, row, shape, has_bias = CASES[name]
     is_transposed = isinstance(layer, ConvTranspose1d | ConvTranspose2d)
     weights = {"weight": rows(shape[0], int(np.prod(shape[1:])), seed=2).reshape(shape) / np.float32(4)}
@@ -83,7 +83,7 @@ def images(net, B):
 
 
 def claims_in(net, precision="fp32", start=1):
-    """One that gives rows; where channels could lie last, too, one more that gives them so."""
+    """One claim in NCHW, and one in NHWC where that is possible."""
     return list(ConvLastLayer().claims(net, start, H200, Job(precision)))
 
 
@@ -98,7 +98,7 @@ def rounded(array, precision):
 
 
 def exact(net, x, precision, dtype="float64"):
-    """y of rounded numbers, in float64 if nothing is said; x is what the convolution reads."""
+    """y of rounded operands, in float64 by default; x is the input of the convolution."""
     first, *others = (node for node in net.nodes[1:] if not isinstance(node.layer, Cast))
     nodes = (dataclasses.replace(first, inputs=("x",)), *others)
     weights = {"weight": rounded(net.weights["weight"].astype(np.float32), precision)}
@@ -214,7 +214,7 @@ def test_what_it_refuses(layer, row, shape, word):
 
 
 def test_a_window_has_the_taps_that_its_places_reach():
-    """5x5 by steps of 2, pads of 1: along an axis a cell of two places reaches three pixels, one of them by one tap."""
+    """5x5, stride 2, pads of 1: along an axis a cell of two positions reaches three pixels, one of them by one tap."""
     net = network("3x3")
     lowering = claim_in(net).facts
     twice = Geometry(True, 64, 3, 1, (8, 8), (16, 16), (5, 5), (2, 2), (1, 1), (1, 1))
@@ -235,7 +235,7 @@ def test_cells_of_a_generator_are_the_phases_of_a_pixel():
 
 
 def test_sizes_cost_no_compilation():
-    """A program for each number of columns that a warp makes at a time, whatever the layer."""
+    """One program per number of columns of a warp tile, whatever the layer."""
     claims = [claim_in(network(name)) for name in SMALL]
     programs = {claim.facts.at(B).launches[0].program for claim in claims for B in (1, 1000)}
     assert len(programs) <= len(GROUPS)

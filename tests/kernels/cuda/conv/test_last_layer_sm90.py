@@ -11,7 +11,7 @@ from kernels.cuda.conv.test_last_layer import CASES, SMALL, exact, generator, im
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastLayerSm90, ConvLastWgmmaLowering, cell_rows
+from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastLayerSm90, ConvLastLayerSm90Lowering, cell_rows
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
 from onchip.network.types import TensorType
@@ -27,7 +27,7 @@ FACES = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1,
 
 
 def claims_in(net, precision="fp16", start=1, device=H200):
-    """One that gives rows; where channels could lie last, too, one more that gives them so."""
+    """One claim in NCHW, and one in NHWC where that is possible."""
     return list(ConvLastLayerSm90().claims(net, start, device, Job(precision)))
 
 
@@ -82,7 +82,7 @@ def test_pixels_behind_a_permute_on_an_emulated_gpu(monkeypatch):
     ("layer", "row", "shape", "word"),
     [
         (Conv2d(), (20, 8, 8), (3, 20, 3, 3), "16 B"),
-        (Conv2d((1, 2)), (64, 8, 8), (3, 64, 3, 3), "neighbouring windows"),
+        (Conv2d((1, 2)), (64, 8, 8), (3, 64, 3, 3), "stride 1 along W"),
         (Conv2d(), (1024, 60, 60), (16, 1024, 11, 11), "shared memory"),
         (Conv2d(), (64, 1 << 14, 1 << 14), (3, 64, 3, 3), "2^30"),
     ],
@@ -100,7 +100,7 @@ def test_what_it_refuses(layer, row, shape, word):
 
 
 def test_weights_lie_by_tap_block_and_column():
-    """5 taps by steps of 2, pads of 1: a cell of two places reaches three pixels, one of them by one tap."""
+    """5 taps, stride 2, pads of 1: a cell of two positions reaches three pixels, one of them by one tap."""
     w = np.arange(2 * 5, dtype=np.float32).reshape(2, 1, 1, 5)  # two channels to one, five taps of a line
     made = cell_rows(w, 8, ((0,),), ((3, 1, -1), (4, 2, 0)), 0).reshape(3, 8, 64)  # tap, column, channel
     assert made[:, :2, :2].tolist() == [[[3, 8], [4, 9]], [[1, 6], [2, 7]], [[-0.0, 0], [0, 5]]]
@@ -111,8 +111,8 @@ def test_weights_lie_by_tap_block_and_column():
 
 def test_tiles_of_a_generator():
     """Cells of two pixels' phases: 24 columns, as many as there are; enough patches on their way."""
-    lowering = ConvLastWgmmaLowering(FACES, "fp16", HALF, Tanh(), True, 132, 227 << 10, True).with_best_cells()
-    assert (lowering.times, lowering.columns, lowering.group) == (2, 24, 3)
+    lowering = ConvLastLayerSm90Lowering(FACES, "fp16", HALF, Tanh(), True, 132, 227 << 10, True).with_best_cells()
+    assert (lowering.cell_height, lowering.columns, lowering.group) == (2, 24, 3)
     for B in (1, 7, 5248):
         patch = lowering.patch(B)
         assert lowering.stages(patch) >= 2
@@ -121,7 +121,7 @@ def test_tiles_of_a_generator():
 
 
 def test_sizes_cost_no_compilation():
-    """A program for each number of columns that a product has, whatever the layer."""
+    """One program per number of columns, whatever the layer."""
     claims = [claims_in(network(name, None, HALF))[0] for name in CASES]
     programs = {claim.facts.at(B).launches[0].program for claim in claims for B in (1, 1000)}
     assert len(programs) <= len(GROUPS)

@@ -11,10 +11,11 @@ from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvWgmmaLowering, spread_taps, taps_in_order
+from onchip.kernels.cuda.common.weights import spread_taps
+from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvSm90Lowering, taps_in_order
 from onchip.kernels.cuda.conv.windows import Windows
-from onchip.kernels.cuda.gemm import sm90 as gemm_sm90
-from onchip.kernels.cuda.gemm.sm90 import TILES, GemmSm90Lowering
+from onchip.kernels.cuda.mma import wgmma_tile
+from onchip.kernels.cuda.mma.wgmma_tile import TILES, WgmmaGemm
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -39,7 +40,7 @@ from onchip.runtime.engine import compile
 
 
 def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32"):
-    """A convolution between layers that it does not take along, of values of a dtype."""
+    """A convolution between layers that it does not fuse, of values of a dtype."""
     weights = {"c.weight": weight.astype(numpy_dtype(dtype))}
     if bias:
         N = weight.shape[1] * layer.groups if isinstance(layer, TransposedConvolution) else len(weight)
@@ -48,8 +49,8 @@ def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32")
     nodes = [Node("before", Tanh(), ("x",)), Node("c", layer, ("before",), roles)]
     if activation is not None:
         nodes.append(Node("a", activation, ("c",)))
-    nodes.append(Node("behind", Tanh() if activation else Softmax(1), (nodes[-1].name,)))
-    return Network({"x": TensorType(("B", *row), dtype)}, tuple(nodes), ("behind",), weights)
+    nodes.append(Node("last", Tanh() if activation else Softmax(1), (nodes[-1].name,)))
+    return Network({"x": TensorType(("B", *row), dtype)}, tuple(nodes), ("last",), weights)
 
 
 def weight(N, C, *taps):
@@ -124,17 +125,17 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype):
 @pytest.mark.parametrize("name", ["one tap", "no pads, stride", "twice as large", "a signal, twice"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_turned_tiles(monkeypatch, name, precision, dtype):
-    """Of few channels: rows and columns of a tile change places, and the bits do not change."""
+    """Few channels: rows and columns of a tile are swapped, and the bits do not change."""
     layer, row, shape = CASES[name]
     shape = (shape[0], 24, *shape[2:]) if isinstance(layer, TransposedConvolution) else (72, *shape[1:])
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
     claim = claim_of(net, precision)
     x = rows(5, int(np.prod(row))).reshape(5, *row).astype(numpy_dtype(dtype))
     gpu, found = emulated_gpu(monkeypatch), []
-    for is_turned in (False, True):
-        monkeypatch.setattr(gemm_sm90, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
+    for is_transposed in (False, True):
+        monkeypatch.setattr(wgmma_tile, "TILES", [t for t in TILES if t.is_transposed == is_transposed and t.BN == 64])
         found.append(run_claim(gpu, net, claim, x))
-        assert is_turned == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
+        assert is_transposed == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
     assert np.array_equal(*found)
     exact = exact_of(net, precision, x)
     assert np.abs(found[0].astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
@@ -152,9 +153,9 @@ FEW_CHANNELS = {
 
 
 def take_only(monkeypatch, is_taken):
-    """Some tiles, and sums in one part: in several they want others."""
-    monkeypatch.setattr(gemm_sm90, "TILES", [tile for tile in TILES if is_taken(tile)])
-    monkeypatch.setattr(GemmSm90Lowering, "splits_well", lambda *_: 1)
+    """Some tiles, without split-K, which needs others."""
+    monkeypatch.setattr(wgmma_tile, "TILES", [tile for tile in TILES if is_taken(tile)])
+    monkeypatch.setattr(WgmmaGemm, "best_split_k", lambda *_: 1)
 
 
 def with_infinite_images(x, every):
@@ -164,10 +165,10 @@ def with_infinite_images(x, every):
 
 
 @needs_gxx
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("name", FEW_CHANNELS)
-def test_few_channels_share_slices(monkeypatch, name, is_turned):
-    """The same bits as with a tap a slice, and nothing of another tile, however often a block's room was used."""
+def test_few_channels_share_slices(monkeypatch, name, is_transposed):
+    """The same bits as with one tap per slice, and no data of another tile, however often a stage was reused."""
     layer, row, shape = FEW_CHANNELS[name]
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype="float16")
     claim = claim_of(net, "fp16")
@@ -175,15 +176,15 @@ def test_few_channels_share_slices(monkeypatch, name, is_turned):
     taps = 2 if row[0] > 16 else 4
     assert claim.facts.at(40).launches[0].program.name_expression.endswith(f", {taps}>")
     assert claim.recipes["weight"].shape[1] == int(np.prod(shape[2:])) * 64 // taps
-    turns = is_turned and claim.facts.product(1).turns
-    take_only(monkeypatch, lambda t: t.is_turned == turns and t.BN == 64)
+    can_transpose = is_transposed and claim.facts.gemm(1).can_transpose
+    take_only(monkeypatch, lambda t: t.is_transposed == can_transpose and t.BN == 64)
     x = rows(40, int(np.prod(row))).reshape(40, *row).astype(np.float16)
     gpu = emulated_gpu(monkeypatch)
     got, exact = run_claim(gpu, net, claim, x), exact_of(net, "fp16", x)
     assert np.abs(got.astype(float) - exact).max() <= 1e-3 * np.abs(exact).max()
     wild, is_tame = with_infinite_images(x, 3)
     assert np.array_equal(run_claim(gpu, net, claim, wild)[is_tame], got[is_tame])
-    monkeypatch.setattr(ConvWgmmaLowering, "slice_taps", 1)
+    monkeypatch.setattr(ConvSm90Lowering, "slice_taps", 1)
     other = dataclasses.replace(claim_of(net, "fp16"), facts=claim.facts)
     assert np.array_equal(run_claim(gpu, net, other, x), got)
 
@@ -201,9 +202,9 @@ def test_taps_of_a_slice():
         assert pixels.swizzle_bytes == pixels.channels * DTYPE_BYTES[dtype] == 128 // taps
 
 
-def as_alone(claim, parts):
-    """A claim whose sums are made in parts, one after the other: for a cluster there are too few multiprocessors."""
-    return dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, parts=parts, units=1))
+def as_single_block(claim, parts):
+    """A claim with split-K in one block: there are too few SMs for a cluster."""
+    return dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, split_k=parts, units=1))
 
 
 @needs_gxx
@@ -212,8 +213,8 @@ def as_alone(claim, parts):
 def test_sums_in_parts(monkeypatch, name, precision, dtype):
     layer, row, shape = CASES[name]
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
-    claim = as_alone(claim_of(net, precision), 2)
-    assert "ALONE" in claim.facts.at(5).launches[0].program.name_expression
+    claim = as_single_block(claim_of(net, precision), 2)
+    assert "SEQUENTIAL" in claim.facts.at(5).launches[0].program.name_expression
     x = rows(5, int(np.prod(row))).reshape(5, *row)
     got = run_claim(emulated_gpu(monkeypatch), net, claim, x.astype(numpy_dtype(dtype)))
     exact = exact_of(net, precision, x)
@@ -221,7 +222,7 @@ def test_sums_in_parts(monkeypatch, name, precision, dtype):
 
 
 def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
-    """ReLU(convolution(b) + other), then something that it does not take along."""
+    """ReLU(convolution(b) + other), then a layer that it does not fuse."""
     layer = ConvTranspose2d((2, 2), (1, 1, 1, 1)) if twice else Conv2d(pads=(1, 1, 1, 1))
     w = weight(C, N, 4, 4) if twice else weight(N, C, 3, 3)
     row, side = (C, 6, 5), 2 if twice else 1
@@ -244,7 +245,7 @@ def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
 @pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned", "few channels"])
 def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
     if way == "turned":
-        take_only(monkeypatch, lambda t: t.is_turned == (dtype == "float16"))
+        take_only(monkeypatch, lambda t: t.is_transposed == (dtype == "float16"))
     C, N = 16 if way == "few channels" else 40, 40 if way == "of x" else 17 if way == "odd" else 24
     net = residual(dtype, N, C, twice=way == "twice", of_x=way == "of x")
     found = list(ConvSm90().claims(net, 2, H200, Job(precision)))
@@ -292,7 +293,7 @@ def test_casts_around_it(monkeypatch):
 
 @needs_gxx
 def test_a_network_of_one_convolution(monkeypatch):
-    """Its ends lie in rows: values are turned before and behind."""
+    """The network's input and output are NCHW: layouts are converted before and after it."""
     w = weight(16, 16, 3, 3)
     net = sequential(TensorType(("B", 16, 5, 6)), [("c", Conv2d())], {"c.weight": w})
     emulate_device(monkeypatch)
@@ -306,17 +307,17 @@ def test_a_network_of_one_convolution(monkeypatch):
 def test_few_places_are_split_as_far_as_every_phase_goes():
     net = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1)), (512, 4, 4), weight(512, 256, 4, 4))
     (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1))
-    assert claim.facts.parts == 4  # 32 slices of k, four phases of eight tiles
+    assert claim.facts.split_k == 4  # 32 slices of k, four phases of eight tiles
     launch = claim.facts.at(1).launches[0]
-    assert "TOGETHER" in launch.program.name_expression
+    assert "CLUSTER" in launch.program.name_expression
     assert launch.config.grid[0] == 4 * 4 * 8
     assert launch.config.cluster == 4
-    assert "ALONE" in claim.facts.at(1000).launches[0].program.name_expression
+    assert "SEQUENTIAL" in claim.facts.at(1000).launches[0].program.name_expression
     (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1000))
-    assert claim.facts.parts == 1
+    assert claim.facts.split_k == 1
     short = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (64, 4, 4), weight(64, 64, 3, 3))
     (claim,) = ConvSm90().claims(short, 1, H200, Job("fp16", 1))
-    assert claim.facts.parts == 1  # a phase has one tap
+    assert claim.facts.split_k == 1  # a phase has one tap
 
 
 def test_every_tap_is_in_one_phase():
@@ -394,17 +395,17 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 @pytest.mark.parametrize("name", FEW_CHANNELS)
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
-    """Blocks make many tiles each: what one leaves in shared memory, infinite here, is not in the next."""
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_transposed):
+    """Blocks compute many tiles each: what one leaves in shared memory, infinite here, does not reach the next."""
     layer, row, shape = FEW_CHANNELS[name]
     net = conv_alone(layer, row, weight(*shape), dtype)
-    turns = is_turned and net.types["c"].row_shape[0] % 8 == 0
-    monkeypatch.setattr(gemm_sm90, "TILES", [t for t in TILES if t.is_turned == turns])
+    can_transpose = is_transposed and net.types["c"].row_shape[0] % 8 == 0
+    monkeypatch.setattr(wgmma_tile, "TILES", [t for t in TILES if t.is_transposed == can_transpose])
     engine = compile_alone(monkeypatch, net, precision, 4097)
     (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_sm90")
     assert facts.slice_taps == (2 if row[0] > 16 else 4)
-    assert facts.product(4097).cut(facts.units)[0].is_turned == turns
+    assert facts.gemm(4097).choose_tile(facts.units)[0].is_transposed == can_transpose
     x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
@@ -428,14 +429,14 @@ def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
     ],
 )
 def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape):
-    """Planned for one row, the blocks of a cluster share its sums; with many a block makes all parts: the same bits."""
-    monkeypatch.setattr(gemm_sm90, "WORTH_PARTS", 9.0)  # also where one part would take less time
+    """Planned for one row, a cluster shares the sums; with many rows a block computes all chunks: the same bits."""
+    monkeypatch.setattr(wgmma_tile, "SPLIT_K_SHARE", 9.0)  # also where no split would be faster
     net = conv_alone(layer, row, weight(*shape), dtype)
     engine = compile_alone(monkeypatch, net, precision, 1)
     (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_sm90")
-    assert facts.parts > 1
-    assert "TOGETHER" in facts.at(1).launches[0].program.name_expression
-    assert "ALONE" in facts.at(800).launches[0].program.name_expression
+    assert facts.split_k > 1
+    assert "CLUSTER" in facts.at(1).launches[0].program.name_expression
+    assert "SEQUENTIAL" in facts.at(800).launches[0].program.name_expression
     x = rows(800, int(np.prod(row))).reshape(800, *row).astype(numpy_dtype(dtype))
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()

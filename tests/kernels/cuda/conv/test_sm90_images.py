@@ -21,8 +21,8 @@ from kernels.cuda.conv.test_sm90 import (
 )  # fmt: skip
 from onchip.kernels import reference
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvWgmmaLowering
-from onchip.kernels.cuda.conv.sm90_images import IMAGES, NO_TAP_THERE
+from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvSm90Lowering
+from onchip.kernels.cuda.conv.sm90_images import IMAGES, SKIPPED
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
 from onchip.network.types import TensorType, numpy_dtype
@@ -57,14 +57,14 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
     claim, gpu = claim_of(net, precision), emulated_gpu(monkeypatch)
     x = rows(B, int(np.prod(row))).reshape(B, *row).astype(numpy_dtype(dtype))
-    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))  # blocks make several tiles
-    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_: True)
+    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))  # blocks compute several tiles
+    monkeypatch.setattr(ConvSm90Lowering, "uses_images", lambda *_: True)
     launch = claim.facts.at(B).launches[0]
     assert launch.program.name_expression.startswith("conv_sm90_images")
     got = run_claim(gpu, net, claim, x)
     exact = exact_of(net, precision, x)
     assert np.abs(got.astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
-    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_: False)
+    monkeypatch.setattr(ConvSm90Lowering, "uses_images", lambda *_: False)
     some = slice(0, None, 40)
     assert np.array_equal(run_claim(gpu, net, claim, x[some]), got[some])
 
@@ -72,7 +72,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
 @needs_gxx
 @pytest.mark.parametrize(("way", "B"), [("plain", 5), ("of x", 5), ("twice", IMAGES + 3)])
 def test_a_sum_behind_it(monkeypatch, way, B):
-    """The bits of conv_sm90, whose own tests say that they are right."""
+    """The bits of conv_sm90, which its own tests check."""
     net = residual("float16", 72, 72, twice=way == "twice", of_x=way == "of x")
     claim = next(iter(ConvSm90().claims(net, 2, H200, Job("fp16", 100_000))))
     assert claim.nodes == ("c", "s", "a")
@@ -83,7 +83,7 @@ def test_a_sum_behind_it(monkeypatch, way, B):
     ]
     gpu, made = emulated_gpu(monkeypatch), {}
     for by_images in (True, False):
-        monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_, told=by_images: told)
+        monkeypatch.setattr(ConvSm90Lowering, "uses_images", lambda *_, uses=by_images: uses)
         made[by_images] = run_claim(gpu, net, claim, *given)
         assert claim.facts.at(B).launches[0].program.name_expression.startswith("conv_sm90_images") == by_images
     assert np.array_equal(made[True], made[False])
@@ -95,30 +95,30 @@ FACES = [Geometry(True, C, C // 2, 1, (n, n), (2 * n, 2 * n), (5, 5), (2, 2), (1
 
 
 def lowering(geometry, dtype="float16", **more):
-    return ConvWgmmaLowering(geometry, "fp16", ("float16", dtype), None, True, H200.units, **more)
+    return ConvSm90Lowering(geometry, "fp16", ("float16", dtype), None, True, H200.units, **more)
 
 
 @pytest.mark.parametrize("geometry", FACES)
 def test_many_images_are_its_own(geometry):
     facts = lowering(geometry)
-    assert facts.takes_images(5248)
-    assert not facts.takes_images(1)
+    assert facts.uses_images(5248)
+    assert not facts.uses_images(1)
     inside = [0 <= (o + 1 - tap) // 2 < n and (o + 1 - tap) % 2 == 0
               for n in [geometry.sides_in[0]] for o in range(2 * n) for tap in range(5)]  # fmt: skip
     assert facts.images.row_flop == 2 * geometry.C * geometry.N * sum(inside) ** 2
     assert len(facts.images.steps) == 9
     taps = np.array([taps for _, _, taps in facts.images.steps]).T  # of each unit
-    assert [sum(unit != NO_TAP_THERE) for unit in taps] == [9, 6, 6, 4]
-    assert sorted(taps[taps != NO_TAP_THERE]) == list(range(25))
+    assert [sum(unit != SKIPPED) for unit in taps] == [9, 6, 6, 4]
+    assert sorted(taps[taps != SKIPPED]) == list(range(25))
 
 
 def test_what_it_leaves_to_conv_wgmma():
     geometry = FACES[2]
     assert lowering(geometry, "float32").images is None
-    assert lowering(geometry, parts=2).images is None
+    assert lowering(geometry, split_k=2).images is None
     assert lowering(dataclasses.replace(geometry, C=32)).images is None  # several taps a slice
     assert lowering(dataclasses.replace(geometry, N=36)).images is None
-    assert lowering(dataclasses.replace(geometry, stride=(3, 3))).images is None  # nine places a cell
+    assert lowering(dataclasses.replace(geometry, stride=(3, 3))).images is None  # nine positions per cell
     assert lowering(dataclasses.replace(geometry, taps=(21, 21), before=(9, 9))).images is None  # too many pixels
 
 
@@ -140,7 +140,7 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
     net = conv_alone(layer, row, weight(*shape), dtype)
     engine = compile_alone(monkeypatch, net, precision, 100_000)
     x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
-    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda _, B: B > 7)
+    monkeypatch.setattr(ConvSm90Lowering, "uses_images", lambda _, B: B > 7)
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 300), (4096, 1)):
@@ -151,7 +151,7 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 @pytest.mark.parametrize(("N", "side"), [(64, 8), (136, 5)])
 def test_a_residual_on_a_gpu(monkeypatch, precision, dtype, N, side):
-    """Several tiles a block, of a residual that the kernel before has just made."""
+    """Several tiles per block, with a residual that the previous kernel has just written."""
     row = TensorType(("B", N, side, side), dtype)
     nodes = (
         Node("p", Conv2d(pads=(1, 1, 1, 1)), ("x",), {"weight": "v"}),
@@ -164,7 +164,7 @@ def test_a_residual_on_a_gpu(monkeypatch, precision, dtype, N, side):
     engine = onchip.compile(net, "cuda", precision, batch_hint=100_000)
     assert [group.claim.kernel for group in engine.plan.groups].count("conv_sm90") == 2
     x = rows(2049, row.row_size).reshape(2049, *row.row_shape).astype(numpy_dtype(dtype))
-    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda _, B: B > 7)
+    monkeypatch.setattr(ConvSm90Lowering, "uses_images", lambda _, B: B > 7)
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= 2 * EPS[precision] * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 300), (2048, 1)):

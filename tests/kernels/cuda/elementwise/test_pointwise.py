@@ -1,4 +1,4 @@
-"""Runs of pointwise layers on a GPU: what is claimed, and the kernel itself, run on the host and on a GPU."""
+"""Chains of pointwise layers on a GPU: claims, and the kernel itself, emulated on the host and on a GPU."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda.common.fast_divide import magic_of
 from onchip.kernels.cuda.common.program import Input
-from onchip.kernels.cuda.elementwise.pointwise import MAX_NUMBERS, Pointwise, rows_per_launch
-from onchip.kernels.cuda.elementwise.steps import MAX_KEPT, MAX_OUTPUTS, MAX_STEPS, What, Where, stretch
+from onchip.kernels.cuda.elementwise.pointwise import MAX_ELEMENTS, Pointwise, rows_per_launch
+from onchip.kernels.cuda.elementwise.steps import MAX_OUTPUTS, MAX_SLOTS, MAX_STEPS, Access, Opcode, broadcast
 from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import (
@@ -61,21 +61,21 @@ def test_a_whole_run_is_one_launch():
     assert group.claim.cost.row_bytes == 4 * (35 + 35 + 7 + 4 * 35)
     few, many = (group.claim.facts.at(B).launches for B in (1000, 100_000))
     assert [launch.config.grid[0] for launch in (*few, *many)] == [-(-35 * 1000 // 1024), -(-35 * 100_000 // 4096)]
-    assert many[0].config.shared_bytes == group.claim.facts.run.kept * 16384 == group.claim.fast_bytes
+    assert many[0].config.shared_bytes == group.claim.facts.run.slots * 16384 == group.claim.fast_bytes
 
 
 def test_values_that_are_needed_later_are_kept():
     (claim,) = claims(NETWORKS["four values at the same time"])
-    assert claim.facts.run.kept == MAX_KEPT
-    assert claim.facts.at(1).launches[0].config.shared_bytes == MAX_KEPT * 4096
-    assert claim.facts.at(1 << 20).launches[0].config.shared_bytes == MAX_KEPT * 16384
+    assert claim.facts.run.slots == MAX_SLOTS
+    assert claim.facts.at(1).launches[0].config.shared_bytes == MAX_SLOTS * 4096
+    assert claim.facts.at(1 << 20).launches[0].config.shared_bytes == MAX_SLOTS * 16384
 
 
 def test_a_chain_keeps_nothing_and_loads_once():
     (claim,) = claims(sequential(TensorType(("B", 6)), [("a", Tanh()), ("b", ReLU()), ("c", GELU())], {}))
     run = claim.facts.run
-    assert [step.what for step in run.steps] == [What.LOAD, *[What.APPLY] * 3, What.GIVE]
-    assert run.kept == 0
+    assert [step.opcode for step in run.steps] == [Opcode.LOAD, *[Opcode.APPLY] * 3, Opcode.STORE]
+    assert run.slots == 0
 
 
 def test_parts_that_another_kernel_may_take_along_are_left():
@@ -107,7 +107,7 @@ def test_limits_cut_a_run():
     assert len(claims(wide)[0].nodes) == MAX_OUTPUTS
     nodes += [("s", Add(), tuple(name for name, *_ in nodes))]
     kept = network({"x": (4,)}, nodes, ("s",))
-    assert claims(kept)[0].facts.run.kept <= MAX_KEPT
+    assert claims(kept)[0].facts.run.slots <= MAX_SLOTS
     assert sum(len(group.claim.nodes) for group in planned(kept).groups) == len(nodes)
 
 
@@ -118,7 +118,7 @@ def test_what_it_does_not_take():
         return refusal.why
 
     assert why(ReLU(), "float8_e5m2").endswith("not float8_e5m2")
-    assert "31 bits" in claims(sequential(TensorType(("B", 2**31 + 1)), [("y", ReLU())], {}))[0].why
+    assert "2^31" in claims(sequential(TensorType(("B", 2**31 + 1)), [("y", ReLU())], {}))[0].why
     assert claims(sequential(TensorType(("B", 3)), [("y", Softmax())], {})) == []
     assert list(Pointwise().claims(tree(), 0, H200, Job(loss="mse"))) == []
     old = list(Pointwise().claims(tree(), 0, replace(H200, arch="sm_70"), Job()))
@@ -146,7 +146,7 @@ def test_planning_2_000_layers_is_four_times_the_work_of_500():
     assert sum(len(group.claim.nodes) for group in plan.groups) == len(plan.network.nodes)
 
 
-# -- places ----------------------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 49, 64, 127, 128, 1000, 2**20 + 7, 2**30, 2**31 - 1])
@@ -160,21 +160,21 @@ def test_division_by_multiplication(size):
 
 
 @pytest.mark.parametrize(
-    ("row", "to", "batch", "where", "levels", "outer"),
+    ("row", "to", "batch", "access", "levels", "outer"),
     [
-        ((3, 4), (3, 4), 12, Where.WHOLE, (), 1),
-        ((1,), (1,), 1, Where.WHOLE, (), 1),
-        ((4, 1), (4, 8), 4, Where.ALIKE, ((8, 0),), 1),
-        ((4, 1), (4, 7), 4, Where.APART, ((7, 0),), 1),
-        ((1, 8), (4, 8), 8, Where.NEIGHBOURS, ((8, 1), (4, 0)), 8),
-        ((8,), (4, 8), 0, Where.NEIGHBOURS, ((8, 1),), 0),
-        ((1,), (4, 8), 0, Where.ALIKE, (), 0),
-        ((3, 1, 1), (3, 2, 2), 0, Where.ALIKE, ((4, 0), (3, 1)), 0),
+        ((3, 4), (3, 4), 12, Access.CONTIGUOUS, (), 1),
+        ((1,), (1,), 1, Access.CONTIGUOUS, (), 1),
+        ((4, 1), (4, 8), 4, Access.BROADCAST, ((8, 0),), 1),
+        ((4, 1), (4, 7), 4, Access.STRIDED, ((7, 0),), 1),
+        ((1, 8), (4, 8), 8, Access.VECTOR4, ((8, 1), (4, 0)), 8),
+        ((8,), (4, 8), 0, Access.VECTOR4, ((8, 1),), 0),
+        ((1,), (4, 8), 0, Access.BROADCAST, (), 0),
+        ((3, 1, 1), (3, 2, 2), 0, Access.BROADCAST, ((4, 0), (3, 1)), 0),
     ],
 )
-def test_places_of_what_is_stretched(row, to, batch, where, levels, outer):
-    operand = stretch(Input(0), "float32", row, to, batch)
-    assert (operand.where, operand.levels, operand.outer) == (where, levels, outer)
+def test_places_of_what_is_stretched(row, to, batch, access, levels, outer):
+    operand = broadcast(Input(0), "float32", row, to, batch)
+    assert (operand.access, operand.levels, operand.outer) == (access, levels, outer)
 
 
 def test_more_numbers_than_32_bits_count_go_in_several_launches():
@@ -182,7 +182,7 @@ def test_more_numbers_than_32_bits_count_go_in_several_launches():
     (claim,) = claims(net)
     most = rows_per_launch(3 << 20)
     assert most % 16 == 0
-    assert most * (3 << 20) <= MAX_NUMBERS
+    assert most * (3 << 20) <= MAX_ELEMENTS
     launches = claim.facts.at(2 * most + 5).launches
     begins = [int.from_bytes(launch.arguments[0].data[:8], "little") for launch in launches]
     counts = [int.from_bytes(launch.arguments[0].data[8:12], "little") for launch in launches]
@@ -224,8 +224,8 @@ def test_the_same_in_every_precision(gpu, precision):
 
 @needs_gxx
 def test_rows_of_several_launches(gpu, monkeypatch):
-    """Numbers beyond what one launch counts, broadcast values among them."""
-    monkeypatch.setattr("onchip.kernels.cuda.elementwise.pointwise.MAX_NUMBERS", 1000)
+    """More elements than one launch can index, broadcast values among them."""
+    monkeypatch.setattr("onchip.kernels.cuda.elementwise.pointwise.MAX_ELEMENTS", 1000)
     for name in ("a tree", "batch norm (C, H, W)", "constant (8,) on (3, 8)", "Add (3, 4) (3, 1)"):
         net = NETWORKS[name]
         engine, x = emulated(gpu, net), inputs_of(net, 150)

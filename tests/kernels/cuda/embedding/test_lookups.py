@@ -19,7 +19,7 @@ from onchip.runtime.engine import Engine
 
 
 def network(tables, ids="int64", dtype="float32", extra=3, outputs=("y",)):
-    """A column of ids for each table (V, E); y has the rows side by side, and `extra` numbers behind them."""
+    """A column of ids per table (V, E); y is their concatenated rows, then `extra` elements."""
     rng = np.random.default_rng(0)
     weights, nodes = {}, []
     for i, shape in enumerate(tables):

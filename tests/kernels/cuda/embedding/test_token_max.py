@@ -38,8 +38,8 @@ MAX = GlobalMax((-1,))
 RELU_MAX = (ReLU(), MAX)
 
 
-def tokens(V, S, *branches, ids="int32", dtype="float32", bias=True, layers=RELU_MAX, behind=(), **how):
-    """TokenConvs of (taps, channels) side by side, each with these layers behind it, and a Concat."""
+def tokens(V, S, *branches, ids="int32", dtype="float32", bias=True, layers=RELU_MAX, after=(), **how):
+    """Parallel TokenConvs of (taps, channels), each followed by these layers, and a Concat."""
     nodes, weights, ends = [], {}, []
     for i, (K, C) in enumerate(branches):
         weights[f"t{i}"] = weight(V, K, C, seed=i).astype(numpy_dtype(dtype))
@@ -53,8 +53,8 @@ def tokens(V, S, *branches, ids="int32", dtype="float32", bias=True, layers=RELU
         ends.append(nodes[-1].name)
     if len(ends) > 1:
         nodes.append(Node("cat", Concat(1), tuple(ends)))
-    for layer in behind:
-        nodes.append(Node(f"behind.{layer.kind}", layer, (nodes[-1].name,)))
+    for layer in after:
+        nodes.append(Node(f"after.{layer.kind}", layer, (nodes[-1].name,)))
     return Network({"ids": TensorType(("B", S), ids)}, tuple(nodes), (nodes[-1].name,), weights)
 
 
@@ -78,11 +78,11 @@ EXACT = {
     "pads alone": tokens(5, 1, (3, 8), pads=(1, 1)),
     "far apart": tokens(6, 9, (2, 30), stride=5),
     "long": tokens(30, 300, (4, 9), (3, 12)),
-    "behind the maximum": tokens(7, 8, (2, 20), (3, 20), layers=(MAX, Clip(-0.5, 0.75))),
+    "after the maximum": tokens(7, 8, (2, 20), (3, 20), layers=(MAX, Clip(-0.5, 0.75))),
     "more than a launch takes": tokens(3, 4, *(((1 + i % 3), 1 + i) for i in range(19))),
     "float16": tokens(20, 9, (3, 72), (2, 40), dtype="float16"),
     "bfloat16": tokens(20, 9, (3, 72), (2, 41), dtype="bfloat16"),
-    "to float16": tokens(20, 9, (3, 72), (2, 40), behind=(Cast("float16"),)),
+    "to float16": tokens(20, 9, (3, 72), (2, 40), after=(Cast("float16"),)),
     "rounded on the way": tokens(20, 9, (3, 72), (2, 41), layers=(Cast("bfloat16"), ReLU(), MAX)),
     "one branch to bfloat16": tokens(20, 9, (3, 72), layers=(MAX, ReLU(), Cast("bfloat16"))),
 }  # fmt: skip
@@ -125,12 +125,12 @@ def test_what_it_does_not_take_has_a_reason():
         (refusal,) = TokenMax().claims(net, 0, H200, Job(**job))
         return refusal.why
 
-    assert "with nothing before it but what never falls" in why(tokens(5, 6, (2, 3), layers=(GELU(), MAX)))
+    assert "only monotonic activations before the max" in why(tokens(5, 6, (2, 3), layers=(GELU(), MAX)))
     assert "not float64" in why(tokens(5, 6, (2, 3), dtype="float64"))
     assert "for the ids of a sentence" in why(tokens(5, 60_000, (2, 3)))
     apart = tokens(5, 6, (2, 3), (3, 3))
     apart = apart.replace(weights={**apart.weights, "t1": weight(6, 3, 3)})
-    assert "one table's length" in why(apart)
+    assert "same number of rows" in why(apart)
 
 
 def test_a_floor_that_a_cache_allows_and_an_estimate_of_what_was_measured():
@@ -176,7 +176,7 @@ TABLES = {op_name(op) for op in (token_tables, narrow_tables, split_tables, toke
 
 
 def ops_of(claim, net):
-    """What its weights are made by."""
+    """The operations of its recipes."""
     return {getattr(found, "op", "") for found in reach(claim.recipes.values(), net.weights).values()}
 
 
@@ -215,7 +215,7 @@ def test_however_many_threads_share_a_sentence(gpu, monkeypatch, bits):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_folded_networks_are_right(gpu, name):
     net = NETWORKS[name]
-    net = net.replace(nodes=net.nodes[:-1], outputs=("cat",))  # its last product is not emulated
+    net = net.replace(nodes=net.nodes[:-1], outputs=("cat",))  # its last gemm is not emulated
     x = some_ids(net, 21)
     engine = engine_of(net)
     assert "token_max" in [group.claim.kernel for group in engine.plan.groups], str(engine.plan)
@@ -265,7 +265,7 @@ def test_sentences_of_different_lengths(gpu, monkeypatch, name, bits):
 @needs_gxx
 @pytest.mark.parametrize(("layers", "kernels"), [
     ((Tanh(), MAX), ["token_max"]), ((MAX, Sigmoid()), ["token_max"]),
-    # Where no window lies within, a Sigmoid in front would make 1/2 of what is 0.
+    # Where no window is in bounds, a Sigmoid before the max would turn 0 into 1/2.
     ((Sigmoid(), MAX), ["gather", "pointwise", "sequence_max"]), ((MAX,), ["token_max"]),
 ])  # fmt: skip
 def test_what_no_window_lies_within_is_0(gpu, layers, kernels):
@@ -301,7 +301,7 @@ FP8 = [name for name in EXACT if name not in ("float16", "rounded on the way")]
 
 
 def in_8_bits(net, given):
-    """What the kernel makes: channels over their largest numbers, rounded, added up in float16, compared, scaled."""
+    """As the kernel: channels divided by their peaks, rounded, summed in float16, maximum, scaled."""
     short = {}
     for node in net.nodes:
         if isinstance(node.layer, TokenConv):
@@ -388,7 +388,7 @@ def test_a_gpu_has_the_bits_of_the_reference(name, has_lengths):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_gpu_folds_a_text_network(precision):
-    """Large enough that its tables are made on the GPU, by every kind of product."""
+    """Large enough that its tables are computed on the GPU, by every kind of gemm."""
     net = sentiment.network(vocabulary=3_000, embedding=256, channels=72, hidden=(128,), classes=5)
     net = net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
     ids = np.random.default_rng(0).integers(0, 3_000, (300, 16), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Products of two values, and places of extremes, on a GPU: any shape, stretched stacks, weights."""
+"""MatMul of two values, and ArgMax and ArgMin, on a GPU: any shape, broadcast batch axes, weights."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def assert_right(net, got, xs):
     assert_error_within(got, truth, naive, ulps=ULPS[net.output.dtype])
 
 
-def product(a, b, weight, dtype, B):
+def matmul(a, b, weight, dtype, B):
     """A network and its inputs."""
     rng = np.random.default_rng(B)
     kind = numpy_dtype(dtype)
@@ -55,7 +55,7 @@ def product(a, b, weight, dtype, B):
 )  # fmt: skip
 def test_products(monkeypatch, i, dtype, kernel):
     gpu = emulated_gpu(monkeypatch)
-    net, xs = product(*PRODUCTS[i], dtype, 5)
+    net, xs = matmul(*PRODUCTS[i], dtype, 5)
     (claim,) = claims_of(net, kernel, {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32"))
     got = run_claim(gpu, net, claim, *xs)
     assert_right(net, got, xs)
@@ -85,7 +85,7 @@ def test_places(monkeypatch, i, dtype):
 @pytest.mark.parametrize("dtype", ULPS)
 def test_on_a_gpu(dtype):
     for case in PRODUCTS:
-        net, xs = product(*case, dtype, 1001)
+        net, xs = matmul(*case, dtype, 1001)
         engine = onchip.compile(net, "cuda", {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32"))
         got = engine(*xs)
         assert_right(net, got, xs)

@@ -11,7 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
-from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, FewProduct, Gemv
+from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, Gemv, SkinnyGemm
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU
@@ -24,7 +24,7 @@ from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.engine import compile
 
-FEW_UNITS = dataclasses.replace(H200, units=1)  # so that N = 24 is more columns than have room at once
+FEW_UNITS = dataclasses.replace(H200, units=1)  # so that N = 24 takes more than one wave of columns
 
 
 @pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -32,18 +32,18 @@ def gpu(request, monkeypatch):
     return Gpu.get(0) if request.param == "cuda" else emulated_gpu(monkeypatch)
 
 
-def run(gpu, product, x, w, bias=None, device=H200):
-    """y of a product, with nothing written behind it."""
+def run(gpu, gemm, x, w, bias=None, device=H200):
+    """y of a gemm, with nothing written past its end."""
     guard = 64
-    y = np.full(product.M * product.N + guard, 7, numpy_dtype(product.dtypes[1]))
-    given = [x.astype(numpy_dtype(product.dtypes[0])), w.astype(numpy_dtype(PRECISIONS[product.precision].dtype))]
+    y = np.full(gemm.M * gemm.N + guard, 7, numpy_dtype(gemm.dtypes[1]))
+    given = [x.astype(numpy_dtype(gemm.dtypes[0])), w.astype(numpy_dtype(PRECISIONS[gemm.precision].dtype))]
     there = [gpu.upload(each) for each in (*given, y, *([] if bias is None else [bias]))]
-    steps = Steps((product.launch(device, Input(0), Input(1), Int64(0) if bias is None else Input(2), Output(0)),))
+    steps = Steps((gemm.launch(device, Input(0), Input(1), Int64(0) if bias is None else Input(2), Output(0)),))
     inputs = [buffer.pointer for buffer in (*there[:2], *there[3:])]
     BoundSteps(gpu, steps).enqueue(inputs, [there[2].pointer], 0, gpu.stream)
     gpu.download(there[2], y)
     assert (y[-guard:] == 7).all()
-    return y[:-guard].reshape(product.M, product.N)
+    return y[:-guard].reshape(gemm.M, gemm.N)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
@@ -52,30 +52,30 @@ def run(gpu, product, x, w, bias=None, device=H200):
     [(1, 1, 1), (1, 24, 40), (3, 5, 77), (7, 13, 264), (9, 24, 1040), (17, 9, 304), (65, 24, 72), (20, 10, 2500)],
 )
 def test_it_multiplies_what_it_should(gpu, precision, M, N, K):
-    """Small integers, which every precision holds: no rounding, so any wrong place shows."""
+    """Small integers, exact in every precision: any wrong index shows."""
     rng = np.random.default_rng(0)
     x, w, bias = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((M, K), (N, K), (N,)))
     for dtypes in (("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16")):
         truth = (x @ w.T + bias).astype(numpy_dtype(dtypes[1]))
-        product = FewProduct(M, N, K, precision, dtypes)
-        assert np.array_equal(run(gpu, product, x, w, bias), truth), dtypes
-        assert np.array_equal(run(gpu, product, x, w, bias, FEW_UNITS), truth), dtypes
+        gemm = SkinnyGemm(M, N, K, precision, dtypes)
+        assert np.array_equal(run(gpu, gemm, x, w, bias), truth), dtypes
+        assert np.array_equal(run(gpu, gemm, x, w, bias, FEW_UNITS), truth), dtypes
 
 
 @pytest.mark.parametrize("K", [512, 777, 3001])
 def test_long_sums_in_fp32(gpu, K):
     x, w = rows(5, K), rows(6, K, seed=2)
-    assert_error_within(run(gpu, FewProduct(5, 6, K, "fp32"), x, w), x.astype(float) @ w.T.astype(float), x @ w.T)
+    assert_error_within(run(gpu, SkinnyGemm(5, 6, K, "fp32"), x, w), x.astype(float) @ w.T.astype(float), x @ w.T)
 
 
 @pytest.mark.parametrize(("precision", "K"), [("fp32", 200), ("fp32", 77), ("fp16", 200), ("bf16", 77)])
 def test_a_row_has_the_same_bits_in_every_batch(gpu, precision, K):
     x, w = rows(70, K), rows(24, K, seed=2)
-    whole = run(gpu, FewProduct(70, 24, K, precision), x, w)
+    whole = run(gpu, SkinnyGemm(70, 24, K, precision), x, w)
     for first, count in ((0, 1), (69, 1), (5, 3), (17, 16), (30, 40)):
         some = x[first : first + count]
-        assert np.array_equal(run(gpu, FewProduct(count, 24, K, precision), some, w), whole[first : first + count])
-        other = run(gpu, FewProduct(count, 24, K, precision), some, w, device=FEW_UNITS)
+        assert np.array_equal(run(gpu, SkinnyGemm(count, 24, K, precision), some, w), whole[first : first + count])
+        other = run(gpu, SkinnyGemm(count, 24, K, precision), some, w, device=FEW_UNITS)
         assert np.array_equal(other, whole[first : first + count])
 
 
@@ -86,7 +86,7 @@ def test_activations_and_what_is_no_number(gpu, precision):
     x[3], x[4, 0] = np.nan, np.inf
     for layer in (ReLU(), GELU()):
         net = sequential(TensorType(("B", K)), [("fc", Linear()), ("a", layer)], {"fc.weight": w, "fc.bias": bias})
-        got = run(gpu, FewProduct(10, N, K, precision, activation=layer), x, w, bias)
+        got = run(gpu, SkinnyGemm(10, N, K, precision, activation=layer), x, w, bias)
         good = [0, 1, 2, 5, 6, 7, 8, 9]
         naive = reference.forward(net, x, NAIVE_DTYPE[precision])
         assert_error_within(got[good].astype(float), reference.forward(net, x)[good], naive[good].astype(float))

@@ -1,4 +1,4 @@
-"""A Linear, the Add behind it and the activation behind that as one product, on the host."""
+"""A Linear, the residual Add after it and the activation after that as one GEMM, on the host."""
 
 import numpy as np
 import pytest

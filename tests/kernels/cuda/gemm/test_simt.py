@@ -1,4 +1,4 @@
-"""A Linear of any shape on a GPU: what product and gemm_mma claim (anywhere), and that they are right (on a GPU)."""
+"""A Linear of any shape on a GPU: what gemm and gemm_mma claim (anywhere), and that they are right (on a GPU)."""
 
 import dataclasses
 
@@ -10,9 +10,10 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.gemm.mma import GemmMma, MmaProduct
-from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimt, Product
-from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
+from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
+from onchip.kernels.cuda.gemm.mma import GemmMma, MmaGemm
+from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimt, SimtGemm
+from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
 from onchip.kernels.cuda.mma.mma_tile import TILES
 from onchip.network.build import sequential
 from onchip.network.io import with_io
@@ -27,15 +28,15 @@ from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scal
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
-def linear(D_in, D_out, *behind, bias=True):
+def linear(D_in, D_out, *after, bias=True):
     weights = {"fc.weight": rows(D_out, D_in, seed=3) / np.float32(D_in**0.5)}
     weights |= {"fc.bias": rows(1, D_out, seed=4)[0]} if bias else {}
-    layers = [("fc", Linear()), *((f"behind{i}", layer) for i, layer in enumerate(behind))]
+    layers = [("fc", Linear()), *((f"after{i}", layer) for i, layer in enumerate(after))]
     return sequential(TensorType(("B", D_in)), layers, weights)
 
 
 def claims_of(net, precision="fp32", start=0, device=H200, kernel=None):
-    return list((kernel or GemmSimt()).claims(net, start, device, Job(precision)))
+    return list((kernel or GemmSimt(fits_in_block)).claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -45,23 +46,23 @@ def test_it_takes_what_the_others_have_no_room_for():
     (claim,) = claims_of(linear(10_000, 300, LeakyReLU(0.1), Softmax()))
     assert isinstance(claim, Claim)
     assert claim.label == "gemm_simt<10000,300,LeakyReLU>"
-    assert claim.nodes == ("fc", "behind0")  # a Softmax takes whole rows: it is not a tile's to do
+    assert claim.nodes == ("fc", "after0")  # a Softmax needs whole rows, a tile has part of one
     assert (claim.cost.row_flop, claim.cost.row_bytes) == (2 * 300 * 10_000 + 900, 4 * 10_300)
     assert claim.weight_bytes == 4 * (300 * 10_000 + 300)
     assert claims_of(linear(72, 64)) == []
-    others = [kernel for kernel in KERNELS if kernel.name != "gemm_sm90"]  # which takes it on this chip
+    others = [kernel for kernel in KERNELS if kernel.name != "gemm_sm90"]  # which claims it on this GPU
     for precision in PRECISIONS:
         plan = make_plan(linear(10_001, 300), H200, others, Job(precision))
         (kernel,) = (group.claim.kernel for group in plan.groups)
         assert kernel == "gemm_mma" or (kernel == "gemm_simt" and precision == "fp32")
-    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=GemmMma())
+    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=GemmMma(fits_in_block))
     assert claim.weight_bytes == 2 * 300 * 10_008 + 4 * 300  # rows of whole units
     assert claims_of(linear(10_001, 300), "fp16") == []
 
 
 def test_it_takes_the_casts_at_the_ends():
     net = with_io(linear(4096, 2048), "float16")
-    (claim,) = claims_of(net, "fp16", kernel=GemmMma())
+    (claim,) = claims_of(net, "fp16", kernel=GemmMma(fits_in_block))
     assert claim.nodes == tuple(node.name for node in net.nodes)
     assert claim.cost.row_bytes == 2 * (4096 + 2048)
 
@@ -71,7 +72,7 @@ def test_what_it_refuses():
     (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
     assert isinstance(refusal, Refusal)
     assert "not sm_70" in refusal.why
-    (refusal,) = GemmSimt().claims(net, 0, H200, Job(loss="mse"))
+    (refusal,) = GemmSimt(fits_in_block).claims(net, 0, H200, Job(loss="mse"))
     assert "forward only" in refusal.why
 
 
@@ -81,7 +82,7 @@ def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
     work = whole.estimate_us(H200, "fp32", 1000) - H200.graph_launch_us
     assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.graph_launch_us)
     (many,), (few,) = claims_of(linear(10_000, 512)), claims_of(linear(10_000, 3))
-    assert few.cost.rate < many.cost.rate < FMA_TILES[0].rate  # columns, and multiprocessors, with nothing to do
+    assert few.cost.rate < many.cost.rate < FMA_TILES[0].rate  # idle columns and SMs
 
 
 def test_layers_that_leave_room_for_one_warp_are_products():
@@ -91,17 +92,17 @@ def test_layers_that_leave_room_for_one_warp_are_products():
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), A100, KERNELS, Job(batch=1 << 14))
     assert plan.groups[0].claim.label == "gemm_mma<4096,2048,ReLU>"
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), RTX_4060_LAPTOP, KERNELS, Job(batch=1 << 14))
-    assert plan.groups[0].claim.label == "gemm_simt<4096,2048,ReLU>", "three products of tf32 take longer there"
+    assert plan.groups[0].claim.label == "gemm_simt<4096,2048,ReLU>", "three gemms of tf32 take longer there"
 
 
 def test_tiles_are_chosen_by_the_sizes():
     units = H200.units
 
     def tile(M, N):
-        return Product(M, N, 512, "fp32").tile(units)
+        return SimtGemm(M, N, 512, "fp32").tile(units)
 
     def mma_tile(M, N, precision):
-        return MmaProduct(M, N, 512, precision).tile(units, 1.0)
+        return MmaGemm(M, N, 512, precision).tile(units, 1.0)
 
     assert tile(8192, 8192) is FMA_TILES[0]
     assert (tile(4, 4096).BM, tile(10**6, 10).BN) == (16, 16)
@@ -132,7 +133,7 @@ def test_sizes_and_activations_cost_no_compilation():
 )
 def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, precision, kernel=GemmMma())
+    (claim,) = claims_of(net, precision, kernel=GemmMma(fits_in_block))
     made = materialise(claim.recipes["weight"], net.weights)
     given = net.weights["fc.weight"]
     want = {"fp32": split_weight, "tf32": tf32_weight}.get(precision, lambda each: each.astype(numpy_dtype(dtype)))(
@@ -144,7 +145,7 @@ def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
 
 def test_a_weight_that_is_too_large_is_an_error():
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, "fp16", kernel=GemmMma())
+    (claim,) = claims_of(net, "fp16", kernel=GemmMma(fits_in_block))
     with pytest.raises(InputError, match="too large for float16"):
         materialise(claim.recipes["weight"], {"fc.weight": np.float32(1e8) * net.weights["fc.weight"]})
 
@@ -154,7 +155,7 @@ def test_a_weight_that_is_too_large_is_an_error():
 
 @pytest.fixture
 def without_wgmma(monkeypatch):
-    """gemm_sm90 takes most products on a Hopper: leave them to the others."""
+    """gemm_sm90 claims most gemms on Hopper: leave them to the others."""
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "gemm_sm90"))
 
 

@@ -8,16 +8,11 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
-from onchip.kernels.cuda.gemm import sm90 as module
+from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
-from onchip.kernels.cuda.gemm.sm90 import (
-    CLUSTER_TILES,
-    TILES,
-    GemmSm90Lowering,
-    WgmmaLowering,
-    split_weight,
-    tf32_weight,
-)
+from onchip.kernels.cuda.gemm.sm90 import GemmSm90Lowering, launch_gemm
+from onchip.kernels.cuda.mma import wgmma_tile
+from onchip.kernels.cuda.mma.wgmma_tile import CLUSTER_TILES, TILES, WgmmaGemm
 from onchip.network.build import sequential
 from onchip.network.layers import GELU, Linear, ReLU
 from onchip.network.types import TensorType, numpy_dtype
@@ -25,7 +20,7 @@ from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import compile
 
-UNITS = 3  # fewer than there are tiles: blocks make several
+UNITS = 3  # fewer than tiles: blocks compute several
 
 
 @pytest.fixture
@@ -40,28 +35,26 @@ def multiplied(w, precision):
     return tf32_weight(w) if precision == "tf32" else w.astype(numpy_dtype(PRECISIONS[precision].dtype))
 
 
-def run(gpu, product, x, w, bias=None):
-    """y of a product, with nothing written behind it."""
+def run(gpu, gemm, x, w, bias=None):
+    """y of a gemm, with nothing written past its end."""
     guard = 64
-    y = np.full(product.M * product.N + guard, 7, numpy_dtype(product.dtypes[1]))
-    there = [
-        gpu.upload(each) for each in (x.astype(numpy_dtype(product.dtypes[0])), multiplied(w, product.precision), y)
-    ]
+    y = np.full(gemm.M * gemm.N + guard, 7, numpy_dtype(gemm.dtypes[1]))
+    there = [gpu.upload(each) for each in (x.astype(numpy_dtype(gemm.dtypes[0])), multiplied(w, gemm.precision), y)]
     inputs = [there[0].pointer, there[1].pointer]
     given = Int64(0)
     if bias is not None:
         there.append(gpu.upload(bias))
         inputs.append(there[-1].pointer)
         given = Input(2)
-    steps = Steps((product.launch(UNITS, Input(0), Input(1), given, Output(0)),))
+    steps = Steps((launch_gemm(gemm, UNITS, Input(0), Input(1), given, Output(0)),))
     BoundSteps(gpu, steps).enqueue(inputs, [there[2].pointer], 0, gpu.stream)
     gpu.download(there[2], y)
     assert (y[-guard:] == 7).all()
-    return y[:-guard].reshape(product.M, product.N)
+    return y[:-guard].reshape(gemm.M, gemm.N)
 
 
 def rounded(array, precision, dtype="float32"):
-    """What the tensor cores multiply of float64 numbers that lie in memory as `dtype`."""
+    """What the tensor cores multiply of float64 values that are stored as `dtype`."""
     array = array.astype(numpy_dtype(dtype))
     if precision == "tf32":
         return tf32_weight(array).astype(float)
@@ -80,14 +73,14 @@ CASES = [
 def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
     if tile.BN == 256 and given == "float32" and precision != "tf32":
         pytest.skip("rows that go through registers have narrower tiles")
-    monkeypatch.setattr(module, "TILES", (tile,))
+    monkeypatch.setattr(wgmma_tile, "TILES", (tile,))
     M, N, K = tile.height + 9, 2 * tile.BN + 8, 88
     x, w, bias = rows(M, K), rows(N, K, seed=2), rows(1, N, seed=3)[0]
-    product = GemmSm90Lowering(M, N, K, precision, (given, made), ReLU())
-    if tile.is_turned and not product.turns:
+    gemm = WgmmaGemm(M, N, K, precision, (given, made), ReLU())
+    if tile.is_transposed and not gemm.can_transpose:
         pytest.skip("16 bits of x and y are turned")
-    assert not product.why_not()
-    got = run(gpu, product, x, w, bias).astype(float)
+    assert not gemm.why_not()
+    got = run(gpu, gemm, x, w, bias).astype(float)
     exact = np.maximum(rounded(x, precision, given) @ rounded(w, precision).T + bias, 0)
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
@@ -98,7 +91,7 @@ def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
 @pytest.mark.parametrize(("precision", "given", "made"), CASES)
 def test_odd_shapes(gpu, precision, given, made, M, N, K):
     x, w = rows(M, K), rows(N, K, seed=2)
-    got = run(gpu, GemmSm90Lowering(M, N, K, precision, (given, made)), x, w).astype(float)
+    got = run(gpu, WgmmaGemm(M, N, K, precision, (given, made)), x, w).astype(float)
     exact = rounded(x, precision, given) @ rounded(w, precision).T
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
@@ -107,12 +100,12 @@ def test_odd_shapes(gpu, precision, given, made, M, N, K):
 @needs_gxx
 @pytest.mark.parametrize(("precision", "given", "made"), CASES)
 def test_sums_in_parts(gpu, precision, given, made):
-    """Many rows: a block makes the parts one after the other."""
+    """Many rows: a block computes the split-K chunks in sequence."""
     M, N, K = 300, 70, 520
     x, w = rows(M, K), rows(N, K, seed=2)
-    product = GemmSm90Lowering(M, N, K, precision, (given, made), parts=2)
-    assert product.cut(UNITS)[1] == "ALONE"
-    got = run(gpu, product, x, w).astype(float)
+    gemm = WgmmaGemm(M, N, K, precision, (given, made), split_k=2)
+    assert gemm.choose_tile(UNITS)[1] == "SEQUENTIAL"
+    got = run(gpu, gemm, x, w).astype(float)
     exact = rounded(x, precision, given) @ rounded(w, precision).T
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
@@ -123,44 +116,44 @@ def test_sums_in_parts(gpu, precision, given, made):
 @pytest.mark.parametrize(("M", "N"), [(70, 140), (3, 65), (64, 34)])
 @pytest.mark.parametrize("activation", [ReLU(), GELU()], ids=str)
 def test_sums_of_a_cluster(gpu, monkeypatch, tile, M, N, activation):
-    """Of one block, which adds up its own part: as many as run at a time here."""
-    monkeypatch.setattr(GemmSm90Lowering, "cut", lambda product, units: (tile, "TOGETHER"))
+    """A cluster of one block, which reduces its own sums: as many as run at a time here."""
+    monkeypatch.setattr(WgmmaGemm, "choose_tile", lambda gemm, units: (tile, "CLUSTER"))
     x, w, bias = rows(M, 136), rows(N, 136, seed=2), rows(1, N, seed=3)[0]
-    got = run(gpu, GemmSm90Lowering(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
+    got = run(gpu, WgmmaGemm(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
     net = sequential(TensorType(("B", N)), [("f", activation)], {})
     exact = reference.forward(net, rounded(x, "fp16") @ rounded(w, "fp16").T + bias)
     assert np.abs(got - exact).max() <= 1e-3 * np.abs(exact).max()
 
 
 def test_short_sums_have_large_tiles():
-    """A tile takes time to begin and to end: with few slices of k, fewer tiles take less."""
-    for M, N, K, is_turned in ((2_359_296, 32, 32, True), (4_194_304, 16, 144, True), (1024, 64, 288, False)):
-        tile, _ = GemmSm90Lowering(M, N, K, "fp16", ("float16", "float16")).cut(H200.units)
-        assert (tile.is_turned, tile.warpgroups) == ((True, 2) if is_turned else (False, 1))
-    assert GemmSm90Lowering(8192, 8192, 8192, "fp16", ("float16", "float16")).rate(H200.units) > 0.9
+    """A tile has a prologue and an epilogue: with few slices of k, fewer tiles cost less."""
+    for M, N, K, is_transposed in ((2_359_296, 32, 32, True), (4_194_304, 16, 144, True), (1024, 64, 288, False)):
+        tile, _ = WgmmaGemm(M, N, K, "fp16", ("float16", "float16")).choose_tile(H200.units)
+        assert (tile.is_transposed, tile.warpgroups) == ((True, 2) if is_transposed else (False, 1))
+    assert WgmmaGemm(8192, 8192, 8192, "fp16", ("float16", "float16")).rate(H200.units) > 0.9
 
 
 def test_when_sums_are_made_in_parts():
-    few, many = GemmSm90Lowering(16, 1024, 4096, "fp16"), GemmSm90Lowering(65536, 1024, 4096, "fp16")
-    assert few.splits_well(132) == 4
-    assert many.splits_well(132) == GemmSm90Lowering(16, 1024, 64, "fp16").splits_well(132) == 1
-    assert GemmSm90Lowering(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
-    together = GemmSm90Lowering(16, 1024, 4096, "fp16", parts=4)
-    launch = together.launch(132, Input(0), Input(1), Int64(0), Output(0))
+    few, many = WgmmaGemm(16, 1024, 4096, "fp16"), WgmmaGemm(65536, 1024, 4096, "fp16")
+    assert few.best_split_k(132) == 4
+    assert many.best_split_k(132) == WgmmaGemm(16, 1024, 64, "fp16").best_split_k(132) == 1
+    assert WgmmaGemm(16, 8192, 4096, "fp16").best_split_k(132) == 1  # tiles enough
+    together = WgmmaGemm(16, 1024, 4096, "fp16", split_k=4)
+    launch = launch_gemm(together, 132, Input(0), Input(1), Int64(0), Output(0))
     assert (launch.config.grid[0], launch.config.cluster) == (128, 4)
 
 
 @needs_gxx
 def test_fp32_is_as_exact_as_float32(gpu):
     x, w = rows(70, 520), rows(40, 520, seed=2)
-    got = run(gpu, GemmSm90Lowering(70, 40, 520, "fp32"), x, w)
+    got = run(gpu, WgmmaGemm(70, 40, 520, "fp32"), x, w)
     assert_error_within(got, x.astype(float) @ w.T.astype(float), baseline=x @ w.T)
 
 
 @needs_gxx
 def test_other_activations(gpu):
     x, w = rows(10, 32), rows(40, 32, seed=2)
-    got = run(gpu, GemmSm90Lowering(10, 40, 32, "fp32", activation=GELU()), x, w)
+    got = run(gpu, WgmmaGemm(10, 40, 32, "fp32", activation=GELU()), x, w)
     net = sequential(TensorType(("B", 32)), [("a", Linear()), ("g", GELU())], {"a.weight": w})
     exact = reference.forward(net, x)
     assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
@@ -176,13 +169,13 @@ def test_other_activations(gpu):
 )  # fmt: skip
 @pytest.mark.parametrize("M", [1, 70])
 def test_rows_of_any_length(gpu, precision, given, K, M):
-    """Rows that boxes cannot begin at are copied, and zeros stand behind them and behind those of w."""
+    """Rows that TMA cannot address are copied and zero-padded; so are those of w."""
     N = 40
     x, w, bias = rows(M, K).astype(numpy_dtype(given)), rows(N, K, seed=2), rows(1, N, seed=3)[0]
-    lowering = WgmmaLowering(N, K, 1, precision, (given, "float32"), None, True, UNITS)
-    product = lowering.product(M)
-    assert not product.why_not()
-    wide = multiplied(padded_rows(w, product.K), precision)
+    lowering = GemmSm90Lowering(N, K, 1, precision, (given, "float32"), None, True, UNITS)
+    gemm = lowering.gemm(M)
+    assert not gemm.why_not()
+    wide = multiplied(padded_rows(w, gemm.K), precision)
     steps = lowering.at(M)
     assert len(steps.launches) == (2 if x.strides[0] % 16 else 1)
     there = {"weight": gpu.upload(wide), "bias": gpu.upload(bias)}
@@ -192,7 +185,7 @@ def test_rows_of_any_length(gpu, precision, given, K, M):
     got = gpu.download(y_there, np.empty((M, N), np.float32)).astype(float)
     exact = rounded(x, precision, given) @ rounded(w, precision).T + bias
     assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
-    if M > 1:  # a row's bits are its own
+    if M > 1:  # a row's bits do not depend on its batch
         alone = gpu.upload(np.zeros((1, N), np.float32))
         one = gpu.upload(x[M - 1 :])
         BoundSteps(gpu, lowering.at(1), there).enqueue([one.pointer], [alone.pointer], scratch.pointer, gpu.stream)
@@ -212,22 +205,22 @@ def test_padded_rows(gpu, M, row_bytes):
 
 
 @pytest.mark.parametrize(
-    ("product", "word"),
+    ("gemm", "word"),
     [
-        (GemmSm90Lowering(8, 8, 12, "fp16", ("float16", "float16")), "12 numbers of x"),
-        (GemmSm90Lowering(8, 8, 12, "bf16"), "12 numbers of w"),
-        (GemmSm90Lowering(8, 8, 6, "fp32"), "6 numbers"),
-        (GemmSm90Lowering(8, 8, 64, "fp32", ("float16", "float32")), "not float16"),
-        (GemmSm90Lowering(8, 8, 64, "bf16", ("float16", "float32")), "not float16"),
+        (WgmmaGemm(8, 8, 12, "fp16", ("float16", "float16")), "rows of x in multiples of 16 B, got 12"),
+        (WgmmaGemm(8, 8, 12, "bf16"), "rows of w in multiples of 16 B, got 12"),
+        (WgmmaGemm(8, 8, 6, "fp32"), "got 6 elements"),
+        (WgmmaGemm(8, 8, 64, "fp32", ("float16", "float32")), "not float16"),
+        (WgmmaGemm(8, 8, 64, "bf16", ("float16", "float32")), "not float16"),
     ],
 )
-def test_what_it_does_not_take(product, word):
-    assert word in product.why_not()
+def test_what_it_does_not_take(gemm, word):
+    assert word in gemm.why_not()
 
 
 def test_every_part_of_a_sum_has_slices():
     for slices in range(1, 200):
-        parts = GemmSm90Lowering(7, 256, slices * 64, "fp16").splits_well(H200.units)
+        parts = WgmmaGemm(7, 256, slices * 64, "fp16").best_split_k(H200.units)
         assert (parts - 1) * -(-slices // parts) < slices
 
 
@@ -255,11 +248,11 @@ def rows_of_tf32():
 
 @needs_gxx
 def test_rows_of_tf32_are_rounded(gpu):
-    x, product = rows_of_tf32(), GemmSm90Lowering(300, 1, 32, "tf32")
+    x, gemm = rows_of_tf32(), WgmmaGemm(300, 1, 32, "tf32")
     for k in range(0, 32, 7):
         one = np.zeros((1, 32), np.float32)
         one[0, k] = 1
-        assert np.array_equal(run(gpu, product, x, one)[:, 0], round_tf32(x)[:, k])
+        assert np.array_equal(run(gpu, gemm, x, one)[:, 0], round_tf32(x)[:, k])
 
 
 @pytest.mark.gpu
@@ -282,11 +275,11 @@ def test_layers_on_a_gpu(precision, io, eps, N, K):
 @pytest.mark.parametrize(("precision", "io", "eps"), [("fp16", "fp16", 1e-3), ("fp32", "", 2e-6), ("bf16", "", 8e-3)])
 @pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (300, 2048)])
 def test_few_rows_on_a_gpu(monkeypatch, precision, io, eps, N, K):
-    """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
+    """Clusters share the sums; with more rows a block computes all split-K chunks, with the same bits."""
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "gemv"))
     net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
     (facts,) = (g.claim.facts for g in engine.plan.groups if g.claim.kernel == "gemm_sm90")  # a Cast may be before it
-    assert facts.parts > 1
+    assert facts.split_k > 1
     x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
     exact = reference.forward(net, x.astype(np.float32))
     got = engine(x)
@@ -306,7 +299,7 @@ def test_fp32_on_a_gpu_is_as_exact_as_float32():
 @pytest.mark.gpu
 def test_rows_of_tf32_are_rounded_on_a_gpu():
     """By the accelerator, on their way to the tensor cores."""
-    x = np.tile(rows_of_tf32(), (1, 64))  # many weights: no other kernel takes it
+    x = np.tile(rows_of_tf32(), (1, 64))  # many weights: no other kernel claims it
     one = np.zeros((64, 32 * 64), np.float32)
     one[np.arange(64), 32 * np.arange(64) + np.arange(64) % 32] = 1
     net = sequential(TensorType(("B", 32 * 64)), [("y", Linear())], {"y.weight": one})

@@ -1,4 +1,4 @@
-"""Concat and Interleave on a GPU: every number in its place, whatever it is and however it lies."""
+"""Concat and Interleave on a GPU: every element at its position, in every dtype and layout."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ DTYPES = ("float32", "float16", "uint8", "int64")
 
 
 def together(layer, row_shapes, dtype="float32", reads=None):
-    """The layer 'y' over values that are no inputs of the network, and with a reader: it may lie as it likes."""
+    """The layer 'y' over inner values, and with a reader: any layout is allowed."""
     inputs = {f"x{i}": TensorType(("B", *shape), dtype) for i, shape in enumerate(row_shapes)}
     nodes = [Node(f"v{i}", Identity(), (f"x{i}",)) for i in range(len(row_shapes))]
     names = tuple(f"v{i}" for i in (reads or range(len(row_shapes))))
@@ -43,8 +43,8 @@ def assert_woven(gpu, net, B):
     start = len(net.inputs)
     claims = list(ConcatKernel().claims(net, start, H200, Job()))
     for claim in claims:
-        is_last = bool(claim.writes)
-        there = [np.ascontiguousarray(np.moveaxis(x, 1, -1) if is_last else x) for x in xs]
+        is_nhwc = bool(claim.writes)
+        there = [np.ascontiguousarray(np.moveaxis(x, 1, -1) if is_nhwc else x) for x in xs]
         read = [there[int(name[1:])] for name in dict.fromkeys(net.nodes[start].inputs)]
         there_y = gpu.upload(np.full(truth.nbytes + 64, 77, np.uint8))
         uploaded = [gpu.upload(x) for x in read]
@@ -53,7 +53,7 @@ def assert_woven(gpu, net, B):
         made = np.zeros(truth.nbytes + 64, np.uint8)
         gpu.download(there_y, made)
         assert (made[-64:] == 77).all()
-        assert made[:-64].tobytes() == (np.moveaxis(truth, 1, -1) if is_last else truth).tobytes()
+        assert made[:-64].tobytes() == (np.moveaxis(truth, 1, -1) if is_nhwc else truth).tobytes()
     return len(claims)
 
 
@@ -94,8 +94,8 @@ def test_both_layouts_are_offered_inside_a_network(monkeypatch):
     assert assert_woven(gpu, together(Concat(1), [(3, 4, 5), (2, 4, 5)]), 3) == 2
     assert assert_woven(gpu, together(Concat(2), [(3, 4, 5), (3, 2, 5)]), 3) == 2
     assert assert_woven(gpu, together(Interleave((2, 1)), [(8, 3, 4), (8, 3, 4)]), 3) == 2
-    assert assert_woven(gpu, together(Concat(1), [(1, 4, 5), (2, 4, 5)]), 3) == 1  # one channel lies in rows
-    assert assert_woven(gpu, together(Concat(1), [(2, 4, 5)] * 11), 3) == 2  # more than a launch takes
+    assert assert_woven(gpu, together(Concat(1), [(1, 4, 5), (2, 4, 5)]), 3) == 1  # one channel is row-major
+    assert assert_woven(gpu, together(Concat(1), [(2, 4, 5)] * 11), 3) == 2  # more than one launch
     at_the_ends = together(Concat(1), [(3, 4, 5), (2, 4, 5)]).replace(outputs=("y",))
     plan = make_plan(at_the_ends, H200, KERNELS, Job("bf16"))
     assert [group.claim.label for group in plan.groups] == ["concat<Concat,2>"]

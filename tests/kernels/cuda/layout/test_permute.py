@@ -1,4 +1,4 @@
-"""Permute on a GPU, and values moved between layouts: every order of axes, whatever the numbers are."""
+"""Permute and layout conversions on a GPU: every order of axes, every dtype."""
 
 import itertools
 import math
@@ -11,17 +11,9 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.common.fast_divide import parts
-from onchip.kernels.cuda.layout.permute import (
-    MAX_AXES,
-    MAX_LINES,
-    SLOTS,
-    TILE,
-    PermuteKernel,
-    PermuteLowering,
-    box_for,
-    merge_axes,
-)
+from onchip.kernels.cuda.common.fast_divide import small_divider
+from onchip.kernels.cuda.common.permute import MAX_AXES, MAX_LINES, SLOTS, TILE, merge_axes, tile_for
+from onchip.kernels.cuda.layout.permute import PermuteKernel, PermuteLowering
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute, ReLU
@@ -111,14 +103,14 @@ def test_few_channels_have_a_kernel_of_their_own():
 def test_numbers_in_parts():
     n = np.arange(1 << 15, dtype=np.uint64)
     for size in (*range(1, 300), 1000, 1023, 1024, 2047, 2048, 4096):
-        given, magic = struct.unpack("<II", parts(size).data)
+        given, magic = struct.unpack("<II", small_divider(size).data)
         assert given == size
         assert np.array_equal(((2 * n + 1) * magic >> 32) // 2, n // size)
 
 
 def test_a_box_has_room_and_is_well_used():
     for Na, Nb in itertools.product((*range(2, 140), 1000, 4097, 1 << 33), repeat=2):
-        R, C = box_for(Na, Nb)
+        R, C = tile_for(Na, Nb)
         assert R * C <= TILE
         assert R * (C | 1) <= SLOTS
         assert max(R, C) <= MAX_LINES

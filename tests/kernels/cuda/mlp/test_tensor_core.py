@@ -138,7 +138,7 @@ def test_several_casts_at_an_end_are_one_and_one_in_the_middle_ends_the_chain():
     middle = [("a", Linear()), ("h", Cast("float16")), ("i", Cast("float32")), ("b", Linear())]
     net = sequential(TensorType(("B", 4)), middle, {"a.weight": rows(3, 4), "b.weight": rows(2, 3)})
     assert claim_of(net).nodes[0] == "a"
-    assert "b" not in claim_of(net).nodes  # it reads numbers that were rounded on the way
+    assert "b" not in claim_of(net).nodes  # its input was rounded before it
 
 
 def test_a_chain_that_does_not_fit_is_cut():
@@ -161,9 +161,9 @@ def test_refusals():
     assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("not sm_75")
     assert refusal_of(random_mlp(784, 320, 160, 10)).startswith("does not fit: weights take 6")
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(wide) == "reads and writes float32, float16, bfloat16, not float64"
+    assert refusal_of(wide).endswith("not float64")
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
+    assert refusal_of(mixed).endswith("a.weight is float64")
     assert (
         list(MlpTensorCore().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
     )
@@ -176,7 +176,7 @@ def test_refusals():
 def test_other_weights_than_the_host_packed_do_not_compile(wrong):
     program = claim_of(with_io(random_mlp(*DECODE, bias=False), "float16")).facts.program
     lie = dataclasses.replace(program, name_expression=program.name_expression.replace("19456", str(wrong)))
-    with pytest.raises(onchip.OnchipError, match="the host packed other weights"):
+    with pytest.raises(onchip.OnchipError, match="weight layout"):
         compile_program(lie, "sm_90a")
 
 
@@ -222,7 +222,7 @@ def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, precisi
     whole = verify(engine, net, x, precision)
     for B in (1, 2, 7, 63, 64, 65, 1000):
         assert np.array_equal(engine(x[:B]), whole[:B]), f"B = {B}"
-    assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
+    assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the position in the batch
     assert np.array_equal(engine(x), whole)
 
 
@@ -249,7 +249,7 @@ def test_many_tiles_for_every_warp(name, precision, io):
 @pytest.mark.gpu
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])  # in fp32 few rows may be another kernel's
-@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1, 1), (7, 13, 5, 3)], ids=str)  # a product alone is gemv's
+@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1, 1), (7, 13, 5, 3)], ids=str)  # gemv claims a single gemm
 def test_the_rows_that_are_expected_change_no_bits(widths, precision, io):
     net = with_io(random_mlp(*widths), io)
     few, many = (onchip.compile(net, "cuda", precision, batch_hint=B) for B in (1, 1 << 20))

@@ -1,4 +1,4 @@
-"""Recipes made on a GPU against NumPy's, which are the truth: on the host by emulation, and on a GPU."""
+"""Recipes computed on a GPU against NumPy, the reference: emulated on the host, and on a GPU."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,8 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import InputError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.sm90 import spread_taps
+from onchip.kernels.cuda.common.weights import narrow_weight, split_weight, spread_taps, tf32_weight
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
-from onchip.kernels.cuda.gemm.simt import narrow_weight
-from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS
 from onchip.kernels.fp8_tables import peaks_of
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
@@ -24,7 +22,7 @@ from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.weights import make_weights
 
 F32, F16, BF16, F8 = "float32", "float16", "bfloat16", "float8_e4m3fn"
-MAKES = build_cost.makes_of(KERNELS, H200)
+MAKES = build_cost.recipe_rates_of(KERNELS, H200)
 
 # recipe, shapes and dtypes of its sources "0", "1", ..
 CASES = {
@@ -70,7 +68,7 @@ CASES = {
 
 @pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request, monkeypatch):
-    """Everything that can be made on a GPU is made there, however small."""
+    """Every recipe that a GPU can compute is computed there, however small."""
     monkeypatch.setattr(build_cost, "ON_DEVICE_FROM_US", 0.0)
     if request.param == "cuda":
         return Gpu.get(0)
@@ -84,7 +82,7 @@ def given_of(case):
 
 
 def made_there(gpu, recipe, weights):
-    """A recipe made on the GPU, as an array."""
+    """A recipe computed on the GPU, as an array."""
     (buffer,) = make_weights(gpu, [recipe], weights, MAKES).values()
     return gpu.download(buffer, np.empty(recipe.shape, numpy_dtype(recipe.dtype)))
 
@@ -122,7 +120,7 @@ def test_slices_of_the_first_source_make_slices(case):
 
 
 def test_split_numbers_of_every_size(gpu):
-    """Bits of every exponent: the smallest, the largest, infinities. A NaN's own bits are the chip's."""
+    """Bits of every exponent: the smallest, the largest, infinities. The bits of a NaN are up to the GPU."""
     bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, dtype=np.uint32)
     bits[:6] = 0, 0x80000000, 1, 0x7F7FFFFF, 0x7F800000, 0xFF800000
     weights = {"0": bits.view(np.float32)}

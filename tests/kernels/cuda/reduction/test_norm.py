@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm on a GPU, emulated and real: parts of any size, in every dtype."""
+"""LayerNorm, RMSNorm and GroupNorm on a GPU, emulated and real: segments of any size, in every dtype."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,10 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.reduction.norm import MAX_HELD, THREADS, NormLowering
+from onchip.kernels.cuda.reduction.norm import MAX_PER_THREAD, THREADS, NormLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, GroupNorm, LayerNorm, RMSNorm
-from onchip.network.layers.norm import NormParts
+from onchip.network.layers.norm import NormSegments
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
@@ -21,7 +21,7 @@ from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-# Few lanes, a warp, a block, a part that is walked over; aligned and not; with weights, some of them, none.
+# Few lanes, a warp, a block, a segment that a block loops over; aligned and not; with all, some or no weights.
 CASES = [
     (LayerNorm(), (3, 12), ("weight", "bias")), (LayerNorm(), (17,), ("bias",)), (LayerNorm(), (1,), ()),
     (RMSNorm(1), (5, 40), ("weight",)), (LayerNorm(), (2, 1022), ("weight",)),
@@ -53,7 +53,7 @@ def test_parts_of_any_size(monkeypatch, dtype):
     for layer, row, roles in (CASES[i] for i in ((0, 1, 5, 6, 7) if dtype == "float32" else (0,))):
         net = normed(layer, row, roles, dtype)
         (claim,) = claims_of(net, "norm")
-        B = 37 if np.prod(row) < 100 else 2  # a warp has several parts, and the last is not full
+        B = 37 if np.prod(row) < 100 else 2  # a warp has several segments, and the last is partial
         x = rows(B, row, dtype)
         got = run_claim(gpu, net, claim, x)
         assert_right(net, x, got)
@@ -101,10 +101,10 @@ def test_a_sum_that_others_read(monkeypatch):
 
 def test_every_number_is_held_once():
     for size in (*range(1, 70), 127, 128, 1000, 1023, 1024, 1025, 4096, 8191, 8192):
-        made = NormLowering("float32", NormParts(1, size, 1), 0, (), True, 1e-5, 132)
+        made = NormLowering("float32", NormSegments(1, size, 1), 0, (), True, 1e-5, 132)
         _, V, lanes, items = made.program.name_expression.rstrip(">").split(", ")
         assert int(V) * int(lanes) * int(items) >= size
-        assert int(V) * int(items) <= MAX_HELD
+        assert int(V) * int(items) <= MAX_PER_THREAD
         assert THREADS % int(lanes) == 0
     assert made.at(0).launches == ()
 

@@ -71,7 +71,7 @@ def test_how_rows_are_taken():
         32,
     ]
     assert Scan(ScanOp(), "float32", 1, 1 << 20, 3).is_narrow
-    assert not Scan(ScanOp(), "float32", 1, 1 << 20, 1 << 12).is_narrow  # walked down where they lie
+    assert not Scan(ScanOp(), "float32", 1, 1 << 20, 1 << 12).is_narrow  # scanned in place
     assert not Scan(ScanOp(), "float32", 1000, 100, 3).is_narrow
 
 
@@ -85,11 +85,11 @@ def test_tiles_and_states():
         scan = Scan(ScanOp(), "float32", 3, N)
         assert (scan.tiles, scan.states) == (tiles, 3 * (tiles + groups))
         assert long_launch(scan).config.grid == (3 * tiles, 1, 1)
-    assert [Scan(ScanOp(), dtype, 1, 2**20).part for dtype in ("float32", "int64")] == [2**20, 2**19]
+    assert [Scan(ScanOp(), dtype, 1, 2**20).group for dtype in ("float32", "int64")] == [2**20, 2**19]
     few, many = Scan(ScanOp(), "float32", 1, 2**26 - 1), Scan(ScanOp(), "float32", 1, 2**26)
     assert (few.tile, many.tile) == (8192, 10_240)  # many tiles are larger
-    part = Scan(ScanOp(), "float32", 1, 5, whole=2**26)
-    assert part.is_long  # however short: it goes on from a total, in tiles of the whole row's size
+    part = Scan(ScanOp(), "float32", 1, 5, row_length=2**26)
+    assert part.is_long  # however short: it continues from a carry, in tiles of the whole row
     assert (part.tile, part.tiles) == (10_240, 1)
     assert long_launch(Scan(ScanOp(), "float32", 1, 2**28)).config.overlaps
     assert not long_launch(Scan(ScanOp(), "float32", 1, 2**28), A100).config.overlaps
@@ -105,7 +105,7 @@ def test_names_of_kernels():
     (of_a_tile,) = Scan(ScanOp("max", True), "int64", 7, 4096).steps(H200).launches
     assert of_a_tile.program.name_expression == "scan_warps<Max, long long, true>"
     assert of_a_tile.config.grid == (7, 1, 1)
-    assert of_a_tile.config.block == (256, 1, 1)  # a warp has 512 numbers
+    assert of_a_tile.config.block == (256, 1, 1)  # 512 elements per warp
     for is_aligned, name in ((True, "permute_few"), (False, "permute_tiles")):
         scan = Scan(ScanOp(), "float64", 2, 10_000, 3, is_aligned=is_aligned)
         there, _, _, back = scan.steps(H200).launches
@@ -244,7 +244,7 @@ def test_nan_passes_on_and_infinities_stay():
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_numpy_rows_through_the_gpu_have_the_same_bits(dtype):
     torch = pytest.importorskip("torch")
-    part = Scan(ScanOp(), dtype, 1, 2**20).part
+    part = Scan(ScanOp(), dtype, 1, 2**20).group
     for shape, axis in (
         ((5 * part + 1234,), 0),
         ((3, 1000), 1),

@@ -1,4 +1,4 @@
-"""The CUDA kernels of a scan, run on the host: right to the last bit, wherever the numbers lie. No GPU is needed."""
+"""The CUDA scan kernels, emulated on the host: correct to the last bit at every alignment. No GPU is needed."""
 
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime import scan as scan_module
+from onchip.runtime.cuda import bound_plan
 from onchip.runtime.cuda import scan as gpu_scan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -42,7 +43,7 @@ KINDS = [
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """One multiprocessor, so that there are few blocks, and each has to come around again."""
+    """One SM, so that there are few blocks, and each loops."""
     made = emulated_gpu(monkeypatch)
     made.device = replace(H200, units=1)
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
@@ -51,7 +52,7 @@ def gpu(monkeypatch):
 
 
 class There:
-    """An array on the fake GPU, `shift` bytes behind a multiple of 16, with something of others on both sides."""
+    """An array on the fake GPU, `shift` bytes past a multiple of 16, with guard bytes on both sides."""
 
     def __init__(self, values, shift=0):
         self._room = np.full(values.nbytes + 2 * GUARD + 16, 0xCD, np.uint8)
@@ -147,7 +148,7 @@ def test_rows_of_a_tile_have_the_bits_of_a_tile(gpu, dtype, N):
 
 @pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:2], ids=str)
 def test_rows_of_two_groups_of_tiles(gpu, op, dtype, exclusive):
-    x = numbers(op, dtype, 2, Scan(ScanOp(op), dtype, 1, 1 << 20).part + 8195)
+    x = numbers(op, dtype, 2, Scan(ScanOp(op), dtype, 1, 1 << 20).group + 8195)
     given, made = There(x), There(np.full_like(x, 77))
     onchip.scan(given, op, exclusive, out=made)
     np.testing.assert_array_equal(made.values, expected(x, ScanOp(op, exclusive)))
@@ -186,7 +187,7 @@ def test_nan_passes_on(gpu, op, N):
 
 
 def test_a_row_in_parts_has_the_bits_of_one_go(gpu, monkeypatch):
-    part = Scan(ScanOp(), "float32", 1, 1 << 20).part
+    part = Scan(ScanOp(), "float32", 1, 1 << 20).group
     x = np.random.default_rng(3).standard_normal(2 * part + 12_345, dtype=np.float32)
     whole = There(np.empty_like(x))
     onchip.scan(There(x), exclusive=True, out=whole)
@@ -265,12 +266,12 @@ def run_body(tmp_path, body):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("if (threadIdx.x < 40) __syncthreads();", "a barrier that not all threads reach"),
-        ("if (threadIdx.x) __shfl_sync(~0u, 1, 0);", "a barrier that not all threads reach"),
-        ("while (!__any_sync(~0u, false));", "it does not end"),
-        ("__nanosleep(32);", "waits for a block that has not run yet"),
-        ("__ldcs(reinterpret_cast<const uint4*>(x + 1));", "16 bytes that are not aligned"),
-        ('asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0u), "l"(x) : "memory");', "not waited for"),
+        ("if (threadIdx.x < 40) __syncthreads();", "barrier not reached"),
+        ("if (threadIdx.x) __shfl_sync(~0u, 1, 0);", "barrier not reached"),
+        ("while (!__any_sync(~0u, false));", "does not terminate"),
+        ("__nanosleep(32);", "has not started"),
+        ("__ldcs(reinterpret_cast<const uint4*>(x + 1));", "misaligned"),
+        ('asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0u), "l"(x) : "memory");', "without a wait"),
     ],
 )
 def test_what_kernels_must_not_do_is_seen(tmp_path, body, says):
@@ -290,7 +291,7 @@ def test_a_barrier_that_is_not_there_shows(tmp_path, monkeypatch):
 
 
 def test_layers_of_several_launches_share_one_arena(gpu):
-    """Long rows need scratch memory, and what lies between two layers its own: three layers, each of two launches."""
+    """Long rows need scratch memory, and so do values between layers: three layers, each of two launches."""
     layers = [(f"sums{i}", CumSum(axis=1)) for i in range(3)]
     net = sequential(TensorType(("B", 5001), "int64"), layers, {})
     plan = make_plan(net, gpu.device, kernels_for(gpu.device), Job("fp32", 3))
@@ -299,20 +300,21 @@ def test_layers_of_several_launches_share_one_arena(gpu):
     for B in (1, 3, 3, 3):  # the second time that the same comes, and from then on, it is a graph
         x = np.random.default_rng(B).integers(-9, 9, (B, 5001))
         np.testing.assert_array_equal(engine(x), x.cumsum(1).cumsum(1).cumsum(1))
-    bound = engine._bound.bind(3)
+    bound = CudaBackend().bind(plan).bind(3)
     row = -(-8 * 5001 * 3 // 256) * 256
-    # While the second layer runs, the value before it, the one behind it and its scratch are there: never all.
+    # While the second layer runs, its input, its output and its scratch are live: never all values.
     assert 2 * row < bound.arena_bytes < 3 * row
 
 
-def test_rows_go_in_chunks_where_the_arena_would_not_fit(gpu):
+def test_rows_go_in_chunks_where_the_arena_would_not_fit(gpu, monkeypatch):
     layers = [(f"sums{i}", CumSum(axis=1)) for i in range(3)]
     net = sequential(TensorType(("B", 601), "int32"), layers, {})
     plan = make_plan(net, gpu.device, kernels_for(gpu.device))
-    engine = Engine(plan, CudaBackend(), "cuda:0")
     x = np.random.default_rng(0).integers(-9, 9, (75, 601), np.int32)
-    whole = engine(x)
-    engine._bound.max_arena_bytes = engine._bound.bind(75).arena_bytes // 4
+    whole = Engine(plan, CudaBackend(), "cuda:0")(x)
+    wholes = gpu.device.memory_bytes // CudaBackend().bind(plan).bind(75).arena_bytes
+    monkeypatch.setattr(bound_plan, "ARENA_PART", 4 * wholes)
+    engine = Engine(plan, CudaBackend(), "cuda:0")
     ran, run = [], gpu.driver.run
     gpu.driver.run = lambda launched: (ran.append(launched), run(launched))  # by itself or in a graph
     assert engine(x).tobytes() == whole.tobytes() == x.cumsum(1).cumsum(1).cumsum(1).astype(np.int32).tobytes()

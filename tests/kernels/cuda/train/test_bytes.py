@@ -1,4 +1,4 @@
-"""Rows that are bytes: found where they are, and nowhere else."""
+"""Detection of rows that are bytes times a scale."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (700, 33), np.uint8)
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(training, "_PIECE", 100)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(training, "CHUNK", 100)
 
 
 @pytest.mark.parametrize("levels", [1, 255])
@@ -25,7 +25,7 @@ def test_pixels_are_bytes(levels):
     assert scale == 1 / levels
 
 
-def test_every_byte_has_one_number():
+def test_every_byte_has_one_value():
     x = np.arange(256, dtype=np.float32) / np.float32(255)
     assert np.array_equal(bytes_of(x)[0], np.arange(256))
     for other in (np.nextafter(x, np.float32(2)), np.nextafter(x[1:], np.float32(-1))):
@@ -34,21 +34,21 @@ def test_every_byte_has_one_number():
 
 @pytest.mark.parametrize("at", [0, 99, 100, 7_000, PIXELS.size - 1])
 @pytest.mark.parametrize("other", [0.3, -1.0, 256.0, np.nan, np.inf, 3e38])
-def test_one_other_number_is_enough(at, other):
+def test_one_other_value_is_enough(at, other):
     for levels in (1, 255):
         x = PIXELS.astype(np.float32) / np.float32(levels)
         x.flat[at] = other
         assert bytes_of(x) is None
 
 
-def test_zeros_and_ones_are_bytes_and_so_is_nothing_at_all():
+def test_zeros_and_ones_and_empty_arrays_are_bytes():
     x = (PIXELS > 100).astype(np.float32)
     found, scale = bytes_of(x)
     assert np.array_equal(found * np.float32(scale), x)
     assert bytes_of(np.zeros((0, 5), np.float32))[0].shape == (0, 5)
 
 
-def test_late_whole_numbers_are_found_behind_zeros_and_ones():
+def test_integers_after_zeros_and_ones_are_found():
     x = np.ones(1000, np.float32)
     x[-1] = 7
     found, scale = bytes_of(x)

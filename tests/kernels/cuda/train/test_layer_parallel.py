@@ -1,4 +1,4 @@
-"""Training by blocks of which each keeps one layer's weights: emulated ones, which take turns, and those of a GPU."""
+"""Training by the persistent kernel with blocks per layer: emulated, and on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions
 from training_cases import (
-    assert_bits_of_each_alone,
+    assert_bits_of_single_runs,
     assert_follows_reference,
     assert_same_bits,
     case,
@@ -44,28 +44,28 @@ CASES = {
         16, 24, 3, n=40, options={"bias": False, "activation": "Sigmoid"}, loss="half_sse", batch_size=16, lr=1e-2,
         weight_decay=0.1,
     ),
-    "some pixels twice": lambda: case(1000, 9, 5, n=40, batch_size=16, lr=0.05),
+    "double-buffered pixels": lambda: case(1000, 9, 5, n=40, batch_size=16, lr=0.05),
     "momentum, batch 1": lambda: case(
         6, 5, 4, n=9, options={"activation": "Tanh"}, loss="mse", batch_size=1, momentum=0.5
     ),
 }  # fmt: skip
 
 
-def made(name):
+def case_of(name):
     net, x, y, training = CASES[name]()
     return net, pixels(len(x), x.shape[1]), y, training
 
 
 def lowering_of(*widths, device=H200, **job):
-    given = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 64, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**given), device)
+    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 64, **job}
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), device)
 
 
 ROUNDING = {"tf32": 2**-8, "bf16": 2**-5}  # of a loss
 
 
-def assert_follows_in(precision, name):
-    net, x, y, training = made(name)
+def assert_rounding(precision, name):
+    net, x, y, training = case_of(name)
     result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision=precision, **training)
     assert isinstance(result.plan.groups[0].claim.facts, LayerParallelLowering)
     truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
@@ -75,9 +75,9 @@ def assert_follows_in(precision, name):
 # -- on the host -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[100, 7], ids=["a tile a block", "several tiles"])
+@pytest.fixture(params=[100, 7], ids=["one tile per block", "several tiles"])
 def gpu(monkeypatch, request):
-    """An emulated GPU of so many multiprocessors."""
+    """An emulated GPU with this many SMs."""
     emulate_device(monkeypatch)
     monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
@@ -86,28 +86,28 @@ def gpu(monkeypatch, request):
 @needs_gxx
 @pytest.mark.parametrize("name", CASES)
 def test_emulated_blocks_follow_the_reference(name, gpu):
-    result = assert_follows_reference(*made(name), device="cuda")
+    result = assert_follows_reference(*case_of(name), device="cuda")
     assert result.plan.groups[0].claim.kernel == "mlp_train_layer_parallel"
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", ["digits", "four layers, adam", "some pixels twice"])
+@pytest.mark.parametrize("name", ["digits", "four layers, adam", "double-buffered pixels"])
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_emulated_blocks_in_fewer_bits(precision, name, gpu):
-    assert_follows_in(precision, name)
+def test_emulated_blocks_in_lower_precision(precision, name, gpu):
+    assert_rounding(precision, name)
 
 
 @needs_gxx
 def test_bits_do_not_depend_on_the_number_of_blocks(monkeypatch):
     emulate_device(monkeypatch)
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
-    net, x, y, training = made("digits")
-    found = []
+    net, x, y, training = case_of("digits")
+    results = []
     for units in (100, 4):
         device = dataclasses.replace(H200, units=units)
         monkeypatch.setattr(devices, "probe", lambda device=device: ([device], ""))
-        found.append(fit(net, x, y, epochs=1, seed=7, device="cuda", **training))
-    many, few = found
+        results.append(fit(net, x, y, epochs=1, seed=7, device="cuda", **training))
+    many, few = results
     assert many.plan.groups[0].claim.facts.blocks > few.plan.groups[0].claim.facts.blocks
     assert np.array_equal(many.losses, few.losses)
     for name, w in many.network.weights.items():
@@ -116,42 +116,42 @@ def test_bits_do_not_depend_on_the_number_of_blocks(monkeypatch):
 
 @needs_gxx
 def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(gpu, monkeypatch):
-    net, x, y, training = made("digits")
+    net, x, y, training = case_of("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
-    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # a launch a step
+    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # one launch per step
     delay_at_random(monkeypatch, LayerParallelLowering)
     assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", **training))
 
 
 @needs_gxx
 @pytest.mark.parametrize("gpu", [13], indirect=True, ids=["two at a time"])
-def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
+def test_emulated_networks_in_one_launch_have_the_bits_of_single_runs(gpu):
     x, y = pixels(70, 37), np.arange(70) % 4
     options = [TrainOptions(batch_size=32, epochs=1 + i % 2, seed=i, lr=0.1 / (1 + i)) for i in range(3)]
     runs = [Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)]
     together = lowering_of(37, 20, 9, 4, batch=32, device=dataclasses.replace(H200, units=13)).for_networks(3)
     assert together.networks == 2
-    assert_bits_of_each_alone(runs, x, y)
+    assert_bits_of_single_runs(runs, x, y)
 
 
 @needs_gxx
 @pytest.mark.parametrize(
-    ("own", "widths"),
+    ("owned", "widths"),
     [(1, (5, 3, 2)), (2, (20, 53, 29, 17, 5)), (3, (20, 53, 32)), (1, (784, 320, 160, 10)), (4, (784, 320, 160, 10))],
 )
-def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
+def test_host_and_kernel_agree_on_shared_memory(owned, widths, tmp_path):
     copy_headers(tmp_path)
-    source = tmp_path / "tell.cu"
+    source = tmp_path / "size.cu"
     source.write_text(
-        f"{mlp_train_layer_parallel.SOURCE.read_text()}\ntemplate <int PARTS, int OWN, int BATCH, int... W>\n"
-        "__global__ void tell(int* to) { *to = max_bytes<Sizes<Widths<W...>, PARTS, OWN, BATCH>>(); }\n"
+        f"{mlp_train_layer_parallel.SOURCE.read_text()}\ntemplate <int SPLITS, int OWNED, int BATCH, int... W>\n"
+        "__global__ void size_of(int* to) { *to = max_bytes<Sizes<Widths<W...>, SPLITS, OWNED, BATCH>>(); }\n"
     )
-    for precision, parts, batch in (("fp32", 3, 64), ("bf16", 1, 16)):
-        told = np.zeros(1, np.int32)
-        name = f"tell<{parts}, {own}, {batch}, {', '.join(map(str, widths))}>"
-        kernel_of(Program(source, name)).run(1, 1, (told.ctypes.data,))
-        lowering = dataclasses.replace(lowering_of(*widths, precision=precision, batch=batch), own=own)
-        assert lowering.shared_bytes == told[0], precision
+    for precision, splits, batch in (("fp32", 3, 64), ("bf16", 1, 16)):
+        size = np.zeros(1, np.int32)
+        name = f"size_of<{splits}, {owned}, {batch}, {', '.join(map(str, widths))}>"
+        kernel_of(Program(source, name)).run(1, 1, (size.ctypes.data,))
+        lowering = dataclasses.replace(lowering_of(*widths, precision=precision, batch=batch), owned=owned)
+        assert lowering.shared_bytes == size[0], precision
 
 
 # -- as data -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("batch", [1, 16, 64])
-def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
+def test_small_batches_of_pixels_use_it(batch, precision):
     job = Job(precision, batch, "cross_entropy", byte_scale=1 / 255)
     claim = make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), job).groups[0].claim
     assert claim.kernel == "mlp_train_layer_parallel"
@@ -178,13 +178,13 @@ def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
         ("fp32", 8, 31, 4),
     ],
 )
-def test_where_many_wait_each_has_fewer_blocks(precision, count, blocks, at_once):
+def test_many_networks_have_fewer_blocks_each(precision, count, blocks, at_once):
     together = lowering_of(784, 320, 160, 10, precision=precision).for_networks(count)
     assert (together.blocks, together.networks) == (blocks, at_once)
     assert together.blocks * together.networks <= H200.units
 
 
-def test_a_rule_of_each_layer_counts_as_shared_memory():
+def test_step_values_of_each_layer_count_as_shared_memory():
     one = lowering_of(752, 256, 128, 64, 10, precision="bf16")
     full = dataclasses.replace(one, device=dataclasses.replace(H200, fast_bytes=one.shared_bytes + 4 * 32))
     assert full.fits
@@ -195,11 +195,11 @@ def test_a_rule_of_each_layer_counts_as_shared_memory():
 
 @pytest.mark.parametrize(
     ("widths", "job", "why"),
-    [((20, 9, 5), {"byte_scale": 0.0}, "rows of pixels"), ((20, 9, 5), {"batch": 65}, "at most 64 rows"),
+    [((20, 9, 5), {"byte_scale": 0.0}, "uint8 rows"), ((20, 9, 5), {"batch": 65}, "at most 64 rows"),
      ((20, 10), {}, "2 to 15 layers"), ((20, 9, 33), {}, "32 outputs"), ((2000, 20, 10), {}, "does not fit"),
      ((20, *[1024] * 9, 10), {"precision": "bf16"}, "more blocks"), ((20, 9000, 10), {}, "at most 512 units in fp32")],
 )  # fmt: skip
-def test_what_is_refused_and_why(widths, job, why):
+def test_refusals_have_a_reason(widths, job, why):
     assert why in lowering_of(*widths, **job)
 
 
@@ -210,16 +210,16 @@ def test_what_is_refused_and_why(widths, job, why):
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_follow_the_reference(name, monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
-    result = assert_follows_reference(*made(name), device="cuda")
+    result = assert_follows_reference(*case_of(name), device="cuda")
     assert result.plan.groups[0].claim.kernel == "mlp_train_layer_parallel"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_blocks_in_fewer_bits(precision, name, monkeypatch):
+def test_blocks_in_lower_precision(precision, name, monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
-    assert_follows_in(precision, name)
+    assert_rounding(precision, name)
 
 
 @pytest.mark.gpu
@@ -234,7 +234,7 @@ def test_many_steps_follow_the_reference_with_the_same_bits(batch, precision, mo
     for name, w in one.network.weights.items():
         assert np.array_equal(other.network.weights[name], w), name
     truth, naive = (reference_curve(net, x, y, 5, dtype, training, epochs=2)[0] for dtype in ("float64", "float32"))
-    # Before what was rounded has grown: a unit that is on here and off there.
+    # Before rounding differences grow: a ReLU that is on in one run and off in the other.
     got, truth, naive = one.losses[:20], truth[:20], naive[:20]
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
     allowed += ROUNDING.get(precision, 0.0) * np.abs(truth).max()
@@ -243,11 +243,11 @@ def test_many_steps_follow_the_reference_with_the_same_bits(batch, precision, mo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_many_networks_have_the_bits_of_each_alone(precision, monkeypatch):
+def test_many_networks_have_the_bits_of_single_runs(precision, monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
     x, y = pixels(1293, 784), np.arange(1293) % 10
     options = [TrainOptions(batch_size=64, epochs=2 + i % 2, seed=i, lr=0.01, precision=precision) for i in range(8)]
-    assert_bits_of_each_alone([Run(mlp(784, 320, 160, 10, seed=i), each) for i, each in enumerate(options)], x, y)
+    assert_bits_of_single_runs([Run(mlp(784, 320, 160, 10, seed=i), each) for i, each in enumerate(options)], x, y)
 
 
 @pytest.mark.gpu
@@ -257,16 +257,16 @@ def test_random_delays_change_no_bit(batch, precision, monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
-    plain = fit(net, x, y, device="cuda", epochs=2, precision=precision, **training)
+    expected = fit(net, x, y, device="cuda", epochs=2, precision=precision, **training)
     delay_at_random(monkeypatch, LayerParallelLowering)
-    assert_same_bits(plain, fit(net, x, y, device="cuda", epochs=2, precision=precision, **training))
+    assert_same_bits(expected, fit(net, x, y, device="cuda", epochs=2, precision=precision, **training))
 
 
 @pytest.mark.gpu
-def test_a_block_that_never_comes_is_an_error(monkeypatch):
+def test_a_missing_block_is_an_error(monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
     monkeypatch.setattr(mlp_train_layer_parallel, "DEADLINE_MS", 50)
     leave_out_a_block(monkeypatch, LayerParallelLowering)
-    net, x, y, training = made("digits")
-    with pytest.raises(KernelError, match="did not find each other"):
+    net, x, y, training = case_of("digits")
+    with pytest.raises(KernelError, match="grid barrier timed out"):
         fit(net, x, y, device="cuda", epochs=1, **training)

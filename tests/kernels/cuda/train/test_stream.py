@@ -1,4 +1,4 @@
-"""Training whose rows a block takes through all layers behind the first: emulated kernels, and those of a GPU."""
+"""Training whose blocks run rows through all layers after the first: emulated, and on a GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from onchip.train.many import Run
 from onchip.train.options import TrainOptions
 from training_cases import (
     PIXEL_CASES,
-    assert_bits_of_each_alone,
+    assert_bits_of_single_runs,
     assert_follows_reference,
     assert_same_bits,
-    bytes_of_room,
     case,
     case_of_pixels,
     pixels,
+    shared_bytes_of,
     stream_everything,
     train_only_by,
 )
@@ -37,8 +37,8 @@ def take_two_tiles(monkeypatch):
 
 
 def lowering_of(*widths, **job):
-    given = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 1024, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**given), H200)
+    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 1024, **job}
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), H200)
 
 
 def kernels_of(lowering):
@@ -71,7 +71,7 @@ def test_emulated_tiles_of_32_rows_have_the_same_bits(name, gpu, monkeypatch):
 
 
 @needs_gxx
-def test_emulated_blocks_take_several_tiles_in_turn(gpu, monkeypatch):
+def test_emulated_blocks_loop_over_tiles(gpu, monkeypatch):
     net, x, y, training = case_of_pixels("many rows")
     one = fit(net, x, y, epochs=2, device="cuda", **training)
     monkeypatch.setattr(StreamPass, "blocks", property(lambda self: 3))
@@ -80,7 +80,7 @@ def test_emulated_blocks_take_several_tiles_in_turn(gpu, monkeypatch):
 
 @needs_gxx
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_emulated_products_in_other_precisions(precision, gpu):
+def test_emulated_gemms_in_other_precisions(precision, gpu):
     net, x, y, training = case_of_pixels("digits")
     exact, rounded = (
         fit(net, x, y, epochs=2, device="cuda", precision=each, **training).losses for each in ("fp32", precision)
@@ -90,42 +90,42 @@ def test_emulated_products_in_other_precisions(precision, gpu):
 
 
 @needs_gxx
-def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
+def test_emulated_networks_in_one_launch_have_the_bits_of_single_runs(gpu):
     x, y = pixels(70, 37), np.arange(70) % 4
     options = [TrainOptions(batch_size=32, epochs=1 + i % 2, seed=i, lr=0.1 / (1 + i)) for i in range(3)]
-    assert_bits_of_each_alone([Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)], x, y)
+    assert_bits_of_single_runs([Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)], x, y)
 
 
 @needs_gxx
 @pytest.mark.parametrize("tiles", [1, 2])
 @pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
 def test_host_and_kernel_agree_on_shared_memory(widths, tiles, tmp_path):
-    writes = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    found = bytes_of_room(mlp_train_stream.SOURCE, f"Room<3, {tiles}, 0, {writes}>", tmp_path)
+    specs = ", ".join(f"LayerSpec<{width}, 1>" for width in widths[1:])
+    nbytes = shared_bytes_of(mlp_train_stream.SOURCE, f"SharedLayout<3, {tiles}, 0, {specs}>", tmp_path)
     batch = 16 * tiles * H200.units
-    assert found == StreamPass(widths[1:], "fp32", batch, H200.units, H200.fast_bytes).shared_bytes
+    assert nbytes == StreamPass(widths[1:], "fp32", batch, H200.units, H200.fast_bytes).shared_bytes
 
 
 # -- as data -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1024, 4096])
-def test_digits_take_five_launches_a_step(batch):
+def test_digits_take_five_launches_per_step(batch):
     step = ["bytes_forward", "train_stream", "bytes_gradient", "large_gradients", "train_apply"]
-    assert kernels_of(lowering_of(784, 320, 160, 10, batch=batch)) == ["bytes_parts", *2 * step, "train_advance"]
+    assert kernels_of(lowering_of(784, 320, 160, 10, batch=batch)) == ["bytes_split", *2 * step, "train_advance"]
 
 
 @pytest.mark.parametrize(
     ("widths", "job"),
     [
-        ((784, 2048, 2048, 10), {}),  # 34 MB of weights for each block
-        ((784, 320, 160, 10), {"batch": 60_000}),  # 15 turns of all blocks
+        ((784, 2048, 2048, 10), {}),  # 34 MB of weights per block
+        ((784, 320, 160, 10), {"batch": 60_000}),  # 15 waves
         ((784, 320, 160, 33), {}),
         ((784, 40, 40, 40, 40, 10), {}),
         ((784, 4000, 10), {}),
     ],
 )
-def test_where_products_apart_are_sooner_done_or_rows_do_not_fit_they_are_apart(widths, job):
+def test_one_launch_per_gemm_if_faster_or_if_rows_do_not_fit(widths, job):
     assert "train_stream" not in kernels_of(lowering_of(*widths, **job))
 
 
@@ -142,11 +142,13 @@ def test_rows_follow_the_reference(name, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1000, 4096])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_bits_are_the_same_each_time_and_wherever_graphs_end(batch, precision, monkeypatch):
+def test_bits_depend_neither_on_the_run_nor_on_where_graphs_end(batch, precision, monkeypatch):
     train_only_by(monkeypatch, "mlp_train")
     net, _, y, training = case(784, 320, 160, 10, n=10_000, batch_size=batch, lr=0.03)
     x = pixels(10_000, 784)
     one, other = (fit(net, x, y, device="cuda", epochs=3, precision=precision, **training) for _ in range(2))
     assert_same_bits(one, other)
-    debugged = fit(net, x, y, device="cuda", epochs=3, precision=precision, debug=True, **training)  # a graph a step
+    debugged = fit(
+        net, x, y, device="cuda", epochs=3, precision=precision, debug=True, **training
+    )  # one graph per step
     assert_same_bits(one, debugged)

@@ -1,4 +1,4 @@
-"""Training in three launches a step: emulated kernels, and those of a GPU."""
+"""Training in three launches per step: emulated, and on a GPU."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from onchip.train.many import Run
 from onchip.train.options import TrainOptions
 from training_cases import (
     PIXEL_CASES,
-    assert_bits_of_each_alone,
+    assert_bits_of_single_runs,
     assert_follows_reference,
     assert_same_bits,
-    bytes_of_room,
     case_of_pixels,
     pixels,
     reference_curve,
+    shared_bytes_of,
     take_any_batch,
 )
 
 
 def lowering_of(*widths, **job):
-    given = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 256, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**given), H200)
+    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 256, **job}
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), H200)
 
 
-def assert_follows_in_bf16(name):
+def assert_bf16_rounding(name):
     net, x, y, training = case_of_pixels(name)
     result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision="bf16", **training)
     assert isinstance(result.plan.groups[0].claim.facts, ThreeLaunchLowering)
@@ -64,32 +64,32 @@ def test_emulated_launches_follow_the_reference(name, gpu):
 @needs_gxx
 @pytest.mark.parametrize("name", ["digits", "four layers, adam"])
 def test_emulated_launches_in_bf16(name, gpu):
-    assert_follows_in_bf16(name)
+    assert_bf16_rounding(name)
 
 
 @needs_gxx
 def test_emulated_bits_do_not_depend_on_where_graphs_end(gpu):
     net, x, y, training = case_of_pixels("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
-    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # a graph a step
+    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # one graph per step
 
 
 @needs_gxx
-def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
+def test_emulated_networks_in_one_launch_have_the_bits_of_single_runs(gpu):
     x, y = pixels(70, 37), np.arange(70) % 4
     options = [TrainOptions(batch_size=32, epochs=1 + i % 2, seed=i, lr=0.1 / (1 + i)) for i in range(3)]
-    assert_bits_of_each_alone([Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)], x, y)
+    assert_bits_of_single_runs([Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)], x, y)
 
 
 @needs_gxx
 @pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
 def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
-    writes = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    found = bytes_of_room(mlp_train_three_launch.CLUSTER_SOURCE, f"Room<3, {writes}>", tmp_path)
-    assert found == lowering_of(*widths).cluster_bytes
+    specs = ", ".join(f"LayerSpec<{width}, 1>" for width in widths[1:])
+    nbytes = shared_bytes_of(mlp_train_three_launch.CLUSTER_SOURCE, f"SharedLayout<3, {specs}>", tmp_path)
+    assert nbytes == lowering_of(*widths).cluster_bytes
 
 
-def test_two_blocks_of_digits_share_a_multiprocessor():
+def test_two_blocks_of_digits_share_an_sm():
     assert 2 * (lowering_of(784, 320, 160, 10).cluster_bytes + 1024) <= 228 << 10
 
 
@@ -102,7 +102,7 @@ def test_two_blocks_of_digits_share_a_multiprocessor():
         (513, "mlp_train"),
     ],
 )
-def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
+def test_the_planner_chooses_it_where_it_is_faster(batch, chosen):
     job = Job("fp32", batch, "cross_entropy", byte_scale=1 / 255)
     (group,) = make_plan(mlp(784, 320, 160, 10), H200, KERNELS, job).groups
     assert group.claim.kernel == chosen
@@ -111,7 +111,7 @@ def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
 @pytest.mark.parametrize(
     ("widths", "job", "why"),
     [
-        ((784, 320, 10), {"byte_scale": 0.0}, "rows of pixels"),
+        ((784, 320, 10), {"byte_scale": 0.0}, "uint8 rows"),
         ((784, 320, 10), {"clip_norm": 1.0}, "clipping"),
         ((784, 320, 33), {}, "32 outputs"),
         ((784, 9, 9, 9, 9, 10), {}, "2 to 4 layers"),
@@ -119,7 +119,7 @@ def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
         ((784, 1600, 800, 10), {}, "does not fit"),
     ],
 )
-def test_it_says_what_it_does_not_take(widths, job, why):
+def test_refusals_have_a_reason(widths, job, why):
     assert why in lowering_of(*widths, **job)
 
 

@@ -104,24 +104,24 @@ from onchip.network.layers import (
     TopK,
 )
 from onchip.network.layers.norm import factor_and_shift
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 from onchip.network.types import TensorType, numpy_dtype
 
 
 def jax_function(
     jax: Any, net: Network, dtype: str, precision: Any
 ) -> tuple[Callable[[Sequence[Value], Mapping[str, Weights]], Value], dict[str, Weights]]:
-    """forward(xs, weights) -> y, and the weights, by node and role. They are arguments, as XLA would fold constants.
+    """forward(xs, weights) -> y, and the weights by node and role: as arguments, because XLA would fold constants.
 
     xs  (B, ...) each, of `dtype` or ids; y and all float weights are of `dtype`
     """
     for node in net.nodes:
         if type(node.layer) not in FORMS:
-            raise UnavailableError(f"no function of JAX for {node.layer}")
-    made: Made = {}
+            raise UnavailableError(f"no JAX function for {node.layer}")
+    materialised: Evaluated = {}
     weights: dict[str, Weights] = {}
     for node in net.nodes:
-        arrays = {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
+        arrays = {role: materialise(name, net.weights, materialised) for role, name in node.weights.items()}
         prepare = _PREPARED.get(type(node.layer))
         prepared = prepare(node.layer, arrays) if prepare else arrays
         weights[node.name] = {
@@ -131,11 +131,11 @@ def jax_function(
     context = Context(jax, net, precision)
     (last,) = net.outputs
 
-    def forward(xs: Sequence[Value], given: Mapping[str, Weights]) -> Value:
+    def forward(xs: Sequence[Value], weights: Mapping[str, Weights]) -> Value:
         values = dict(zip(net.inputs, xs, strict=True))
         for node in net.nodes:
-            read = (values[name] for name in node.inputs)
-            values[node.name] = FORMS[type(node.layer)](context, node, given[node.name], *read)
+            inputs = (values[name] for name in node.inputs)
+            values[node.name] = FORMS[type(node.layer)](context, node, weights[node.name], *inputs)
         return values[last]
 
     return forward, weights
@@ -144,16 +144,16 @@ def jax_function(
 # -- layers ------------------------------------------------------------------------------------------------
 
 
-def _linear(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    y = to.jax.numpy.matmul(x, w["weight"], precision=to.precision)
+def _linear(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+    y = ctx.jax.numpy.matmul(x, w["weight"], precision=ctx.precision)
     return y + w["bias"] if "bias" in w else y
 
 
-def _turned(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
+def _transposed(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
     return {**w, "weight": w["weight"].T}
 
 
-def _batch_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _batch_norm(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     return x * windows.by_channel(w["factor"], x) + windows.by_channel(w["shift"], x)
 
 
@@ -162,135 +162,135 @@ def _folded(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
     return dict(zip(("factor", "shift"), factor_and_shift(w, layer.eps), strict=True))
 
 
-def _row_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _row_norm(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     """Sums in float32, as in JAX's libraries."""
-    layer, numpy = node.layer, to.jax.numpy
+    layer, numpy = node.layer, ctx.jax.numpy
     assert isinstance(layer, LayerNorm | RMSNorm | GroupNorm)
-    parts = layer.parts(TensorType(("B", *x.shape[1:])))
-    wide = x.astype("float32").reshape(x.shape[0], parts.count, parts.size)
+    groups = layer.parts(TensorType(("B", *x.shape[1:])))
+    x32 = x.astype("float32").reshape(x.shape[0], groups.count, groups.size)
     if layer.is_centred:
-        wide = wide - numpy.mean(wide, axis=-1, keepdims=True)
-    variance = numpy.mean(wide * wide, axis=-1, keepdims=True)
-    y = (wide * to.jax.lax.rsqrt(variance + layer.eps)).astype(x.dtype).reshape(x.shape)
-    each = windows.by_channel if isinstance(layer, GroupNorm) else lambda numbers, y: numbers
-    y = y * each(w["weight"], y) if "weight" in w else y
-    return y + each(w["bias"], y) if "bias" in w else y
+        x32 = x32 - numpy.mean(x32, axis=-1, keepdims=True)
+    variance = numpy.mean(x32 * x32, axis=-1, keepdims=True)
+    y = (x32 * ctx.jax.lax.rsqrt(variance + layer.eps)).astype(x.dtype).reshape(x.shape)
+    shaped = windows.by_channel if isinstance(layer, GroupNorm) else lambda weight, y: weight
+    y = y * shaped(w["weight"], y) if "weight" in w else y
+    return y + shaped(w["bias"], y) if "bias" in w else y
 
 
 def _reduce(function: str) -> Form:
-    def form(to: Context, node: Node, w: Weights, x: Value) -> Value:
-        given = node.layer.attributes()
-        return getattr(to.jax.numpy, function)(x, axis=given["axes"], keepdims=given["keep"])
+    def form(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+        attributes = node.layer.attributes()
+        return getattr(ctx.jax.numpy, function)(x, axis=attributes["axes"], keepdims=attributes["keep"])
 
     return form
 
 
-def _norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    given = node.layer.attributes()
-    return to.jax.numpy.sqrt(to.jax.numpy.sum(x * x, axis=given["axes"], keepdims=given["keep"]))
+def _norm(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+    attributes = node.layer.attributes()
+    return ctx.jax.numpy.sqrt(ctx.jax.numpy.sum(x * x, axis=attributes["axes"], keepdims=attributes["keep"]))
 
 
-def _clip(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _clip(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, Clip)
-    return to.jax.numpy.clip(x, node.layer.low, node.layer.high)
+    return ctx.jax.numpy.clip(x, node.layer.low, node.layer.high)
 
 
-def _hard_sigmoid(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _hard_sigmoid(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, HardSigmoid)
-    return to.jax.numpy.clip(node.layer.slope * x + node.layer.shift, 0, 1)
+    return ctx.jax.numpy.clip(node.layer.slope * x + node.layer.shift, 0, 1)
 
 
-def _leaky_relu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _leaky_relu(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, LeakyReLU)
-    return to.jax.numpy.where(x >= 0, x, node.layer.slope * x)
+    return ctx.jax.numpy.where(x >= 0, x, node.layer.slope * x)
 
 
-def _prelu(to: Context, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
-    return to.jax.numpy.where(x >= 0, x, x * (slopes[0] if slopes else w["constant"]))
+def _prelu(ctx: Context, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+    return ctx.jax.numpy.where(x >= 0, x, x * (slopes[0] if slopes else w["constant"]))
 
 
-def _elu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _elu(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, ELU)
-    return to.jax.nn.elu(x, node.layer.alpha)
+    return ctx.jax.nn.elu(x, node.layer.alpha)
 
 
-def _gelu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _gelu(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, GELU)
-    return to.jax.nn.gelu(x, approximate=node.layer.approximate == "tanh")
+    return ctx.jax.nn.gelu(x, approximate=node.layer.approximate == "tanh")
 
 
-def _mish(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    return x * to.jax.numpy.tanh(to.jax.nn.softplus(x))
+def _mish(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+    return x * ctx.jax.numpy.tanh(ctx.jax.nn.softplus(x))
 
 
 def _softmax(function: str) -> Form:
-    def form(to: Context, node: Node, w: Weights, x: Value) -> Value:
-        return getattr(to.jax.nn, function)(x, axis=node.layer.attributes()["axis"])
+    def form(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+        return getattr(ctx.jax.nn, function)(x, axis=node.layer.attributes()["axis"])
 
     return form
 
 
 def _combine(function: Callable[[Value, Value], Value]) -> Form:
-    return lambda to, node, w, *xs: functools.reduce(function, (*xs, *w.values()))
+    return lambda ctx, node, w, *xs: functools.reduce(function, (*xs, *w.values()))
 
 
 def _extreme(function: str) -> Form:
-    return lambda to, node, w, *xs: functools.reduce(getattr(to.jax.numpy, function), (*xs, *w.values()))
+    return lambda ctx, node, w, *xs: functools.reduce(getattr(ctx.jax.numpy, function), (*xs, *w.values()))
 
 
 def _operands(w: Weights, xs: Sequence[Value]) -> list[Value]:
     return [*([w["first"]] if "first" in w else []), *xs, *([w["constant"]] if "constant" in w else [])]
 
 
-def _ordered(function: Callable[[Value, Value], Value]) -> Form:
-    return lambda to, node, w, *xs: function(*_operands(w, xs))
+def _binary(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda ctx, node, w, *xs: function(*_operands(w, xs))
 
 
-def _matmul(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
-    return to.jax.numpy.matmul(*_operands(w, xs), precision=to.precision)
+def _matmul(ctx: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    return ctx.jax.numpy.matmul(*_operands(w, xs), precision=ctx.precision)
 
 
-def _mask(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+def _mask(ctx: Context, node: Node, w: Weights, *xs: Value) -> Value:
     x = w.get("first", xs[0])
-    return to.jax.numpy.where(w.get("mask", xs[-1]) != 0, x, numpy_dtype(str(x.dtype)).type(0))
+    return ctx.jax.numpy.where(w.get("mask", xs[-1]) != 0, x, numpy_dtype(str(x.dtype)).type(0))
 
 
-def _div(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
-    a, b = to.jax.numpy.broadcast_arrays(*_operands(w, xs))
-    return a / b if "float" in to.net.types[node.name].dtype else to.jax.lax.div(a, b)
+def _div(ctx: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    a, b = ctx.jax.numpy.broadcast_arrays(*_operands(w, xs))
+    return a / b if "float" in ctx.net.types[node.name].dtype else ctx.jax.lax.div(a, b)
 
 
-def _mod(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
-    function = to.jax.numpy.fmod if node.layer.attributes()["truncated"] else to.jax.numpy.mod
-    return _ordered(function)(to, node, w, *xs)
+def _mod(ctx: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    function = ctx.jax.numpy.fmod if node.layer.attributes()["truncated"] else ctx.jax.numpy.mod
+    return _binary(function)(ctx, node, w, *xs)
 
 
 def _compare(function: Callable[[Value, Value], Value]) -> Form:
-    return lambda to, node, w, *xs: function(*_operands(w, xs)).astype(xs[0].dtype)
+    return lambda ctx, node, w, *xs: function(*_operands(w, xs)).astype(xs[0].dtype)
 
 
-def _to_ints(to: Context, node: Node, w: Weights, x: Value) -> Value:
+def _to_ints(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     """Narrow types go through int32: XLA saturates values that do not fit, onchip wraps."""
     dtype = numpy_dtype(node.layer.attributes()["dtype"])
-    is_short = dtype.itemsize < 4 and dtype.kind != "b"  # bool is x != 0, also for fractions
-    return (x.astype("int32") if is_short else x).astype(dtype)
+    is_narrow = dtype.itemsize < 4 and dtype.kind != "b"  # bool is x != 0, also for fractions
+    return (x.astype("int32") if is_narrow else x).astype(dtype)
 
 
-def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """The usual code; it does not map NaN to 0."""
-    return to.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
+def _to_pixels(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
+    """The usual formula; unlike onchip's, it does not map NaN to 0."""
+    return ctx.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
 
 
 def _numpy(name: str) -> Form:
-    return lambda to, node, w, x: getattr(to.jax.numpy, name)(x)
+    return lambda ctx, node, w, x: getattr(ctx.jax.numpy, name)(x)
 
 
 def _nn(name: str) -> Form:
-    return lambda to, node, w, x: getattr(to.jax.nn, name)(x)
+    return lambda ctx, node, w, x: getattr(ctx.jax.nn, name)(x)
 
 
 _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str, Array]]] = {
-    Linear: _turned,
+    Linear: _transposed,
     ConvTranspose1d: windows.mirrored,
     ConvTranspose2d: windows.mirrored,
     BatchNorm1d: _folded,
@@ -298,11 +298,11 @@ _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str,
 }
 # All but TokenConv and Interleave, which only rewrites create: peers get the network before rewrites.
 FORMS: dict[type[Layer], Form] = {
-    ReLU: lambda to, node, w, x: to.jax.numpy.maximum(x, 0),
+    ReLU: lambda ctx, node, w, x: ctx.jax.numpy.maximum(x, 0),
     LeakyReLU: _leaky_relu,
     PReLU: _prelu,
     Clip: _clip,
-    Cast: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
+    Cast: lambda ctx, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
     ToInts: _to_ints,
     Sigmoid: _nn("sigmoid"),
     SiLU: _nn("silu"),
@@ -317,7 +317,7 @@ FORMS: dict[type[Layer], Form] = {
     **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
     **{kind: _numpy(kind.__name__.lower()) for kind in (Floor, Ceil, Round)},
     Atan: _numpy("arctan"),
-    Erf: lambda to, node, w, x: to.jax.lax.erf(x),
+    Erf: lambda ctx, node, w, x: ctx.jax.lax.erf(x),
     Softmax: _softmax("softmax"),
     LogSoftmax: _softmax("log_softmax"),
     Linear: _linear,
@@ -326,8 +326,8 @@ FORMS: dict[type[Layer], Form] = {
     Conv2d: windows.conv,
     ConvTranspose1d: windows.conv_transpose,
     ConvTranspose2d: windows.conv_transpose,
-    # No out-of-range indices: every id has been checked.
-    Embedding: lambda to, node, w, x: to.jax.numpy.take(w["weight"], x, axis=0, mode="clip"),
+    # The mode does not matter: every id has been checked.
+    Embedding: lambda ctx, node, w, x: ctx.jax.numpy.take(w["weight"], x, axis=0, mode="clip"),
     BatchNorm1d: _batch_norm,
     BatchNorm2d: _batch_norm,
     **dict.fromkeys((LayerNorm, RMSNorm, GroupNorm), _row_norm),
@@ -344,19 +344,19 @@ FORMS: dict[type[Layer], Form] = {
     Mul: _combine(operator.mul),
     Max: _extreme("maximum"),
     Min: _extreme("minimum"),
-    Sub: _ordered(operator.sub),
+    Sub: _binary(operator.sub),
     Div: _div,
     Mod: _mod,
-    Pow: _ordered(operator.pow),
+    Pow: _binary(operator.pow),
     Mask: _mask,
     Greater: _compare(operator.gt),
     GreaterOrEqual: _compare(operator.ge),
     Equal: _compare(operator.eq),
-    Concat: lambda to, node, w, *xs: to.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
-    Identity: lambda to, node, w, x: x,
-    Dropout: lambda to, node, w, x: x,
-    Permute: lambda to, node, w, x: to.jax.numpy.transpose(x, node.layer.attributes()["axes"]),
-    Reshape: lambda to, node, w, x: to.jax.numpy.reshape(x, (x.shape[0], *to.net.types[node.name].row_shape)),
+    Concat: lambda ctx, node, w, *xs: ctx.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
+    Identity: lambda ctx, node, w, x: x,
+    Dropout: lambda ctx, node, w, x: x,
+    Permute: lambda ctx, node, w, x: ctx.jax.numpy.transpose(x, node.layer.attributes()["axes"]),
+    Reshape: lambda ctx, node, w, x: ctx.jax.numpy.reshape(x, (x.shape[0], *ctx.net.types[node.name].row_shape)),
     ToPixels: _to_pixels,
     **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),
     LinearResize: choice.linear_resize,

@@ -1,4 +1,4 @@
-"""Networks over images, written in torch in the usual way; imported only if torch is installed."""
+"""Image networks in idiomatic torch; imported only if torch is installed."""
 
 from __future__ import annotations
 
@@ -67,33 +67,32 @@ def conv_norm(C_in: int, C_out: int, kernel: int | tuple[int, int], **options: A
 
 
 class UNet(nn.Module):  # type: ignore[misc]
-    """Down to an eighth of the size and up again, with a skip connection at each size."""
+    """Downsamples by two per further width, then upsamples, with a skip connection at each size."""
 
     def __init__(self, C_in: int, widths: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(self._two(*pair) for pair in itertools.pairwise((C_in, *widths)))
-        self.up = nn.ModuleList(self._two(low + high, high) for high, low in itertools.pairwise(widths))
+        self.down = nn.ModuleList(self._double_conv(*pair) for pair in itertools.pairwise((C_in, *widths)))
+        self.up = nn.ModuleList(self._double_conv(low + high, high) for high, low in itertools.pairwise(widths))
         self.pool, self.resize = nn.MaxPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear")
         self.last = nn.Conv2d(widths[0], classes, 1)
 
     @staticmethod
-    def _two(C_in: int, C_out: int) -> nn.Sequential:
+    def _double_conv(C_in: int, C_out: int) -> nn.Sequential:
         return nn.Sequential(conv_norm(C_in, C_out, 3, padding=1), conv_norm(C_out, C_out, 3, padding=1))
 
     def forward(self, x: Any) -> Any:
-        kept: list[Any] = []
+        skips: list[Any] = []
         for block in self.down:
-            kept.append(block(self.pool(kept[-1]) if kept else x))
-        x = kept.pop()
+            skips.append(block(self.pool(skips[-1]) if skips else x))
+        x = skips.pop()
         for block in reversed(self.up):
-            x = block(torch.cat([kept.pop(), self.resize(x)], dim=1))
+            x = block(torch.cat([skips.pop(), self.resize(x)], dim=1))
         return self.last(x)
 
 
 # -- MLPerf Tiny ---------------------------------------------------------------------------------------------
-# The networks of the benchmark for microcontrollers, written in torch in the usual way: symmetric pads where
-# TensorFlow's "same" pads one more at the end; every size is the published one. The fourth, for audio, is in
-# torch_tables.
+# Three networks of the benchmark for microcontrollers, in their published sizes; the fourth, for audio, is in
+# torch_tables. Padding is symmetric, whereas TensorFlow's "same" may pad one more at the end.
 
 
 def separable(C_in: int, C_out: int, stride: int = 1) -> nn.Sequential:
@@ -125,12 +124,12 @@ def mobilenet() -> nn.Module:
 
 
 class ResidualBlock(nn.Module):  # type: ignore[misc]
-    """Two convolutions with a residual connection; if the size changes, through a 1x1 convolution."""
+    """Two convolutions with a residual connection, by a 1x1 convolution if the shape changes."""
 
     def __init__(self, C_in: int, C_out: int, stride: int) -> None:
         super().__init__()
-        second = nn.Conv2d(C_out, C_out, 3, padding=1, bias=False), nn.BatchNorm2d(C_out)
-        self.body = nn.Sequential(conv_norm(C_in, C_out, 3, stride=stride, padding=1), *second)
+        conv2 = nn.Conv2d(C_out, C_out, 3, padding=1, bias=False), nn.BatchNorm2d(C_out)
+        self.body = nn.Sequential(conv_norm(C_in, C_out, 3, stride=stride, padding=1), *conv2)
         self.skip = nn.Conv2d(C_in, C_out, 1, stride) if C_in != C_out else nn.Identity()
 
     def forward(self, x: Any) -> Any:
@@ -138,7 +137,7 @@ class ResidualBlock(nn.Module):  # type: ignore[misc]
 
 
 def resnet8() -> nn.Module:
-    """Ten classes of 32x32 pixels."""
+    """ResNet-8: 32x32 images to ten classes."""
     blocks = (ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2))
     head = (nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))
     return nn.Sequential(conv_norm(3, 16, 3, padding=1), *blocks, *head)

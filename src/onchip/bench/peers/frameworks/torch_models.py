@@ -33,7 +33,7 @@ from onchip.network.recipe import Array
 @dataclass(frozen=True)
 class Input:
     row_shape: tuple[int, ...]
-    vocabulary: int = 0  # rows are ids below this; 0: they are floats
+    vocabulary: int = 0  # rows are ids below this; 0: rows are floats
 
 
 def floats(*row_shape: int) -> Input:
@@ -48,36 +48,36 @@ def ids(length: int, vocabulary: int) -> Input:
 class Model:
     name: str
     make: Callable[[], nn.Module]
-    takes: tuple[Input, ...]
+    row_inputs: tuple[Input, ...]
 
     @property
     def is_image(self) -> bool:
-        return len(self.takes[0].row_shape) == 3
+        return len(self.row_inputs[0].row_shape) == 3
 
     def module(self) -> nn.Module:
         """With weights from a fixed seed and batch norms with nontrivial statistics, in eval mode."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = self.make().eval()
-            for part in module.modules():
-                if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
-                    part.running_mean.normal_(0, 0.1)
-                    part.running_var.uniform_(0.5, 1.5)
-                if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
-                    nn.init.uniform_(part.weight, 0.5, 1.5)
-                    nn.init.normal_(part.bias, 0, 0.1)
-                if isinstance(part, nn.MultiheadAttention):  # torch initialises these to zero
-                    nn.init.normal_(part.in_proj_bias, 0, 0.1)
-                    nn.init.normal_(part.out_proj.bias, 0, 0.1)
+            for layer in module.modules():
+                if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                    layer.running_mean.normal_(0, 0.1)
+                    layer.running_var.uniform_(0.5, 1.5)
+                if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
+                    nn.init.uniform_(layer.weight, 0.5, 1.5)
+                    nn.init.normal_(layer.bias, 0, 0.1)
+                if isinstance(layer, nn.MultiheadAttention):  # torch initialises these to zero
+                    nn.init.normal_(layer.in_proj_bias, 0, 0.1)
+                    nn.init.normal_(layer.out_proj.bias, 0, 0.1)
         return module.requires_grad_(False)
 
     def inputs(self, B: int) -> tuple[Array, ...]:
         """B rows per input."""
         rng = np.random.default_rng(1)
         return tuple(
-            rng.integers(0, given.vocabulary, (B, *given.row_shape)) if given.vocabulary
-            else rng.standard_normal((B, *given.row_shape), dtype=np.float32)
-            for given in self.takes
+            rng.integers(0, spec.vocabulary, (B, *spec.row_shape)) if spec.vocabulary
+            else rng.standard_normal((B, *spec.row_shape), dtype=np.float32)
+            for spec in self.row_inputs
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A network as a torch module: straight-line calls of torch functions, with the same weights.
+"""A network as a torch module: a sequence of torch functions with the same weights.
 
 The module is a torch.fx graph, so calling it has no more Python overhead than a hand-written module, and
 torch.compile sees plain calls.
@@ -117,7 +117,7 @@ def torch_module(net: Network) -> Any:
         builder.add(node, form)
     outputs = tuple(builder.values[name] for name in net.outputs)
     builder.graph.output(outputs if len(outputs) > 1 else outputs[0])
-    builder.graph.eliminate_dead_code()  # e.g. a Linear that was merged into its reader
+    builder.graph.eliminate_dead_code()  # e.g. a Linear that a later node has inlined
     return torch.fx.GraphModule(builder.root, builder.graph)
 
 
@@ -148,13 +148,13 @@ def _row_norm(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 def _reduce(function: str) -> Form:
     def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-        given = node.layer.attributes()
-        return to.call(function, x, dim=given["axes"], keepdim=given["keep"])
+        attributes = node.layer.attributes()
+        return to.call(function, x, dim=attributes["axes"], keepdim=attributes["keep"])
 
     return form
 
 
-def _ordered(function: str) -> Form:
+def _binary(function: str) -> Form:
     def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
         operands = [w[role] for role in ("first",) if role in w] + [*xs] + [w[r] for r in ("constant",) if r in w]
         return to.call(function, *operands)
@@ -186,13 +186,13 @@ def _div(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
 
 
 def _mod(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    return _ordered("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
+    return _binary("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
 
 
 def _compare(function: str) -> Form:
     def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
         dtype = getattr(to.torch, to.net.types[node.name].dtype)
-        return to.graph.call_method("to", (_ordered(function)(to, node, w, *xs), dtype))
+        return to.graph.call_method("to", (_binary(function)(to, node, w, *xs), dtype))
 
     return form
 
@@ -205,10 +205,10 @@ def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _to_pixels(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """The usual code; it does not map NaN to 0."""
+    """The usual torch code; unlike ToPixels, it does not map NaN to 0."""
     y = to.call("add", x, 1)
-    for function, number in (("div_", 2), ("mul_", 255)):
-        y = to.graph.call_method(function, (y, number))
+    for function, operand in (("div_", 2), ("mul_", 255)):
+        y = to.graph.call_method(function, (y, operand))
     return to.graph.call_method("to", (to.graph.call_method("clamp_", (y, 0, 255)), to.torch.uint8))
 
 
@@ -217,12 +217,12 @@ def _cast(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
 
 
-def _plain(function: str, **names: str) -> Form:
-    """A function of x and some of the layer's attributes; `names` maps them to torch's names."""
+def _call(function: str, **names: str) -> Form:
+    """A torch function of x; `names` maps torch's keywords to the layer's attributes."""
 
     def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-        given = node.layer.attributes()
-        return to.call(function, x, **{torch_name: given[name] for torch_name, name in names.items()})
+        attributes = node.layer.attributes()
+        return to.call(function, x, **{torch_name: attributes[name] for torch_name, name in names.items()})
 
     return form
 
@@ -230,25 +230,25 @@ def _plain(function: str, **names: str) -> Form:
 # All but TokenConv, which only a rewrite creates: peers get the network before rewrites.
 FORMS: dict[type[Layer], Form] = {
     ReLU: _relu,
-    LeakyReLU: _plain("leaky_relu", negative_slope="slope"),
-    Clip: _plain("clamp", min="low", max="high"),
+    LeakyReLU: _call("leaky_relu", negative_slope="slope"),
+    Clip: _call("clamp", min="low", max="high"),
     Cast: _cast,
     ToInts: _cast,
-    Sigmoid: _plain("sigmoid"),
-    Tanh: _plain("tanh"),
-    SiLU: _plain("silu"),
-    GELU: _plain("gelu", approximate="approximate"),
-    ELU: _plain("elu", alpha="alpha"),
-    SELU: _plain("selu"),
+    Sigmoid: _call("sigmoid"),
+    Tanh: _call("tanh"),
+    SiLU: _call("silu"),
+    GELU: _call("gelu", approximate="approximate"),
+    ELU: _call("elu", alpha="alpha"),
+    SELU: _call("selu"),
     HardSigmoid: _hard_sigmoid,
-    HardSwish: _plain("hardswish"),
-    Softplus: _plain("softplus"),
-    Softsign: _plain("softsign"),
-    Mish: _plain("mish"),
-    **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
-    **{kind: _plain(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
-    Softmax: _plain("softmax", dim="axis"),
-    LogSoftmax: _plain("log_softmax", dim="axis"),
+    HardSwish: _call("hardswish"),
+    Softplus: _call("softplus"),
+    Softsign: _call("softsign"),
+    Mish: _call("mish"),
+    **{kind: _call(kind.__name__.lower()) for kind in (Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
+    **{kind: _call(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
+    Softmax: _call("softmax", dim="axis"),
+    LogSoftmax: _call("log_softmax", dim="axis"),
     Linear: _linear,
     Conv1d: windows.conv,
     Conv2d: windows.conv,
@@ -273,21 +273,21 @@ FORMS: dict[type[Layer], Form] = {
     Mul: _combine("mul"),
     Max: _combine("maximum"),
     Min: _combine("minimum"),
-    Sub: _ordered("sub"),
+    Sub: _binary("sub"),
     Div: _div,
     Mod: _mod,
-    Pow: _ordered("pow"),
+    Pow: _binary("pow"),
     PReLU: _prelu,
     Mask: _mask,
     Greater: _compare("gt"),
     GreaterOrEqual: _compare("ge"),
     Equal: _compare("eq"),
-    MatMul: _ordered("matmul"),
+    MatMul: _binary("matmul"),
     Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: windows.interleave,
     Identity: lambda to, node, w, x: x,
     Dropout: lambda to, node, w, x: x,
-    Permute: _plain("permute", dims="axes"),
+    Permute: _call("permute", dims="axes"),
     Reshape: lambda to, node, w, x: to.call("reshape", x, (-1, *to.net.types[node.name].row_shape)),
     ToPixels: _to_pixels,
     **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),

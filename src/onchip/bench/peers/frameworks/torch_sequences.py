@@ -56,13 +56,13 @@ class TextTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, classes: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(torch.randn(length, width) / math.sqrt(width))
+        self.positions = nn.Parameter(torch.randn(length, width) / math.sqrt(width))
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2)
         self.fc = nn.Linear(width, classes)
 
     def forward(self, ids: Any) -> Any:
-        return self.fc(self.encoder(self.embedding(ids) + self.places).mean(dim=1))
+        return self.fc(self.encoder(self.embedding(ids) + self.positions).mean(dim=1))
 
 
 class AttentionBlock(nn.Module):  # type: ignore[misc]
@@ -89,10 +89,10 @@ class FrameTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self, features: int, length: int, width: int, heads: int, classes: int) -> None:
         super().__init__()
         self.project = nn.Linear(features, width)
-        self.places = nn.Parameter(torch.randn(length, width) / math.sqrt(width))
+        self.positions = nn.Parameter(torch.randn(length, width) / math.sqrt(width))
         self.blocks = nn.Sequential(AttentionBlock(width, heads), AttentionBlock(width, heads))
         self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Any) -> Any:
-        x = self.blocks(self.project(x) + self.places)
+        x = self.blocks(self.project(x) + self.positions)
         return self.fc(self.norm(x).mean(dim=1))

@@ -31,20 +31,20 @@ class WideAndDeep(nn.Module):  # type: ignore[misc]
     weight per id, and an MLP over all.
     """
 
-    def __init__(self, columns: int, vocabulary: int, embedding: int, numbers: int) -> None:
+    def __init__(self, columns: int, vocabulary: int, embedding: int, numeric: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(vocabulary, embedding) for _ in range(columns))
         self.weights = nn.ModuleList(nn.Embedding(vocabulary, 1) for _ in range(columns))
-        self.wide = nn.Linear(numbers, 1)
+        self.wide = nn.Linear(numeric, 1)
         self.deep = nn.Sequential(
-            nn.Linear(columns * embedding + numbers, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+            nn.Linear(columns * embedding + numeric, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
         )
 
-    def forward(self, ids: Any, numbers: Any) -> Any:
+    def forward(self, ids: Any, numeric: Any) -> Any:
         looked_up = [table(ids[:, i]) for i, table in enumerate(self.tables)]
         weights = [weight(ids[:, i]) for i, weight in enumerate(self.weights)]
-        wide = self.wide(numbers) + torch.cat(weights, dim=1).sum(dim=1, keepdim=True)
-        return torch.sigmoid(wide + self.deep(torch.cat([*looked_up, numbers], dim=1)))
+        wide = self.wide(numeric) + torch.cat(weights, dim=1).sum(dim=1, keepdim=True)
+        return torch.sigmoid(wide + self.deep(torch.cat([*looked_up, numeric], dim=1)))
 
 
 class TabularBlock(nn.Module):  # type: ignore[misc]

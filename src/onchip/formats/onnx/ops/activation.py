@@ -82,9 +82,9 @@ def read_celu(graph: GraphReader, op: Op) -> None:
     if alpha == 1:
         graph.add(op, ELU(), (x,))
         return
-    inside = graph.add_step(op, Mul(), (x,), {"constant": _number(graph, op, x, "inverse", 1 / alpha)})
-    bent = graph.add_step(op, ELU(), (inside,))
-    graph.add(op, Mul(), (bent,), {"constant": _number(graph, op, x, "alpha", alpha)})
+    inside = graph.add_step(op, Mul(), (x,), {"constant": _scalar(graph, op, x, "inverse", 1 / alpha)})
+    elu = graph.add_step(op, ELU(), (inside,))
+    graph.add(op, Mul(), (elu,), {"constant": _scalar(graph, op, x, "alpha", alpha)})
 
 
 @reads("Selu")
@@ -93,11 +93,11 @@ def read_selu(graph: GraphReader, op: Op) -> None:
     if (alpha, scale) == (SELU.ALPHA, SELU.SCALE):
         graph.add(op, SELU(), (x,))
         return
-    bent = graph.add_step(op, ELU(alpha), (x,))
-    graph.add(op, Mul(), (bent,), {"constant": _number(graph, op, x, "gamma", scale)})
+    elu = graph.add_step(op, ELU(alpha), (x,))
+    graph.add(op, Mul(), (elu,), {"constant": _scalar(graph, op, x, "gamma", scale)})
 
 
-def _number(graph: GraphReader, op: Op, x: str, what: str, number: float) -> str:
+def _scalar(graph: GraphReader, op: Op, x: str, what: str, number: float) -> str:
     return graph.weight(f"{op.outputs[0]}_{what}", np.array(number, numpy_dtype(graph.types[x].dtype)))
 
 
@@ -113,8 +113,8 @@ def read_hard_sigmoid(graph: GraphReader, op: Op) -> None:
 
 @writes(HardSigmoid)
 def write_hard_sigmoid(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    graph.emit("HardSigmoid", node, [graph.value(node)], alpha=given["slope"], beta=given["shift"])
+    attributes = node.layer.attributes()
+    graph.emit("HardSigmoid", node, [graph.value(node)], alpha=attributes["slope"], beta=attributes["shift"])
 
 
 @reads("LeakyRelu")
@@ -148,7 +148,7 @@ def _clip_ints(graph: GraphReader, op: Op, x: str) -> None:
         if graph.has(op, index):
             bound = graph.weight(op.inputs[index], graph.weight_constant(op, index, x))
             x = graph.add_step(op, layer, (x,), {"constant": bound})
-    graph.hand_out(op, 0, x)
+    graph.bind_output(op, 0, x)
 
 
 def _bound(graph: GraphReader, op: Op, index: int, x: str) -> float | None:
@@ -179,7 +179,7 @@ def read_softmax(graph: GraphReader, op: Op) -> None:
     # Before opset 13 all axes from `axis` on were flattened: equivalent to the last axis if the others are 1.
     if graph.opset < 13 and any(dim != 1 for dim in shape[axis:last]):
         raise FormatError(
-            f"{op}: before opset 13, softmax runs over several axes at once", got=f"axis {axis} of {graph.types[x]}",
+            f"{op}: before opset 13, softmax runs over several axes", got=f"axis {axis} of {graph.types[x]}",
             expected=f"axis {last}", hint="onnx.version_converter.convert_version(model, 13)",
         )  # fmt: skip
     if axis == last or graph.opset < 13:

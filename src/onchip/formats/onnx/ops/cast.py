@@ -13,7 +13,7 @@ from onchip.formats.onnx.ops.pixels import completes_pixels
 from onchip.formats.onnx.tensors import ELEMENT_TYPES, dtype_of
 from onchip.network.graph import Node
 from onchip.network.layers import Cast, ToInts
-from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.layers.cast import CastTo, IntDtype
 from onchip.network.types import numpy_dtype
 
 
@@ -36,13 +36,13 @@ def read_cast_like(graph: GraphReader, op: Op) -> None:
 
 def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
     x = graph.value(op)
-    given = graph.types[x].dtype
-    if given == dtype:
+    source = graph.types[x].dtype
+    if source == dtype:
         graph.pass_on(op)
     elif dtype in typing.get_args(CastTo):
         graph.add(op, Cast(cast(CastTo, dtype)), (x,))
     elif not widens_ints(graph, op, dtype):
-        graph.add(op, ToInts(cast(Whole, dtype)), (x,))
+        graph.add(op, ToInts(cast(IntDtype, dtype)), (x,))
 
 
 @writes(Cast, ToInts)

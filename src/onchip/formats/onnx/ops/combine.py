@@ -13,7 +13,7 @@ from onchip.formats.onnx.ops.base import Op, reads, writes
 from onchip.formats.onnx.ops.gelu import exact_gelu, pairs, tanh_gelu
 from onchip.formats.onnx.ops.graph_reader import GraphReader
 from onchip.formats.onnx.ops.graph_writer import GraphWriter
-from onchip.formats.onnx.ops.linear import takes_bias
+from onchip.formats.onnx.ops.linear import fuses_bias
 from onchip.formats.onnx.ops.pixels import completes_pixels
 from onchip.formats.onnx.ops.select import concat_constants
 from onchip.formats.onnx.tensors import ELEMENT_TYPES
@@ -57,7 +57,7 @@ _FOLDED: dict[type[Layer], Callable[[Array, Array], Array]] = {Add: np.add, Max:
 
 @reads("Add", "Sum")
 def read_add(graph: GraphReader, op: Op) -> None:
-    if takes_bias(graph, op):
+    if fuses_bias(graph, op):
         return
     if op.kind == "Sum" and len(op.inputs) == 1:
         graph.pass_on(op)
@@ -91,7 +91,7 @@ def read_mul(graph: GraphReader, op: Op) -> None:
 
 
 def _activation(graph: GraphReader, values: dict[int, str], constants: dict[int, Array]) -> tuple[Layer, str] | None:
-    """The activation that a product completes, and its input."""
+    """The activation that a Mul completes, and its input."""
     if len(values) == 2:
         first, second = values[0], values[1]
         source = exact_gelu(graph, (first, second), 1.0)
@@ -128,7 +128,7 @@ def _of_two(graph: GraphReader, x: str, factor: str) -> tuple[Layer, str] | None
 
 @reads("Div")
 def read_div(graph: GraphReader, op: Op) -> None:
-    """Division by a constant becomes a product with its reciprocal, if that is accurate to one rounding."""
+    """Division by a constant becomes a Mul by its reciprocal, if that is accurate to one rounding."""
     values, constants = operands(graph, op)
     _check_divisor(op, constants)
     if 1 in constants and constants[1].dtype.kind in "fV":
@@ -196,32 +196,32 @@ def read_where(graph: GraphReader, op: Op) -> None:
         return
     if not graph.is_constant(op, 0):
         got = str(graph.types[graph.value(op, 0)])
-        raise FormatError(f"{op}: its condition is no constant", got=got, expected="a constant mask")
+        raise FormatError(f"{op}: its condition is not a constant", got=got, expected="a constant mask")
     condition = graph.constant(op, 0)
     values = {index: graph.value(op, index) for index in (1, 2) if not graph.is_constant(op, index)}
     some = next(iter(values.values()))
     dtype = numpy_dtype(graph.types[some].dtype)
-    parts: dict[int, str] = {}
+    masked: dict[int, str] = {}
     constants: dict[int, Array] = {}
     for index, mask in ((1, condition), (2, ~condition)):
         if index not in values:
             array = graph.weight_constant(op, index, some)
             graph.spend(op, math.prod(np.broadcast_shapes(array.shape, mask.shape)))
             constants[index] = np.where(mask, array, np.zeros((), dtype))
-    is_all = len(values) == 1 and not next(iter(constants.values())).any()  # then nothing is added
+    is_all = len(values) == 1 and not next(iter(constants.values())).any()  # then no Add is needed
     for index, value in values.items():
-        kept = (condition if index == 1 else ~condition).astype(dtype)
-        parts[index] = combine(graph, op, Mask(), {0: value}, {1: kept}, is_step=not is_all, name=op.inputs[0])
+        selected = (condition if index == 1 else ~condition).astype(dtype)
+        masked[index] = combine(graph, op, Mask(), {0: value}, {1: selected}, is_step=not is_all, name=op.inputs[0])
     if not is_all:
-        combine(graph, op, Add(), parts, constants)
+        combine(graph, op, Add(), masked, constants)
 
 
 @reads("Concat")
 def read_concat(graph: GraphReader, op: Op) -> None:
-    places = range(max(1, len(op.inputs)))
-    values = tuple(graph.value(op, index) for index in places if not graph.is_constant(op, index))
+    indices = range(max(1, len(op.inputs)))
+    values = tuple(graph.value(op, index) for index in indices if not graph.is_constant(op, index))
     axis = graph.axis(op, values[0], op.attribute("axis", 1))
-    if len(values) == len(places):
+    if len(values) == len(indices):
         graph.add(op, Concat(axis), values)
     else:
         concat_constants(graph, op, axis)
@@ -231,14 +231,14 @@ def operands(graph: GraphReader, op: Op, same_dtype: bool = True) -> tuple[dict[
     """The node's values and constants by input index; at least one is a value."""
     if op.kind not in _MANY and len(op.inputs) != 2:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
-    places = range(len(op.inputs))
-    values = {index: graph.value(op, index) for index in places if not graph.is_constant(op, index)}
+    indices = range(len(op.inputs))
+    values = {index: graph.value(op, index) for index in indices if not graph.is_constant(op, index)}
     if not values:  # a Sum of constants, or of nothing
-        raise FormatError(f"{op} has no value", got=", ".join(op.inputs), expected="a value of the network")
+        raise FormatError(f"{op} has only constants", got=", ".join(op.inputs), expected="a value of the network")
     some = next(iter(values.values()))
     if graph.types[some].dtype == "bool":
-        raise FormatError(f"{op} needs numbers", got=str(graph.types[some]), expected="a float or int dtype")
-    others = [index for index in places if index not in values]
+        raise FormatError(f"{op}: unsupported dtype", got=str(graph.types[some]), expected="a float or int dtype")
+    others = [index for index in indices if index not in values]
     if not same_dtype:
         return values, {index: graph.constant(op, index) for index in others}
     return values, {index: graph.weight_constant(op, index, some) for index in others}
@@ -275,15 +275,15 @@ def combine(
         arrays = [graph.once(array) for array in arrays]
         if any(len(array) != 1 for array in arrays):
             got = f"shape {arrays[0].shape}"
-            raise FormatError(f"{op}: its constant differs from row to row", got=got, expected="1 along the batch")
+            raise FormatError(f"{op}: its constant varies over the batch", got=got, expected="size 1 on axis 0")
         arrays = [array[0] for array in arrays]
     total: Array = arrays[0]
     for array in arrays[1:]:  # of a Sum, a Max or a Min
         graph.spend(op, math.prod(np.broadcast_shapes(total.shape, array.shape)))
         total = np.asarray(_FOLDED[type(layer)](total, array))
-    place = next(iter(constants))
-    role = "first" if isinstance(layer, Ordered) and place == 0 else "mask" if isinstance(layer, Mask) else "constant"
-    weights = {role: graph.weight(name or op.inputs[place], total)}
+    first = next(iter(constants))
+    role = "first" if isinstance(layer, Ordered) and first == 0 else "mask" if isinstance(layer, Mask) else "constant"
+    weights = {role: graph.weight(name or op.inputs[first], total)}
     return _added(graph, op, layer, tuple(read), weights, is_step)
 
 
@@ -297,13 +297,13 @@ def _added(
 
 
 def _old_broadcast(op: Op, shapes: dict[int, tuple[Dim, ...]]) -> int:
-    """Before opset 7 the second operand was aligned at `axis` of the first: the number of axes after it."""
-    behind = len(shapes[0]) - op.attribute("axis", 0) - len(shapes[1])
-    if not 0 <= behind <= len(shapes[0]):
+    """Before opset 7 the second operand was aligned at `axis` of the first. Returns the number of axes after it."""
+    trailing = len(shapes[0]) - op.attribute("axis", 0) - len(shapes[1])
+    if not 0 <= trailing <= len(shapes[0]):
         raise FormatError(
-            f"{op}: axis out of range", got=f"axis {op.attributes['axis']}", expected="one of the first operand's"
+            f"{op}: axis out of range", got=f"axis {op.attributes['axis']}", expected="an axis of the first operand"
         )
-    return behind
+    return trailing
 
 
 def _minus_one(graph: GraphReader, value: str) -> dict[str, str]:

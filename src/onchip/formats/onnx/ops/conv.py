@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from onchip.errors import FormatError
-from onchip.formats.onnx.ops.base import MAX_SIZE, Op, reads, writes
+from onchip.formats.onnx.ops.base import Op, reads, writes
 from onchip.formats.onnx.ops.graph_reader import GraphReader
 from onchip.formats.onnx.ops.graph_writer import GraphWriter
+from onchip.formats.onnx.ops.op import MAX_SIZE
 from onchip.formats.onnx.ops.volumes import add_conv, add_transposed
 from onchip.formats.onnx.ops.windows import (
     Window,
@@ -52,8 +53,8 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
     if "output_shape" in op.attributes or auto_pad(op) in (b"SAME_UPPER", b"SAME_LOWER"):
         window, extra = _fit_output(graph, op, x, window, extra)
     sizes = zip((int(d) for d in graph.types[x].shape[2:]), window.stride, strict=True)
-    spread = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]  # before cropping
-    check_padded(graph, op, x, [*spread, *(0 for _ in spread)])
+    uncropped = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]
+    check_padded(graph, op, x, [*uncropped, *(0 for _ in uncropped)])
     roles, groups = _roles(graph, op, x, weight), _groups(op)
     if window.rank == 3:
         add_transposed(graph, op, x, window, extra, groups, roles)
@@ -63,7 +64,7 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
 
 
 def _fit_output(graph: GraphReader, op: Op, x: str, window: Window, extra: list[int]) -> tuple[Window, list[int]]:
-    """Pads for the size given by output_shape, or for SAME: the input's size times the stride."""
+    """The window's pads and output_padding for output_shape, or for SAME: input size times stride."""
     sizes = [int(d) for d in graph.types[x].shape[2:]]
     wanted = [n * s for n, s in zip(sizes, window.stride, strict=True)]
     if "output_shape" in op.attributes:
@@ -71,19 +72,19 @@ def _fit_output(graph: GraphReader, op: Op, x: str, window: Window, extra: list[
     if len(wanted) != window.rank:
         raise FormatError(f"{op}: bad attribute 'output_shape'", got=show(wanted), expected=f"{window.rank} sizes")
     total = []
-    for axis, (n, want) in enumerate(zip(sizes, wanted, strict=True)):
-        total.append(window.stride[axis] * (n - 1) + window.span(axis) + extra[axis] - want)
-    # An output that is too short is extended at its end.
-    longer = [e + max(0, -n) for e, n in zip(extra, total, strict=True)]
-    word = b"SAME_UPPER" if auto_pad(op) == b"SAME_UPPER" else b"SAME_LOWER"
-    return dataclasses.replace(window, pads=split_pad(word, [max(0, n) for n in total])), longer
+    for axis, (n, size) in enumerate(zip(sizes, wanted, strict=True)):
+        total.append(window.stride[axis] * (n - 1) + window.span(axis) + extra[axis] - size)
+    # output_padding extends an output that is too short.
+    extended = [e + max(0, -n) for e, n in zip(extra, total, strict=True)]
+    mode = b"SAME_UPPER" if auto_pad(op) == b"SAME_UPPER" else b"SAME_LOWER"
+    return dataclasses.replace(window, pads=split_pad(mode, [max(0, n) for n in total])), extended
 
 
 def _weight(graph: GraphReader, op: Op, x: str) -> Array:
     weight = graph.weight_constant(op, 1, x)
     if weight.ndim not in (3, 4, 5) or 0 in weight.shape:
-        expected = "3 to 5 axes, none of them 0: windows over one, two or three"
-        raise FormatError(f"{op}: unsupported rank of its weight", got=f"shape {weight.shape}", expected=expected)
+        expected = "3 to 5 axes, none of them 0"
+        raise FormatError(f"{op}: unsupported weight shape", got=f"shape {weight.shape}", expected=expected)
     return weight
 
 
@@ -111,8 +112,8 @@ def write_conv_transpose(graph: GraphWriter, node: Node) -> None:
     _write(graph, node, "ConvTranspose", output_padding=list(node.layer.attributes()["output_padding"]))
 
 
-def _write(graph: GraphWriter, node: Node, op_type: str, **more: list[int]) -> None:
+def _write(graph: GraphWriter, node: Node, op_type: str, **attributes: list[int]) -> None:
     kernel = graph.net.node_weight_types(node)["weight"].shape[2:]
-    given = window_attributes(node.layer, [int(d) for d in kernel])
+    window = window_attributes(node.layer, [int(d) for d in kernel])
     operands = [graph.value(node), *graph.weights(node, "weight", "bias")]
-    graph.emit(op_type, node, operands, group=conv_groups(node.layer), **given, **more)
+    graph.emit(op_type, node, operands, group=conv_groups(node.layer), **window, **attributes)

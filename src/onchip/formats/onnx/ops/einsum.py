@@ -21,70 +21,68 @@ from onchip.network.recipe import Array
 @folds("Einsum")
 def fold_einsum(graph: GraphReader, op: Op) -> Array:
     arrays = [graph.constant(op, index) for index in range(len(op.inputs))]
-    terms, made = _parse(op, [array.ndim for array in arrays])
+    terms, y = _parse(op, [array.ndim for array in arrays])
     axes = [pair for term, array in zip(terms, arrays, strict=True) for pair in zip(term, array.shape, strict=True)]
     graph.spend(op, math.prod(dict(axes).values()))
-    return np.asarray(np.einsum(f"{','.join(terms)}->{made}", *arrays))
+    return np.asarray(np.einsum(f"{','.join(terms)}->{y}", *arrays))
 
 
 @reads("Einsum")
 def read_einsum(graph: GraphReader, op: Op) -> None:
     constants = [graph.is_constant(op, index) for index in range(len(op.inputs))]
     x = graph.value(op, constants.index(False))
-    given = [
+    operands = [
         _Operand(graph, op, "", "", graph.weight_constant(op, index, x)) if is_constant
         else _Operand(graph, op, "", graph.value(op, index), None)
         for index, is_constant in enumerate(constants)
     ]  # fmt: skip
-    terms, made = _parse(op, [len(operand.row) + (operand.array is None and not graph.one_row) for operand in given])
+    terms, y = _parse(op, [len(operand.row) + (operand.array is None and not graph.one_row) for operand in operands])
     if not graph.one_row:
         batch = next(term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant)
         rest = [term if is_constant else term[1:] for term, is_constant in zip(terms, constants, strict=True)]
-        for place, operand in enumerate(given):
-            if operand.array is not None and rest[place][:1] == batch and len(same := graph.once(operand.array)) == 1:
-                operand.array, rest[place] = same[0], rest[place][1:]  # the same for every row
-        fronts = {term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant}
-        if fronts != {made[:1]} or batch in "".join(rest):
-            got = f"{','.join(terms)}->{made}"
-            raise FormatError(
-                f"{op} would mix the rows of the batch", got=got, expected="the batch in front, once each"
-            )
-        terms, made = rest, made[1:]
-    for operand, term in zip(given, terms, strict=True):
+        for i, operand in enumerate(operands):
+            if operand.array is not None and rest[i][:1] == batch and len(same := graph.once(operand.array)) == 1:
+                operand.array, rest[i] = same[0], rest[i][1:]  # the same for every row
+        leading = {term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant}
+        if leading != {y[:1]} or batch in "".join(rest):
+            got = f"{','.join(terms)}->{y}"
+            raise FormatError(f"{op} would mix the rows of the batch", got=got, expected="the batch first, once each")
+        terms, y = rest, y[1:]
+    for operand, term in zip(operands, terms, strict=True):
         operand.name_axes(term)
-    for place, operand in enumerate(given):
-        others = given[1 - place].letters if len(given) > 1 else ""
-        operand.sum_but({*made, *others})
-    whole = given[0] if len(given) == 1 else _multiplied(given, made)
-    whole.turn(made)
-    graph.hand_out(op, 0, whole.value)
+    for i, operand in enumerate(operands):
+        others = operands[1 - i].letters if len(operands) > 1 else ""
+        operand.sum_but({*y, *others})
+    whole = operands[0] if len(operands) == 1 else _contracted(operands, y)
+    whole.order_by(y)
+    graph.bind_output(op, 0, whole.value)
 
 
 def _parse(op: Op, ranks: list[int]) -> tuple[list[str], str]:
     """One letter per axis of every operand and of the result; axes of an ellipsis get fresh letters."""
-    given = op.attribute("equation", b"").decode(errors="replace").replace(" ", "")
-    left, arrow, made = given.partition("->")
+    text = op.attribute("equation", b"").decode(errors="replace").replace(" ", "")
+    left, arrow, y = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks) or not 1 <= len(terms) <= 2:
-        expected = "one or two operands, a term for each"
-        raise FormatError(f"{op}: bad equation", got=f"{show(given)} of {len(ranks)}", expected=expected)
-    unused = [letter for letter in string.ascii_letters if letter not in given][:MAX_RANK]
+        expected = "one or two operands, one term each"
+        raise FormatError(f"{op}: bad equation", got=f"{show(text)} of {len(ranks)}", expected=expected)
+    unused = [letter for letter in string.ascii_letters if letter not in text][:MAX_RANK]
     widest = 0
-    for place, (term, rank) in enumerate(zip(terms, ranks, strict=True)):
+    for index, (term, rank) in enumerate(zip(terms, ranks, strict=True)):
         hidden = rank - len(term.replace("...", ""))
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term) or hidden < 0 or (hidden and "..." not in term):
-            raise FormatError(f"{op}: bad equation", got=f"{show(given)}, {rank} axes", expected="a letter an axis")
+            raise FormatError(f"{op}: bad equation", got=f"{show(text)}, {rank} axes", expected="one letter per axis")
         widest = max(widest, hidden)
-        terms[place] = term.replace("...", "".join(unused[len(unused) - hidden :]))
+        terms[index] = term.replace("...", "".join(unused[len(unused) - hidden :]))
     ellipsis = "".join(unused[len(unused) - widest :])
     if not arrow:  # letters that occur once, in alphabetical order
         together = "".join(terms)
         once = sorted(letter for letter in set(together) - set(ellipsis) if together.count(letter) == 1)
         return terms, ellipsis + "".join(once)
-    made = made.replace("...", ellipsis)
-    if len(set(made)) < len(made) or not set(made) <= set("".join(terms)):
-        raise FormatError(f"{op}: bad equation", got=show(given), expected="a result of letters that are there, once")
-    return terms, made
+    y = y.replace("...", ellipsis)
+    if len(set(y)) < len(y) or not set(y) <= set("".join(terms)):
+        raise FormatError(f"{op}: bad equation", got=show(text), expected="distinct letters of operands")
+    return terms, y
 
 
 @dataclass
@@ -111,7 +109,7 @@ class _Operand:
             first, last = self.letters.index(twice), self.letters.rindex(twice)
             n, others = self.row[first], [axis for axis in range(len(self.letters)) if axis not in (first, last)]
             if self.row[last] != n:
-                raise FormatError(f"{self.op}: sizes differ", got=str(list(self.row)), expected=f"twice {n}")
+                raise FormatError(f"{self.op}: sizes differ", got=str(list(self.row)), expected=f"{n} twice")
             self._permute([*others, first, last])
             kept = list(self.row[:-2])
             self.reshape([*kept, n * n])
@@ -130,7 +128,7 @@ class _Operand:
             self._become(GlobalSum(tuple(axis + 1 for axis in gone)))
         self.letters = "".join(letter for letter in self.letters if letter in kept)
 
-    def turn(self, letters: str) -> None:
+    def order_by(self, letters: str) -> None:
         self._permute([self.letters.index(letter) for letter in letters])
         self.letters = letters
 
@@ -150,35 +148,35 @@ class _Operand:
         self.value = self.graph.add_step(self.op, layer, (self.value,))
 
 
-def _multiplied(given: list[_Operand], made: str) -> _Operand:
-    """A batched gemm if a shared letter is summed over; else an elementwise product."""
-    a, b = given if given[0].array is None else given[::-1]
+def _contracted(operands: list[_Operand], y: str) -> _Operand:
+    """A batched gemm if a shared letter is summed; else an elementwise product."""
+    a, b = operands if operands[0].array is None else operands[::-1]
     shared = "".join(letter for letter in a.letters if letter in b.letters)
     if a.sizes(shared) != b.sizes(shared):
         got = f"{list(a.row)} and {list(b.row)}"
-        raise FormatError(f"{a.op}: sizes differ", got=got, expected=f"the same where {shared} stand")
-    summed = "".join(letter for letter in shared if letter not in made)
+        raise FormatError(f"{a.op}: sizes differ", got=got, expected=f"equal sizes for {shared}")
+    summed = "".join(letter for letter in shared if letter not in y)
     if not summed:
         for one in (a, b):
-            one.turn("".join(letter for letter in made if letter in one.letters))
+            one.order_by("".join(letter for letter in y if letter in one.letters))
             sizes = dict(zip(one.letters, one.row, strict=True))
-            one.reshape([sizes.get(letter, 1) for letter in made])
-        return _combined(Mul(), a, b, "constant", made)
-    stack = "".join(letter for letter in shared if letter in made)
-    own_a, own_b = ("".join(letter for letter in one.letters if letter not in shared) for one in (a, b))
-    front, rows, columns, K = a.sizes(stack), a.sizes(own_a), b.sizes(own_b), math.prod(a.sizes(summed))
-    a.turn(stack + own_a + summed)
-    if b.array is not None and not stack:
-        b.turn(own_b + summed)
+            one.reshape([sizes.get(letter, 1) for letter in y])
+        return _combined(Mul(), a, b, "constant", y)
+    batched = "".join(letter for letter in shared if letter in y)
+    only_a, only_b = ("".join(letter for letter in one.letters if letter not in shared) for one in (a, b))
+    leading, rows, columns, K = a.sizes(batched), a.sizes(only_a), b.sizes(only_b), math.prod(a.sizes(summed))
+    a.order_by(batched + only_a + summed)
+    if b.array is not None and not batched:
+        b.order_by(only_b + summed)
         a.reshape([*rows, K])
         b.reshape([math.prod(columns), K])
-        whole = _combined(Linear(), a, b, "weight", own_a + own_b)
+        whole = _combined(Linear(), a, b, "weight", only_a + only_b)
     else:
-        b.turn(stack + summed + own_b)
-        a.reshape([*front, math.prod(rows), K])
-        b.reshape([*front, K, math.prod(columns)])
-        whole = _combined(MatMul(), a, b, "constant", stack + own_a + own_b)
-    whole.reshape([*front, *rows, *columns])
+        b.order_by(batched + summed + only_b)
+        a.reshape([*leading, math.prod(rows), K])
+        b.reshape([*leading, K, math.prod(columns)])
+        whole = _combined(MatMul(), a, b, "constant", batched + only_a + only_b)
+    whole.reshape([*leading, *rows, *columns])
     return whole
 
 
@@ -187,5 +185,5 @@ def _combined(layer: Layer, a: _Operand, b: _Operand, role: str, letters: str) -
     if b.array is None:
         return _Operand(graph, op, letters, graph.add_step(op, layer, (a.value, b.value)), None)
     name = next(name for index, name in enumerate(op.inputs) if graph.is_constant(op, index))
-    made = graph.add_step(op, layer, (a.value,), {role: graph.weight(name, b.array)})
-    return _Operand(graph, op, letters, made, None)
+    y = graph.add_step(op, layer, (a.value,), {role: graph.weight(name, b.array)})
+    return _Operand(graph, op, letters, y, None)

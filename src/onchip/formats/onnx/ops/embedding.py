@@ -15,7 +15,7 @@ from onchip.formats.onnx.ops.select import gather_constant
 from onchip.formats.onnx.ops.truth import Truth
 from onchip.network.graph import Node
 from onchip.network.layers import Embedding, Permute, Reshape
-from onchip.network.layers.cast import Whole
+from onchip.network.layers.cast import IntDtype
 from onchip.network.reading import show
 
 _MAX_ONE_HOT = 1 << 12  # the table is its square
@@ -57,11 +57,11 @@ def read_one_hot(graph: GraphReader, op: Op) -> None:
     rows = graph.add_step(op, Embedding(), (ids,), {"weight": graph.weight(f"{op.outputs[0]}_rows", table)})
     order = list(range(len(graph.types[rows].shape) - 1))
     order.insert(axis % rank + graph.one_row, len(order))
-    made = graph.add_step(op, Permute(tuple(order)), (rows,)) if order != sorted(order) else rows
+    y = graph.add_step(op, Permute(tuple(order)), (rows,)) if order != sorted(order) else rows
     if is_truth:
-        graph.begin(op, Truth(made, dtype=cast(Whole, values.dtype.name)))
+        graph.begin(op, Truth(y, dtype=cast(IntDtype, values.dtype.name)))
     else:
-        graph.hand_out(op, 0, made)
+        graph.bind_output(op, 0, y)
 
 
 @writes(Embedding)

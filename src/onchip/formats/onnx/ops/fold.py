@@ -20,7 +20,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import BATCH, numpy_dtype
 
 # These only rearrange elements: a weight keeps its name.
-KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
+KEEP_ELEMENTS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 @reads("Shape")
@@ -103,7 +103,7 @@ def fold_cast(graph: GraphReader, op: Op) -> Array:
 
 @folds("ConstantOfShape")
 def fold_constant_of_shape(graph: GraphReader, op: Op) -> Array:
-    # The same for every row: size 1, which broadcasts along the batch.
+    # The same for every row: size 1, which broadcasts over the batch.
     shape = [1 if d == BATCH else int(d) for d in graph.constant_or_shape(op, 0).ravel()]
     if min(shape, default=0) < 0 or len(shape) > MAX_RANK:
         raise FormatError(f"{op}: bad shape", got=show(shape), expected="sizes")
@@ -128,9 +128,9 @@ def fold_concat(graph: GraphReader, op: Op) -> Array:
 
 @folds("Gather")
 def fold_gather(graph: GraphReader, op: Op) -> Array:
-    array, places, axis = graph.constant_or_shape(op, 0), graph.constant(op, 1), op.attribute("axis", 0)
-    graph.spend(op, array.size // max(array.shape[axis], 1) * places.size)
-    return np.asarray(np.take(array, places, axis), array.dtype)
+    array, indices, axis = graph.constant_or_shape(op, 0), graph.constant(op, 1), op.attribute("axis", 0)
+    graph.spend(op, array.size // max(array.shape[axis], 1) * indices.size)
+    return np.asarray(np.take(array, indices, axis), array.dtype)
 
 
 @folds("Slice")
@@ -168,10 +168,10 @@ def fold_expand(graph: GraphReader, op: Op) -> Array:
     array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
     if BATCH in shape and (at := shape.index(BATCH) - len(shape) + array.ndim) >= 0:
         array = graph.once(array, at)
-    own = (1,) * (len(shape) - array.ndim) + array.shape
-    if shape.count(BATCH) > 1 or (BATCH in shape and own[shape.index(BATCH) - len(shape)] != 1):
+    aligned = (1,) * (len(shape) - array.ndim) + array.shape
+    if shape.count(BATCH) > 1 or (BATCH in shape and aligned[shape.index(BATCH) - len(shape)] != 1):
         got = f"{array.shape} to {show(shape)}"
-        raise FormatError(f"{op} would depend on the batch", got=got, expected="the batch once, in the place of a 1")
+        raise FormatError(f"{op} would depend on the batch", got=got, expected="the batch once, on an axis of size 1")
     sizes = np.broadcast_shapes(array.shape, tuple(1 if size == BATCH else int(size) for size in shape))
     graph.spend(op, math.prod(sizes))
     return np.broadcast_to(array, sizes)

@@ -1,4 +1,4 @@
-"""Layers on constants: learned queries and tokens that a network normalises before they meet any row."""
+"""Constant folding of layers: a network may, for example, normalise its learned queries."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def fold_softmax(graph: GraphReader, op: Op) -> Array:
     array, is_new = graph.constant(op, 0), graph.opset >= 13
     graph.spend(op, array.size)
     axis = op.attribute("axis", -1 if is_new else 1)
-    along = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # old: all axes from `axis` on
+    axes = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # old: all axes from `axis` on
     x = array.astype(np.float64)
-    x = x - x.max(along, keepdims=True)
-    total = np.exp(x).sum(along, keepdims=True)
+    x = x - x.max(axes, keepdims=True)
+    total = np.exp(x).sum(axes, keepdims=True)
     return np.asarray(np.exp(x) / total if op.kind == "Softmax" else x - np.log(total), array.dtype)
 
 
@@ -59,15 +59,15 @@ def fold_norm(graph: GraphReader, op: Op) -> Array:
     array = graph.constant(op, 0)
     graph.spend(op, array.size)
     if any(graph.readers[name] for name in op.outputs[1:] if name):
-        got, expected = ", ".join(op.outputs), "one output that is read"
-        raise FormatError(f"{op} gives out its mean or deviation", got=got, expected=expected)
+        got, expected = ", ".join(op.outputs), "only the first output"
+        raise FormatError(f"{op}: its mean or deviation is used", got=got, expected=expected)
     axis, x = op.attribute("axis", -1), array.astype(np.float64)
     if not -array.ndim <= axis < array.ndim:
         raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"up to {array.ndim - 1}")
-    along = tuple(range(axis % array.ndim, array.ndim))
+    axes = tuple(range(axis % array.ndim, array.ndim))
     if op.kind == "LayerNormalization":
-        x = x - x.mean(along, keepdims=True)
-    x = x / np.sqrt((x * x).mean(along, keepdims=True) + op.number("epsilon", 1e-5))
+        x = x - x.mean(axes, keepdims=True)
+    x = x / np.sqrt((x * x).mean(axes, keepdims=True) + op.number("epsilon", 1e-5))
     for index, function in ((1, np.multiply), (2, np.add)):
         if graph.has(op, index):
             x = np.broadcast_to(function(x, graph.constant(op, index)), array.shape)
@@ -77,12 +77,12 @@ def fold_norm(graph: GraphReader, op: Op) -> Array:
 @folds("Tile")
 def fold_tile(graph: GraphReader, op: Op) -> Array:
     """A constant repeated for every row of the batch keeps size 1 on the batch axis."""
-    array, given = graph.constant(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
-    if len(given) != array.ndim or BATCH in given[1:] or (BATCH in given[:1] and array.shape[0] != 1):
-        got, expected = f"{array.shape} times {show(given)}", "a number an axis, the batch in the place of a 1"
+    array, counts = graph.constant(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
+    if len(counts) != array.ndim or BATCH in counts[1:] or (BATCH in counts[:1] and array.shape[0] != 1):
+        got, expected = f"{array.shape} times {show(counts)}", "one count per axis, the batch only on axis 0 of size 1"
         raise FormatError(f"{op}: bad repeats", got=got, expected=expected)
-    repeats = [1 if count == BATCH else int(count) for count in given]
+    repeats = [1 if count == BATCH else int(count) for count in counts]
     if min(repeats, default=0) < 0:
-        raise FormatError(f"{op}: bad repeats", got=show(given), expected="at least 0 each")
+        raise FormatError(f"{op}: bad repeats", got=show(counts), expected="at least 0 each")
     graph.spend(op, array.size * math.prod(repeats))
     return np.tile(array, repeats)

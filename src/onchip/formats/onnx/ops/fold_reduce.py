@@ -8,7 +8,7 @@ import numpy as np
 
 from onchip.formats.onnx.ops.base import Op, folds
 from onchip.formats.onnx.ops.graph_reader import GraphReader
-from onchip.formats.onnx.ops.reduce import axes_are_inputs, keeps_axes
+from onchip.formats.onnx.ops.reduce import axes_input_opset, keeps_axes
 from onchip.network.recipe import Array
 
 _REDUCTIONS: dict[str, Callable[..., Array]] = {
@@ -19,13 +19,13 @@ _REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 @folds(*_REDUCTIONS)
 def fold_reduction(graph: GraphReader, op: Op) -> Array:
-    array, axes = graph.constant(op, 0), graph.axes(op, axes_are_inputs(op.kind))
+    array, axes = graph.constant(op, 0), graph.axes(op, axes_input_opset(op.kind))
     graph.spend(op, array.size)
     if not axes and op.attribute("noop_with_empty_axes", 0):
         return array
     wide = array.astype(np.float64) if array.dtype.kind == "f" else array
-    along = tuple(axes) if axes else tuple(range(array.ndim))
-    reduced = _REDUCTIONS[op.kind](wide * wide if op.kind == "ReduceL2" else wide, axis=along, keepdims=keeps_axes(op))
+    over = tuple(axes) if axes else tuple(range(array.ndim))
+    reduced = _REDUCTIONS[op.kind](wide * wide if op.kind == "ReduceL2" else wide, axis=over, keepdims=keeps_axes(op))
     return np.asarray(np.sqrt(reduced) if op.kind == "ReduceL2" else reduced).astype(array.dtype)
 
 

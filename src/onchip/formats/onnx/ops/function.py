@@ -1,4 +1,4 @@
-"""Abs, Sign, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values and of constants."""
+"""Elementwise functions (Abs, Sqrt, Exp, Sin, Erf, Floor, ...) and Pow; functions of constants are folded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
     "Floor": (Floor, np.floor),
     "Ceil": (Ceil, np.ceil),
     "Round": (Round, np.rint),
-}  # named as in ONNX
+}  # by ONNX operator: layer, NumPy function
 
 
 @reads(*_FUNCTIONS)
@@ -67,8 +67,8 @@ def read_function(graph: GraphReader, op: Op) -> None:
         graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
     elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # (x > 0) - (x < 0)
         zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
-        above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
-        graph.add(op, Sub(), (above, below))
+        is_positive, is_negative = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
+        graph.add(op, Sub(), (is_positive, is_negative))
     else:
         graph.add(op, _FUNCTIONS[op.kind][0](), (x,))
 
@@ -87,37 +87,37 @@ def write_function(graph: GraphWriter, node: Node) -> None:
 
 
 @reads("Tan", "Sinh", "Cosh")
-def read_quotient(graph: GraphReader, op: Op) -> None:
+def read_tan_sinh_cosh(graph: GraphReader, op: Op) -> None:
     """Tan as sin / cos; Sinh and Cosh as exp(x) / 2 -+ exp(-x) / 2."""
     x = graph.value(op)
     if op.kind == "Tan":
         graph.add(op, Div(), (graph.add_step(op, Sin(), (x,)), graph.add_step(op, Cos(), (x,))))
         return
     half = graph.weight("half", np.array(0.5, numpy_dtype(graph.types[x].dtype)))
-    up = graph.add_step(op, Mul(), (graph.add_step(op, Exp(), (x,)),), {"constant": half})
+    half_exp = graph.add_step(op, Mul(), (graph.add_step(op, Exp(), (x,)),), {"constant": half})
     quarter = graph.weight("quarter", np.array(0.25, numpy_dtype(graph.types[x].dtype)))
-    down = graph.add_step(op, Div(), (up,), {"first": quarter})  # 0.25 / (exp(x) / 2) = exp(-x) / 2
-    graph.add(op, Sub() if op.kind == "Sinh" else Add(), (up, down))
+    half_exp_minus = graph.add_step(op, Div(), (half_exp,), {"first": quarter})  # 0.25 / (exp(x) / 2) = exp(-x) / 2
+    graph.add(op, Sub() if op.kind == "Sinh" else Add(), (half_exp, half_exp_minus))
 
 
 @reads("Asin", "Acos")
-def read_angle(graph: GraphReader, op: Op) -> None:
+def read_asin_acos(graph: GraphReader, op: Op) -> None:
     """Asin as atan(x / sqrt((1 - x) (1 + x))); Acos as pi / 2 minus that."""
     x = graph.value(op)
     dtype = numpy_dtype(graph.types[x].dtype)
-    one, right = graph.weight("plus_one", np.ones((), dtype)), graph.weight("right_angle", np.array(np.pi / 2, dtype))
-    sides = graph.add_step(op, Sub(), (x,), {"first": one}), graph.add_step(op, Add(), (x,), {"constant": one})
-    height = graph.add_step(op, Sqrt(), (graph.add_step(op, Mul(), sides),))
-    tangent = graph.add_step(op, Div(), (x, height))
+    one, half_pi = graph.weight("plus_one", np.ones((), dtype)), graph.weight("right_angle", np.array(np.pi / 2, dtype))
+    factors = graph.add_step(op, Sub(), (x,), {"first": one}), graph.add_step(op, Add(), (x,), {"constant": one})
+    root = graph.add_step(op, Sqrt(), (graph.add_step(op, Mul(), factors),))
+    tangent = graph.add_step(op, Div(), (x, root))
     if op.kind == "Asin":
         graph.add(op, Atan(), (tangent,))
     else:
-        graph.add(op, Sub(), (graph.add_step(op, Atan(), (tangent,)),), {"first": right})
+        graph.add(op, Sub(), (graph.add_step(op, Atan(), (tangent,)),), {"first": half_pi})
 
 
 @reads("Pow")
 def read_pow(graph: GraphReader, op: Op) -> None:
-    """Powers 2, 3 and -1 become products and a quotient, which are faster and more accurate."""
+    """Powers 2 and 3 become Mul, and -1 Reciprocal, which are faster and more accurate."""
     values, constants = operands(graph, op, same_dtype=False)
     if 1 in constants and constants[1].size == 1 and 0 in values:
         x, power = values[0], float(constants[1].reshape(-1)[0])
@@ -133,7 +133,7 @@ def read_pow(graph: GraphReader, op: Op) -> None:
                 graph.add(op, Reciprocal(), (x,))
                 return
     base = constants[0].dtype.name if 0 in constants else graph.types[values[0]].dtype
-    if 1 in constants:  # an exponent may have any dtype
+    if 1 in constants:  # ONNX allows an exponent of any dtype
         constants[1] = constants[1].astype(numpy_dtype(base))
     elif graph.types[values[1]].dtype != base and base in typing.get_args(CastTo):
         values[1] = graph.add_step(op, Cast(cast(CastTo, base)), (values[1],))

@@ -1,6 +1,6 @@
 """GELU: an operator since opset 20; in older files it is a pattern of nodes.
 
-exact  x * 0.5 * (1 + Erf(x / sqrt(2))), in any order of the factors
+exact  x * 0.5 * (1 + Erf(x / sqrt(2))), with the factors in any order
 tanh   0.5 * (x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * (x * (x * x))))))
 """
 
@@ -24,10 +24,10 @@ _ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}  # tolerance of constants; 1e-6 
 
 @reads("Gelu")
 def read_gelu(graph: GraphReader, op: Op) -> None:
-    word = op.attribute("approximate", b"none")
-    if word not in (b"none", b"tanh"):
-        raise FormatError(f"{op}: bad attribute 'approximate'", got=show(word), expected="none or tanh")
-    graph.add(op, GELU(cast(Literal["none", "tanh"], word.decode())), (graph.value(op),))
+    mode = op.attribute("approximate", b"none")
+    if mode not in (b"none", b"tanh"):
+        raise FormatError(f"{op}: bad attribute 'approximate'", got=show(mode), expected="none or tanh")
+    graph.add(op, GELU(cast(Literal["none", "tanh"], mode.decode())), (graph.value(op),))
 
 
 # Pattern matching on layers added so far.
@@ -106,5 +106,5 @@ def write_gelu(graph: GraphWriter, node: Node) -> None:
         inner = graph.emit_step("Add", node, [x, cubic])
         scaled_up = graph.emit_step("Mul", node, [inner, graph.number(node, "scale", _TANH_SCALE)])
         bell = graph.emit_step("Tanh", node, [scaled_up])
-    product = graph.emit_step("Mul", node, [x, graph.emit_step("Add", node, [bell, one])])
-    graph.emit("Mul", node, [product, half])
+    doubled = graph.emit_step("Mul", node, [x, graph.emit_step("Add", node, [bell, one])])
+    graph.emit("Mul", node, [doubled, half])

@@ -6,14 +6,14 @@ import dataclasses
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.formats.onnx.ops.base import READERS, Op
+from onchip.formats.onnx.ops.op import Op
 from onchip.formats.onnx.tensors import TEXT, TensorReader
 from onchip.network.graph import Node
 from onchip.network.layers import Layer, Permute, Reshape
@@ -21,9 +21,9 @@ from onchip.network.reading import MAX_RANK, show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, Dim, TensorType
 
-MAX_ROW = 1 << 28  # elements per row of any value: attributes of a few bytes can request more than memory holds
+MAX_ROW = 1 << 28  # elements per row of any value: a few bytes of a file can request too many
 MAX_APART = 6  # groups of axes that a Permute moves separately
-MAX_FOLDED = 1 << 24  # elements computed by operators on constants, in all: a few nodes can double one repeatedly
+MAX_FOLDED = 1 << 24  # elements computed by operators on constants: a few nodes can double one repeatedly
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Unfinished:
     """A node's result that becomes a layer only together with later nodes."""
 
     x: str  # our name of the underlying value
-    expected: ClassVar[str]  # what must follow
-    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # if nothing does
+    expected: ClassVar[str]  # the nodes that must follow
+    hint: ClassVar[str] = "end the network after a complete layer, the batch first"  # if none do
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
         """The name of its value, if it is one by itself; may add layers for `op`, or for the network."""
@@ -42,8 +42,8 @@ class Unfinished:
 class GraphReader:
     """A network under construction. Handlers query it for values and constants and add their layers.
 
-    The first axis of the file's values is the batch. With `one_row` it is not: all values of the file form one row, and
-    their axes follow a batch axis that the file does not have.
+    The first axis of the file's values is the batch. With `one_row` all values of the file form one row: their axes
+    follow a batch axis that the file does not have.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GraphReader:
         self._origins: dict[str, str] = {}  # folded constant -> the initializer it is a view of
         self._op_names = {op.name for op in ops}
         self._named: Counter[str] = Counter()  # number of names tried per kind
-        self._kept: dict[tuple[str, str], str] = {}  # (weight name, digest) -> stored name
+        self._stored: dict[tuple[str, str], str] = {}  # (weight name, digest) -> stored name
         self._tensors = tensors
         self._folded = 0
 
@@ -86,14 +86,14 @@ class GraphReader:
     def value(self, op: Op, index: int = 0) -> str:
         """Our name of the node's input value, which depends on the network's input."""
         if not self.has(op, index):
-            raise FormatError(f"{op} has too few inputs", got=str(len(op.inputs)), expected=f"{index + 1} at least")
+            raise FormatError(f"{op} has too few inputs", got=str(len(op.inputs)), expected=f"at least {index + 1}")
         name = op.inputs[index]
         if name in self._constants:
             raise FormatError(f"{op}: input {index} is a constant", got=show(name), expected="a value of the network")
         if name in self.unfinished and not self.finish(name, op):
-            raise FormatError(f"{op} cannot follow", got=show(name), expected=self.unfinished[name].expected)
+            raise FormatError(f"{op} cannot use this value", got=show(name), expected=self.unfinished[name].expected)
         if name not in self.values:
-            raise FormatError(f"{op} reads {show(name)}, which nothing before it makes", expected="nodes in order")
+            raise FormatError(f"{op} reads {show(name)}, which no earlier node computes", expected="nodes in order")
         return self.values[name]
 
     def constant(self, op: Op, index: int) -> Array:
@@ -102,7 +102,7 @@ class GraphReader:
         if array.dtype == object:
             if BATCH in array.ravel().tolist():
                 got = f"input {index}: {show(array.tolist())}"
-                raise FormatError(f"{op} would depend on the batch", got=got, expected="sizes of a row")
+                raise FormatError(f"{op} would depend on the batch", got=got, expected="row sizes")
             array = array.astype(np.int64)
         return array
 
@@ -129,13 +129,13 @@ class GraphReader:
 
     def tensor(self, op: Op, name: str) -> Array:
         """A tensor attribute."""
-        given = op.attributes.get(name)
-        if not hasattr(given, "dims"):
-            raise FormatError(f"{op}: bad attribute '{name}'", got=show(given), expected="a tensor")
-        return self._tensors.read(given, name)
+        proto = op.attributes.get(name)
+        if not hasattr(proto, "dims"):
+            raise FormatError(f"{op}: bad attribute '{name}'", got=show(proto), expected="a tensor")
+        return self._tensors.read(proto, name)
 
     def weight_constant(self, op: Op, index: int, x: str) -> Array:
-        """A constant used in arithmetic with x, so it must have its dtype."""
+        """A constant used in arithmetic with x, which must have the same dtype."""
         array = self.constant(op, index)
         if array.dtype.name != self.types[x].dtype:
             raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
@@ -166,7 +166,7 @@ class GraphReader:
         """The axes that an Unsqueeze adds, which are required."""
         axes = self.axes(op, since=13)
         if axes is None:
-            raise FormatError(f"{op} names no axes", got=f"{len(op.inputs)} inputs", expected="axes")
+            raise FormatError(f"{op} has no axes", got=f"{len(op.inputs)} inputs", expected="axes")
         return axes
 
     def shape(self, x: str) -> tuple[Dim, ...]:
@@ -183,7 +183,7 @@ class GraphReader:
     def need_channels(self, op: Op, x: str, least: int) -> None:
         """Raise FormatError unless the value is [B, C, ...] with at least that many axes."""
         if self.one_row or len(self.types[x].shape) < least:
-            raise FormatError(f"{op} needs batch and channels in front", got=str(self.types[x]), expected="[B, C, ...]")
+            raise FormatError(f"{op} needs batch and channels first", got=str(self.types[x]), expected="[B, C, ...]")
 
     # -- results -------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class GraphReader:
         self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None, output: int = 0
     ) -> None:
         """Add a layer that computes the node's output, or one of several."""
-        self._make(op, op.outputs[output], self.values, self._add(op, op.name, layer, inputs, weights or {}))
+        self._bind(op, op.outputs[output], self.values, self._add(op, op.name, layer, inputs, weights or {}))
 
     def add_step(
         self, op: Op | None, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None
@@ -204,8 +204,8 @@ class GraphReader:
         return self._add(op, op.name, layer, inputs, weights)
 
     def _add(self, op: Op | None, name: str, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
-        kind, own = (op.kind, op.name) if op else (layer.kind, "")
-        while not name or name in self.types or (name != own and name in self._op_names):
+        kind, own_name = (op.kind, op.name) if op else (layer.kind, "")
+        while not name or name in self.types or (name != own_name and name in self._op_names):
             self._named[kind] += 1
             name = f"{kind.lower()}{self._named[kind]}"
         if isinstance(layer, Permute) and len(set(layer.axes)) == len(layer.axes):
@@ -216,12 +216,12 @@ class GraphReader:
         node = Node(name, layer, inputs, weights)
         arrays = {role: self.weights[weight] for role, weight in node.weights.items()}
         roles = {role: TensorType(array.shape, array.dtype.name) for role, array in arrays.items()}
-        made = layer.infer(tuple(self.types[value] for value in inputs), roles)
-        if made.row_size > MAX_ROW:
+        output = layer.infer(tuple(self.types[value] for value in inputs), roles)
+        if output.row_size > MAX_ROW:
             raise FormatError(
-                f"{op or name}: rows are too large", got=str(made), expected=f"at most {MAX_ROW:,} numbers a row"
+                f"{op or name}: rows are too large", got=str(output), expected=f"at most {MAX_ROW:,} elements per row"
             )
-        self.types[name], self.nodes[name] = made, node
+        self.types[name], self.nodes[name] = output, node
         return name
 
     def reshape(self, op: Op, shape: Sequence[Dim]) -> Reshape:
@@ -231,18 +231,18 @@ class GraphReader:
             if first not in (BATCH, -1, self.batch):
                 raise FormatError(
                     f"{op}: the first size must be the batch", got=show([first, *shape]),
-                    expected="0, -1 or the batch that the graph's input has",
+                    expected="0, -1 or the batch size of the graph's input",
                     hint="a reshape that keeps the batch: x.flatten(1) or x.reshape(x.shape[0], ...) in torch",
                 )  # fmt: skip
             if first == -1 and -1 in shape:
-                raise FormatError(f"{op}: two sizes are -1", got=show([first, *shape]), expected="one at most")
+                raise FormatError(f"{op}: two sizes are -1", got=show([first, *shape]), expected="at most one")
         if BATCH in shape:
             raise FormatError(f"{op} would mix the rows of the batch", got=show(list(shape)), expected="the batch once")
         return Reshape(tuple(int(d) for d in shape))
 
     def begin(self, op: Op, part: Unfinished, index: int = 0) -> None:
         """Mark the node's output as part of a layer that later nodes complete."""
-        self._make(op, op.outputs[index], self.unfinished, part)
+        self._bind(op, op.outputs[index], self.unfinished, part)
 
     def finish(self, name: str, op: Op | None = None) -> bool:
         """Convert the unfinished result under this ONNX name to a value, if possible; return whether it was."""
@@ -253,21 +253,21 @@ class GraphReader:
         return True
 
     def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
-        """Read another operator as an intermediate step of the node; input and output names are ONNX's."""
+        """Read another operator as an intermediate step of the node; names are ONNX's."""
         if kind not in READERS:
-            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind, expected="another layer")
-        READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
-        return made
+            raise FormatError(f"{op} needs an unsupported operator", got=kind, expected="another layer")
+        READERS[kind](self, Op(kind, "", tuple(inputs), (name := self._fresh(op, kind),), attributes))
+        return name
 
     def part_constant(self, op: Op, array: Array) -> str:
         """The ONNX name of a constant for an intermediate operator."""
-        self._make(op, made := self._fresh(op, "constant"), self._constants, array)
-        return made
+        self._bind(op, name := self._fresh(op, "constant"), self._constants, array)
+        return name
 
     def part_value(self, op: Op, value: str) -> str:
         """The same for a value."""
-        self._make(op, made := self._fresh(op, "value"), self.values, value)
-        return made
+        self._bind(op, name := self._fresh(op, "value"), self.values, value)
+        return name
 
     def _fresh(self, op: Op, kind: str) -> str:
         self._named["part"] += 1
@@ -275,28 +275,28 @@ class GraphReader:
 
     def pass_on(self, op: Op, index: int = 0) -> None:
         """Bind the node's output to its input, value or constant."""
-        source, made = op.inputs[index] if self.has(op, index) else "", op.outputs[0]
+        source, output = op.inputs[index] if self.has(op, index) else "", op.outputs[0]
         if source in self._constants:
-            self._make(op, made, self._constants, self._constants[source])
+            self._bind(op, output, self._constants, self._constants[source])
         else:
-            self._make(op, made, self.values, self.value(op, index))
-            self.readers[made] += self.readers[source] - 1
+            self._bind(op, output, self.values, self.value(op, index))
+            self.readers[output] += self.readers[source] - 1
 
     def add_constant(self, op: Op, tensor: Any, origin: str = "") -> None:
         """Bind the node's output to this array or TensorProto; `origin` is the constant that it only rearranges."""
-        self._make(op, op.outputs[0], self._constants, tensor)
+        self._bind(op, op.outputs[0], self._constants, tensor)
         if origin:
             self._origins[op.outputs[0]] = self._origins.get(origin, origin)
 
-    def hand_out(self, op: Op, index: int, value: str) -> None:
+    def bind_output(self, op: Op, index: int, value: str) -> None:
         """Bind the node's output with this index to an existing value."""
-        self._make(op, op.outputs[index], self.values, value)
+        self._bind(op, op.outputs[index], self.values, value)
 
-    def spend(self, op: Op, numbers: int) -> None:
+    def spend(self, op: Op, elements: int) -> None:
         """Account for elements that an operator on constants is about to compute."""
-        self._folded += numbers
+        self._folded += elements
         if self._folded > MAX_FOLDED:
-            got, expected = f"{self._folded:,} numbers by now", f"at most {MAX_FOLDED:,}"
+            got, expected = f"{self._folded:,} elements so far", f"at most {MAX_FOLDED:,}"
             raise FormatError(f"{op}: too much arithmetic on constants", got=got, expected=expected)
 
     def add_weights(self, node: str, weights: Mapping[str, str]) -> None:
@@ -307,22 +307,22 @@ class GraphReader:
         """Store `array` as weight `name`, or 'name_2' ... if that holds other values."""
         array, name = np.ascontiguousarray(array).reshape(array.shape), self._origins.get(name, name)
         if name in self.weights:  # rare, so values are compared only then
-            self._kept.setdefault((name, _digest(self.weights[name])), name)
+            self._stored.setdefault((name, _digest(self.weights[name])), name)
             key = (name, _digest(array))
-            if key in self._kept:
-                return self._kept[key]
+            if key in self._stored:
+                return self._stored[key]
             while name in self.weights:
                 self._named[key[0]] += 1
                 name = f"{key[0]}_{self._named[key[0]] + 1}"
-            self._kept[key] = name
+            self._stored[key] = name
         self._tensors.charge(array.nbytes)
         self.weights[name] = array
         return name
 
-    def _make(self, op: Op, made: str, table: dict[str, Any], content: Any) -> None:
-        if not made or made in self.values or made in self._constants or made in self.unfinished:
-            raise FormatError(f"{op}: its output has no name of its own", got=show(made), expected="a new name")
-        table[made] = content
+    def _bind(self, op: Op, name: str, table: dict[str, Any], content: Any) -> None:
+        if not name or name in self.values or name in self._constants or name in self.unfinished:
+            raise FormatError(f"{op}: its output name is missing or repeated", got=show(name), expected="a new name")
+        table[name] = content
 
     # -- end -----------------------------------------------------------------------------------------------
 
@@ -339,9 +339,9 @@ def _moves(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Split a permutation into steps that kernels support: move single axes into position until few groups remain."""
     moves = []
     while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MAX_APART:
-        place = next(place for place, axis in enumerate(axes) if axis != place)
-        rest = [axis for axis in range(place, len(axes)) if axis != axes[place]]
-        moves.append((*range(place), axes[place], *rest))
+        position = next(position for position, axis in enumerate(axes) if axis != position)
+        rest = [axis for axis in range(position, len(axes)) if axis != axes[position]]
+        moves.append((*range(position), axes[position], *rest))
         axes = tuple(moves[-1].index(axis) for axis in axes)
     return [*moves, axes]
 
@@ -350,3 +350,7 @@ def _digest(array: Array) -> str:
     digest = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+ReadHandler = Callable[[GraphReader, Op], None]
+READERS: dict[str, ReadHandler] = {}  # by ONNX operator; filled by `reads` (base.py)

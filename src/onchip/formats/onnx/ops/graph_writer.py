@@ -11,7 +11,7 @@ from onchip.errors import InputError
 from onchip.formats.onnx.tensors import make_tensor
 from onchip.network.graph import Network, Node
 from onchip.network.names import free_name
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 from onchip.network.types import numpy_dtype
 
 
@@ -28,7 +28,7 @@ class GraphWriter:
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self._taken: set[str] = set()
-        self._arrays: Made = {}
+        self._arrays: Evaluated = {}
         self._filed: dict[tuple[str, str, object], str] = {}  # (weight, dtype, change) -> initializer
         # Inputs and outputs before weights: callers of the file use these names.
         self.values = {name: self.fresh(name) for name in dict.fromkeys((*net.inputs, *net.outputs))}
@@ -107,6 +107,6 @@ class GraphWriter:
 
     def emit_step(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> str:
         """Add an intermediate node of the layer; returns the name of its output."""
-        made = self.fresh(f"{node.name}_{op_type.lower()}")
-        self.emit_part(op_type, made, inputs, made, **attributes)
-        return made
+        output = self.fresh(f"{node.name}_{op_type.lower()}")
+        self.emit_part(op_type, output, inputs, output, **attributes)
+        return output

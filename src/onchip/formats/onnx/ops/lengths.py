@@ -36,10 +36,10 @@ MIRRORED = {"LessOrEqual": "GreaterOrEqual", "GreaterOrEqual": "LessOrEqual", "L
 @dataclass(frozen=True)
 class MaskPart(Unfinished):
     """mask: which windows are inside, or outside; others: Where(window <= n, -inf, 0), the fill value outside;
-    masked: x inside, others or zeros elsewhere. x is n until there is an x.
+    masked: x inside, others or zeros elsewhere. Before the Where, x is n.
     """
 
-    made: str  # "mask", "others" or "masked"
+    stage: str  # "mask", "others" or "masked"
     lengths: str  # our name of n, (B,)
     layer: SequenceMax
     shape: tuple[Dim, ...]  # (B, .., P)
@@ -49,9 +49,9 @@ class MaskPart(Unfinished):
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
         """x inside and zeros elsewhere, for readers other than the maximum; for a mask, the bools."""
-        if self.made == "mask":
+        if self.stage == "mask":
             return graph.add_step(op, ToInts("bool"), (inside(graph, op, self, not self.is_inside),))
-        if self.made != "masked" or self.has_others:
+        if self.stage != "masked" or self.has_others:
             return None
         mask, dtype = inside(graph, op, self), graph.types[self.x].dtype
         if graph.types[mask].dtype != dtype:
@@ -59,12 +59,12 @@ class MaskPart(Unfinished):
         return graph.add_step(op, Mask(), (self.x, mask))
 
 
-def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_turned: bool = False) -> str:
+def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_inverted: bool = False) -> str:
     """1.0 for windows inside: n > end - 1. Inverted, for the others: end > n."""
     rank, P = len(mask.shape) - 1, int(mask.shape[-1])
     n = graph.add_step(op, Cast("float32"), (graph.add_step(op, Reshape((1,) * rank), (mask.lengths,)),))
-    ends = mask.layer.window - (not is_turned) + mask.layer.stride * np.arange(P, dtype=np.float32)
-    return graph.add_step(op, Greater(), (n,), {"first" if is_turned else "constant": graph.weight("ends", ends)})
+    ends = mask.layer.window - (not is_inverted) + mask.layer.stride * np.arange(P, dtype=np.float32)
+    return graph.add_step(op, Greater(), (n,), {"first" if is_inverted else "constant": graph.weight("ends", ends)})
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
     lengths, added = found
     is_inside, more = _COMPARES[MIRRORED[op.kind] if at else op.kind]
     array, shape = graph.constant(op, at), graph.shape(narrow_ints(graph, op, 1 - at))
-    ends = [int(place) - added + more for place in array.reshape(-1)]
+    ends = [int(position) - added + more for position in array.reshape(-1)]
     window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1
     if window < 1 or stride < 1 or ends != [window + p * stride for p in range(len(ends))]:
-        return False  # no windows: an ordinary comparison
+        return False  # not windows: an ordinary comparison
     if array.shape[-1:] != (len(ends),) or array.ndim > len(shape) or len(shape) < 2:
         return False
     layer = SequenceMax(window, stride)
@@ -118,18 +118,18 @@ def widens_ints(graph: GraphReader, op: Op, dtype: str) -> bool:
 def _lengths(graph: GraphReader, value: str) -> tuple[str, int] | None:
     """n (B,) and the constant added to it, if the value is n plus a constant as (B, 1, ..)."""
     added = 0
-    while (given := graph.types[value]).dtype in ID_DTYPES and not graph.one_row and given.row_size == 1:
+    while (tensor_type := graph.types[value]).dtype in ID_DTYPES and not graph.one_row and tensor_type.row_size == 1:
         node, number = graph.nodes.get(value), scaled(graph, value, Add)
         if number is not None:
             value, added = number[0], added + int(number[1])
         elif node is not None and isinstance(node.layer, Reshape):
             (value,) = node.inputs
         else:
-            return None if given.row_shape else (value, added)
+            return None if tensor_type.row_shape else (value, added)
     return None
 
 
-def turns_mask(graph: GraphReader, op: Op) -> bool:
+def inverts_mask(graph: GraphReader, op: Op) -> bool:
     """Handle a Not that inverts a mask; return whether it was handled."""
     mask = _mask(graph, op)
     if mask is not None:
@@ -157,7 +157,7 @@ def passes_mask(graph: GraphReader, op: Op) -> bool:
 
 def _mask(graph: GraphReader, op: Op) -> MaskPart | None:
     found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    return found if isinstance(found, MaskPart) and found.made == "mask" else None
+    return found if isinstance(found, MaskPart) and found.stage == "mask" else None
 
 
 # -- masked values -----------------------------------------------------------------------------------------
@@ -173,17 +173,17 @@ def continues_mask(graph: GraphReader, op: Op) -> bool:
         is_others = graph.is_number(op, inside, -np.inf) and graph.is_number(op, outside, 0)
         if not is_others or mask.shape != (BATCH, 1, 1):
             return False
-        graph.begin(op, dataclasses.replace(mask, made="others"))
+        graph.begin(op, dataclasses.replace(mask, stage="others"))
         return True
     x, others = graph.value(op, inside), graph.unfinished.get(op.inputs[outside])
     if isinstance(others, MaskPart):
-        same = (others.made, others.lengths, others.layer.window) == ("others", mask.lengths, mask.layer.window)
+        same = (others.stage, others.lengths, others.layer.window) == ("others", mask.lengths, mask.layer.window)
     else:
         same = graph.is_number(op, outside, 0) and _is_never_negative(graph.nodes.get(x))
     if not same or len(graph.types[x].shape) != 3 or mask.shape != (BATCH, 1, graph.types[x].shape[2]):
         return False
     has_others = isinstance(others, MaskPart)
-    graph.begin(op, dataclasses.replace(mask, x=x, made="masked", has_others=has_others))
+    graph.begin(op, dataclasses.replace(mask, x=x, stage="masked", has_others=has_others))
     return True
 
 
@@ -195,7 +195,7 @@ def _is_never_negative(node: Node | None) -> bool:
 def completes_mask(graph: GraphReader, op: Op) -> bool:
     """Handle a ReduceMax that completes such a mask; return whether it was handled."""
     masked = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if not isinstance(masked, MaskPart) or masked.made != "masked":
+    if not isinstance(masked, MaskPart) or masked.stage != "masked":
         return False
     if graph.axes(op, AXES_ARE_INPUTS) not in ([2], [-1]):
         return False
@@ -221,8 +221,8 @@ def write_sequence_max(graph: GraphWriter, node: Node) -> None:
     ends = (layer.window + layer.stride * np.arange(P)).astype(numpy_dtype(lengths.dtype)).reshape(1, 1, P)
     n = graph.emit_step("Unsqueeze", node, [graph.value(node, 1), graph.constant(f"{node.name}_new", np.array([1, 2]))])
     first, inside = (
-        graph.emit_step("LessOrEqual", node, [graph.constant(f"{node.name}_{name}", places), n])
-        for name, places in (("window", ends[..., :1]), ("ends", ends))
+        graph.emit_step("LessOrEqual", node, [graph.constant(f"{node.name}_{name}", positions), n])
+        for name, positions in (("window", ends[..., :1]), ("ends", ends))
     )
     least, zero = graph.number(node, "least", -np.inf), graph.number(node, "zero", 0)
     others = graph.emit_step("Where", node, [first, least, zero])

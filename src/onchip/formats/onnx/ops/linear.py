@@ -45,10 +45,10 @@ def _add_constant(graph: GraphReader, op: Op, x: str, roles: dict[str, str], add
     if bias is not None:
         graph.add(op, Linear(), (x,), {**roles, "bias": graph.weight(op.inputs[2], bias)})
     elif graph.one_row:  # a different bias per row of the matrix
-        product = graph.add_step(op, Linear(), (x,), roles)
-        graph.add(op, Add(), (product,), {"constant": graph.weight(op.inputs[2], added)})
+        y = graph.add_step(op, Linear(), (x,), roles)
+        graph.add(op, Add(), (y,), {"constant": graph.weight(op.inputs[2], added)})
     else:
-        raise FormatError(f"{op}: its constant is no bias", got=f"shape {added.shape}", expected=f"({D_out},)")
+        raise FormatError(f"{op}: its constant is not a bias", got=f"shape {added.shape}", expected=f"({D_out},)")
 
 
 @reads("MatMul")
@@ -60,14 +60,14 @@ def read_matmul(graph: GraphReader, op: Op) -> None:
     if array.ndim != 1:
         graph.add(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], _matrix(graph, op, x).T)})
         return
-    column = graph.weight_constant(op, 1, x)[None]  # a vector: a matrix of one column, removed afterwards
-    product = graph.add_step(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], column)})
-    graph.add(op, graph.reshape(op, graph.shape(product)[:-1]), (product,))
+    column = graph.weight_constant(op, 1, x)[None]  # a vector as a matrix of one column, which is removed afterwards
+    y = graph.add_step(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], column)})
+    graph.add(op, graph.reshape(op, graph.shape(y)[:-1]), (y,))
 
 
 def _multiply(graph: GraphReader, op: Op) -> None:
     """MatMul of two values, or of a value and a constant that is not one shared matrix. A vector becomes a matrix of
-    one row or column, removed afterwards; operands get equal rank.
+    one row or column, which is removed afterwards; operands get equal rank.
     """
     values = {index: graph.value(op, index) for index in (0, 1) if not graph.is_constant(op, index)}
     some = next(iter(values.values()))
@@ -85,8 +85,8 @@ def _multiply(graph: GraphReader, op: Op) -> None:
     rank = max(len(shape) for shape in shapes.values())
     for index, value in values.items():
         # The batch stays first; missing axes are inserted after it.
-        behind = 0 if graph.one_row else 1
-        shape = (*shapes[index][:behind], *(1,) * (rank - len(shapes[index])), *shapes[index][behind:])
+        leading = 0 if graph.one_row else 1
+        shape = (*shapes[index][:leading], *(1,) * (rank - len(shapes[index])), *shapes[index][leading:])
         if shape != graph.shape(value):
             values[index] = graph.add_step(op, graph.reshape(op, shape), (value,))
     weights = {}
@@ -96,9 +96,9 @@ def _multiply(graph: GraphReader, op: Op) -> None:
             array = graph.once(array)
             if len(array) != 1:
                 raise FormatError(
-                    f"{op}: its constant differs from row to row",
+                    f"{op}: its constant varies over the batch",
                     got=f"shape {array.shape}",
-                    expected="one for all rows",
+                    expected="size 1 on axis 0",
                 )
             array = array[0]
         weights["first" if index == 0 else "constant"] = graph.weight(op.inputs[index], array)
@@ -106,10 +106,10 @@ def _multiply(graph: GraphReader, op: Op) -> None:
     if not any(is_vector.values()):
         graph.add(op, MatMul(), read, weights)
         return
-    product = graph.add_step(op, MatMul(), read, weights)
-    sizes = list(graph.shape(product))
-    kept = [d for axis, d in enumerate(sizes, -len(sizes)) if not is_vector.get(axis + 2, False)]
-    graph.add(op, graph.reshape(op, kept), (product,))
+    y = graph.add_step(op, MatMul(), read, weights)
+    sizes = list(graph.shape(y))
+    result_shape = [d for axis, d in enumerate(sizes, -len(sizes)) if not is_vector.get(axis + 2, False)]
+    graph.add(op, graph.reshape(op, result_shape), (y,))
 
 
 @writes(MatMul)
@@ -118,7 +118,7 @@ def write_matmul(graph: GraphWriter, node: Node) -> None:
     graph.emit("MatMul", node, operands)
 
 
-def takes_bias(graph: GraphReader, op: Op) -> bool:
+def fuses_bias(graph: GraphReader, op: Op) -> bool:
     """Handle an Add that only adds a bias to a Linear without one; return whether it was handled."""
     side = 0 if graph.is_constant(op, 0) else 1
     if len(op.inputs) != 2 or not graph.is_constant(op, side) or op.inputs[1 - side] not in graph.values:
@@ -136,7 +136,7 @@ def takes_bias(graph: GraphReader, op: Op) -> bool:
     if graph.readers[op.inputs[1 - side]] == 1:
         graph.add_weights(x, roles)
         graph.pass_on(op, 1 - side)
-    else:  # the gemm without bias has other readers
+    else:  # other nodes read the gemm without bias
         graph.add(op, Linear(), linear.inputs, {**linear.weights, **roles})
     return True
 
@@ -144,7 +144,7 @@ def takes_bias(graph: GraphReader, op: Op) -> bool:
 def _matrix(graph: GraphReader, op: Op, x: str) -> Array:
     array = graph.constant(op, 1)
     if array.ndim != 2:
-        raise FormatError(f"{op}: its constant is no matrix", got=f"shape {array.shape}", expected="two axes")
+        raise FormatError(f"{op}: its constant is not a matrix", got=f"shape {array.shape}", expected="two axes")
     return graph.weight_constant(op, 1, x)
 
 
@@ -172,6 +172,6 @@ def write_linear(graph: GraphWriter, node: Node) -> None:
     if "bias" not in node.weights:
         graph.emit("MatMul", node, operands)
         return
-    product = graph.fresh(f"{node.name}_product")
-    graph.emit_part("MatMul", node.name, operands, product)
-    graph.emit_part("Add", f"{node.name}_bias", [product, graph.weight(node, "bias")], graph.values[node.name])
+    y = graph.fresh(f"{node.name}_product")
+    graph.emit_part("MatMul", node.name, operands, y)
+    graph.emit_part("Add", f"{node.name}_bias", [y, graph.weight(node, "bias")], graph.values[node.name])

@@ -1,4 +1,4 @@
-"""The error for unsupported operators: lists all of them, with advice."""
+"""The error for unsupported operators: lists all of them, with alternatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onchip.formats.onnx.ops.base import FOLDS, READERS, Op
 from onchip.network.reading import show
 
 FLOAT_MODEL = (
-    "the float model that it was quantized from, often model.onnx beside model_quantized.onnx; "
+    "the float model that it was quantized from, often model.onnx next to model_quantized.onnx; "
     "precision='fp16' or 'bf16' makes it smaller",
     "or quantize that with onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ), whose "
     "QuantizeLinear and DequantizeLinear onchip reads",
@@ -19,25 +19,25 @@ FLOAT_MODEL = (
 _QUANTIZED = re.compile(r"(com\.microsoft\.)?Q[A-Z]|.*(Quantize|Integer|NBits)")
 # Advice beyond "remove it", by operator family.
 _INSTEAD = {
-    ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
-    "how much it makes depends on the numbers",
-    ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"): "ints made before the network, in NumPy",
-    ("ScatterND",): "a sum with one-hot rows, F.one_hot(ids, n) * x, or torch.cat of the parts",
+    ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it: "
+    "its output size depends on the values",
+    ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"): "compute the ints in NumPy before the network",
+    ("ScatterND",): "a sum with one-hot rows, F.one_hot(ids, n) * x, or torch.cat of slices",
     ("If", "Loop", "Scan"): "a forward without branches and loops over values, "
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
-    ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: what is read depends on the numbers",
+    ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: its indices depend on the values",
     ("MelWeightMatrix",): "a constant, or a Linear with the matrix as its weight",
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):
     "random numbers as an input of the network",
     ("ai.onnx.ml.TreeEnsembleClassifier", "ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.TreeEnsemble",
-     "ai.onnx.ml.SVMClassifier", "ai.onnx.ml.SVMRegressor"): "ONNX Runtime: trees and kernels are no networks",
+     "ai.onnx.ml.SVMClassifier", "ai.onnx.ml.SVMRegressor"): "ONNX Runtime: trees and SVMs are not networks",
     ("ai.onnx.ml.LabelEncoder", "ai.onnx.ml.OneHotEncoder", "ai.onnx.ml.CategoryMapper", "StringNormalizer"):
-    "encode the columns before the network, which takes numbers",
+    "encode the columns as numbers before the network",
 }  # fmt: skip
-_BY_DOMAIN = {"com.microsoft": "the file as it was before ONNX Runtime optimised it"}
+_BY_DOMAIN = {"com.microsoft": "the file from before ONNX Runtime optimised it"}
 INSTEAD = (
-    "another layer in its place, or the network in parts (a file's by onnx.utils.extract_model) "
-    "with this one done in NumPy"
+    "another layer instead, or split the network (an ONNX file: onnx.utils.extract_model) "
+    "and compute this step in NumPy"
 )
 INFERENCE = "eval mode: a dropout that depends on module.training, a norm with running statistics"
 
@@ -63,8 +63,8 @@ def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
     kinds = [f"{kind}{' of values' if kind in folded else ''} ({_nodes(of)})" for kind, of in missing.items()]
     known = ", ".join(sorted(kind for kind in READERS if kind[0].isalpha()))
     raise FormatError(
-        f"{'operators' if len(missing) > 1 else 'an operator'} that onchip does not have",
-        got=f"{', '.join(kinds)}; {sum(map(len, missing.values()))} of {len(ops)} in all",
+        f"{'unsupported operators' if len(missing) > 1 else 'unsupported operator'}",
+        got=f"{', '.join(kinds)}; {sum(map(len, missing.values()))} of {len(ops)} nodes",
         expected=f"one of {known}", hint=tuple(dict.fromkeys(chain.from_iterable(map(_instead, missing)))),
     )  # fmt: skip
 

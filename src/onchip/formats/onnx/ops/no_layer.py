@@ -15,17 +15,17 @@ from onchip.network.layers import Dropout, Identity
 
 @reads("Constant")
 def read_constant(graph: GraphReader, op: Op) -> None:
-    given = op.attributes
-    if len(given) != 1:
-        raise FormatError(f"{op}: no one value", got=", ".join(given) or "nothing", expected="one attribute")
-    if "value" in given and hasattr(given["value"], "dims"):
-        graph.add_constant(op, given["value"])
-    elif isinstance(given.get("value_float"), float) or isinstance(given.get("value_floats"), list):
-        graph.add_constant(op, np.array(given.get("value_float", given.get("value_floats")), np.float32))
-    elif isinstance(given.get("value_int"), int) or isinstance(given.get("value_ints"), list):
-        graph.add_constant(op, np.array(given.get("value_int", given.get("value_ints")), np.int64))
+    fields = op.attributes
+    if len(fields) != 1:
+        raise FormatError(f"{op}: not exactly one value", got=", ".join(fields) or "nothing", expected="one attribute")
+    if "value" in fields and hasattr(fields["value"], "dims"):
+        graph.add_constant(op, fields["value"])
+    elif isinstance(fields.get("value_float"), float) or isinstance(fields.get("value_floats"), list):
+        graph.add_constant(op, np.array(fields.get("value_float", fields.get("value_floats")), np.float32))
+    elif isinstance(fields.get("value_int"), int) or isinstance(fields.get("value_ints"), list):
+        graph.add_constant(op, np.array(fields.get("value_int", fields.get("value_ints")), np.int64))
     else:
-        raise FormatError(f"{op} holds no numbers", got=", ".join(given), expected="a dense tensor")
+        raise FormatError(f"{op} has no numeric value", got=", ".join(fields), expected="a dense tensor")
 
 
 @reads("Identity")
@@ -43,7 +43,7 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
     if graph.has(op, 1):
         ratio = float(graph.constant(op, 1).max(initial=0))
     if 0 < ratio < 1 and not graph.is_constant(op, 0):
-        graph.add(op, Dropout(ratio), (graph.value(op),))  # kept for training, which reports it
+        graph.add(op, Dropout(ratio), (graph.value(op),))  # retained for training, which reports it
     else:
         graph.pass_on(op)
 

@@ -25,7 +25,7 @@ def read_batch_norm(graph: GraphReader, op: Op) -> None:
     if trains or len([name for name in op.outputs if name]) > 1:
         raise FormatError(f"{op} is in training mode", expected="inference", hint=INFERENCE)
     if not op.attribute("spatial", 1):
-        raise FormatError(f"{op}: one mean and variance a channel", got="spatial=0", expected="spatial=1")
+        raise FormatError(f"{op}: one mean and variance per channel", got="spatial=0", expected="spatial=1")
     roles = {}
     for index, role in enumerate(_ROLES, start=1):
         roles[role] = graph.weight(op.inputs[index], graph.weight_constant(op, index, x))
@@ -62,19 +62,19 @@ _SCALES_ARE_CHANNELS = 21  # opset from which GroupNormalization has one scale p
 def read_last_axes_norm(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
     if any(graph.readers[name] for name in op.outputs[1:] if name):
-        got, expected = ", ".join(op.outputs), "one output that is read"
-        raise FormatError(f"{op} gives out its mean or deviation", got=got, expected=expected)
+        got, expected = ", ".join(op.outputs), "only the first output"
+        raise FormatError(f"{op}: its mean or deviation is used", got=got, expected=expected)
     axis = graph.axis(op, x, op.attribute("axis", -1))
     layer = _LAST_AXES[op.kind](axis - len(graph.types[x].shape), op.number("epsilon", 1e-5))
     shape, roles = layer.weight_shape(graph.types[x]), {}
     for index, role in ((1, "weight"), (2, "bias")):
         if graph.has(op, index):
             array = graph.weight_constant(op, index, x)
-            roles[role] = graph.weight(op.inputs[index], _stretched(graph, op, array, shape))
+            roles[role] = graph.weight(op.inputs[index], _broadcast(graph, op, array, shape))
     graph.add(op, layer, (x,), roles)
 
 
-def _stretched(graph: GraphReader, op: Op, array: Array, shape: tuple[int, ...]) -> Array:
+def _broadcast(graph: GraphReader, op: Op, array: Array, shape: tuple[int, ...]) -> Array:
     """Broadcast a scale or bias, which may lack axes or have size 1."""
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]
@@ -103,21 +103,21 @@ def read_group_norm(graph: GraphReader, op: Op) -> None:
 @writes(LayerNorm, RMSNorm)
 def write_last_axes_norm(graph: GraphWriter, node: Node) -> None:
     """ONNX needs a scale; RMSNormalization needs opset 23."""
-    given = node.layer.attributes()
+    attributes = node.layer.attributes()
     operands = [graph.value(node), _scale(graph, node, "weight"), *graph.weights(node, "bias")]
     op_type = next(op_type for op_type, layer in _LAST_AXES.items() if layer is type(node.layer))
-    graph.emit(op_type, node, operands, axis=given["axis"], epsilon=given["eps"])
+    graph.emit(op_type, node, operands, axis=attributes["axis"], epsilon=attributes["eps"])
 
 
 @writes(GroupNorm)
 def write_group_norm(graph: GraphWriter, node: Node) -> None:
     """ONNX needs scale and bias. One group per channel is an InstanceNormalization, which older opsets have."""
-    given, x = node.layer.attributes(), graph.net.input_types(node)[0]
+    attributes, x = node.layer.attributes(), graph.net.input_types(node)[0]
     operands = [graph.value(node), _scale(graph, node, "weight"), _scale(graph, node, "bias")]
-    if given["groups"] == x.shape[1]:
-        graph.emit("InstanceNormalization", node, operands, epsilon=given["eps"])
+    if attributes["groups"] == x.shape[1]:
+        graph.emit("InstanceNormalization", node, operands, epsilon=attributes["eps"])
     else:
-        graph.emit("GroupNormalization", node, operands, num_groups=given["groups"], epsilon=given["eps"])
+        graph.emit("GroupNormalization", node, operands, num_groups=attributes["groups"], epsilon=attributes["eps"])
 
 
 def _scale(graph: GraphWriter, node: Node, role: str) -> str:

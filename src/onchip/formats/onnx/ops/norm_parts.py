@@ -2,8 +2,8 @@
 
     d = x - ReduceMean(x);  y = d / Sqrt(ReduceMean(d ^ 2) + eps)      a LayerNorm; with x instead of d, an RMSNorm
 
-d ^ 2 may be Pow(d, 2) or d * d, and the quotient a product with the reciprocal. The nodes are fused before any is read:
-one layer makes one pass over memory instead of eight.
+d ^ 2 may be Pow(d, 2) or d * d, and the quotient a Mul by the reciprocal. The nodes are fused before any is read: one
+layer makes one pass over memory instead of eight.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from onchip.formats.onnx.ops.graph_reader import GraphReader
 from onchip.network.layers import LayerNorm, Permute, RMSNorm
 from onchip.network.recipe import Array
 
-NORM = "(norm)"  # the fused operator; no file has one of this name
+NORM = "(norm)"  # the fused operator; its name is not valid in a file
 _INPUTS = {"Add": 2, "Div": 2, "Mul": 2, "Pow": 2, "Reciprocal": 1, "Sqrt": 1, "Sub": 2}  # inputs per operator
-_DEPTH = 6  # operators between x and the last: mean, difference, square, mean, sum, root
+_DEPTH = 6  # operators from x to the last: mean, difference, square, mean, sum, root
 Makers = Mapping[str, Op]  # by output name
 Constant = Callable[[str], Array | None]  # looks up a small constant by name; None: not one
 
 
 @dataclass(frozen=True)
 class _Mean:
-    """ReduceMean(of) over axes that are kept as 1."""
+    """ReduceMean(of) with keepdims=1."""
 
     of: str
     axes: tuple[int, ...]
@@ -35,21 +35,21 @@ class _Mean:
 def join_norms(ops: Sequence[Op], outputs: Sequence[str], constant: Constant) -> list[Op]:
     """Replace each norm by one operator; operators whose results are no longer used are removed."""
     makers = {op.outputs[0]: op for op in ops if len(op.inputs) == _INPUTS.get(op.kind, -1) or op.kind == "ReduceMean"}
-    made: list[Op] = []
-    parts: set[str] = set()
+    joined: list[Op] = []
+    fused: set[str] = set()
     for op in ops:
         norm = _norm(op, makers, constant)
-        made.append(norm or op)
+        joined.append(norm or op)
         if norm is not None:
-            parts |= _between(op, makers, norm.inputs[0])
-    readers = Counter(name for op in made for name in op.inputs) + Counter(outputs)
-    kept = []
-    for op in reversed(made):
-        if op.outputs[0] in parts and not any(readers[name] for name in op.outputs):
+            fused |= _between(op, makers, norm.inputs[0])
+    readers = Counter(name for op in joined for name in op.inputs) + Counter(outputs)
+    needed = []
+    for op in reversed(joined):
+        if op.outputs[0] in fused and not any(readers[name] for name in op.outputs):
             readers.subtract(op.inputs)
         else:
-            kept.append(op)
-    return kept[::-1]
+            needed.append(op)
+    return needed[::-1]
 
 
 def _between(last: Op, makers: Makers, x: str) -> set[str]:
@@ -64,7 +64,7 @@ def _between(last: Op, makers: Makers, x: str) -> set[str]:
 
 
 def _norm(op: Op, makers: Makers, constant: Constant) -> Op | None:
-    """The norm that a quotient or a product completes."""
+    """The norm that a Div or a Mul completes."""
     for numerator, root in _quotients(op, makers, constant):
         spread = makers.get(root)
         if spread is None or spread.kind != "Sqrt":
@@ -75,8 +75,8 @@ def _norm(op: Op, makers: Makers, constant: Constant) -> Op | None:
             if squares is None or d is None or not _is_same(d, numerator, makers):
                 continue
             x, centred = _source(numerator, squares.axes, makers, constant)
-            given = {"axes": list(squares.axes), "epsilon": eps, "is_centred": int(centred)}
-            return Op(NORM, op.name, (x,), op.outputs, given)
+            attributes = {"axes": list(squares.axes), "epsilon": eps, "is_centred": int(centred)}
+            return Op(NORM, op.name, (x,), op.outputs, attributes)
     return None
 
 
@@ -163,5 +163,5 @@ def read_norm(graph: GraphReader, op: Op) -> None:
     if order == tuple(range(rank)):
         graph.add(op, layer, (x,))
     else:
-        turned = graph.add_step(op, layer, (graph.add_step(op, Permute(order), (x,)),))
-        graph.add(op, Permute(tuple(order.index(axis) for axis in range(rank))), (turned,))
+        normed = graph.add_step(op, layer, (graph.add_step(op, Permute(order), (x,)),))
+        graph.add(op, Permute(tuple(order.index(axis) for axis in range(rank))), (normed,))

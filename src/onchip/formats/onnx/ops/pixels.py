@@ -19,23 +19,23 @@ from onchip.network.types import numpy_dtype
 
 @dataclass(frozen=True)
 class PixelPart(Unfinished):
-    """IsNaN(x), Where(IsNaN(x), 0, x) or Clip of that; x is (image + 1) / 2 * 255."""
+    """The first nodes of the pattern: IsNaN(x), Where(IsNaN(x), 0, x) or Clip of that."""
 
-    made_by: str
+    op_kind: str
     expected: ClassVar[str] = "the rest of uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)) with y = (x + 1) / 2 * 255"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
-        """Its value without the rest of the pattern."""
-        numbers = are_numbers(graph, op, self.x)
-        if self.made_by == "IsNaN":
+        """Add layers for its value, as the pattern is incomplete."""
+        mask = not_nan(graph, op, self.x)
+        if self.op_kind == "IsNaN":
             one = graph.weight("one", np.ones((), numpy_dtype(graph.types[self.x].dtype)))
-            return graph.add_step(op, ToInts("bool"), (graph.add_step(op, Sub(), (numbers,), {"first": one}),))
-        kept = graph.add_step(op, Mask(), (self.x, numbers))
-        return kept if self.made_by == "Where" else graph.add_step(op, Clip(0.0, 255.0), (kept,))
+            return graph.add_step(op, ToInts("bool"), (graph.add_step(op, Sub(), (mask,), {"first": one}),))
+        masked = graph.add_step(op, Mask(), (self.x, mask))
+        return masked if self.op_kind == "Where" else graph.add_step(op, Clip(0.0, 255.0), (masked,))
 
 
-def are_numbers(graph: GraphReader, op: Op | None, x: str) -> str:
-    """1.0 where x is a number, 0.0 where it is NaN: x == x."""
+def not_nan(graph: GraphReader, op: Op | None, x: str) -> str:
+    """1.0 where x is not NaN, 0.0 where it is: x == x."""
     return graph.add_step(op, Equal(), (x, x))
 
 
@@ -45,7 +45,7 @@ def read_is_nan(graph: GraphReader, op: Op) -> None:
 
 
 def completes_pixels(graph: GraphReader, op: Op) -> bool:
-    """Handle a Where, Clip or Cast of a ToPixels that an IsNaN began; return whether it was handled."""
+    """Handle a Where, Clip or Cast that continues or completes a ToPixels; return whether it was handled."""
     if op.kind == "Where":
         part = _part(graph, op, "IsNaN")
         if part is None or not begins_pixels(graph, op):
@@ -62,9 +62,9 @@ def completes_pixels(graph: GraphReader, op: Op) -> bool:
     if part is None or op.attribute("to", 0) != ELEMENT_TYPES["uint8"]:
         return False
     value = part.x
-    for kind, number in ((Mul, 255), (Mul, 0.5), (Add, 1)):
+    for kind, factor in ((Mul, 255), (Mul, 0.5), (Add, 1)):
         inner = scaled(graph, value, kind)
-        if inner is None or inner[1] != number:
+        if inner is None or inner[1] != factor:
             return False
         value = inner[0]
     graph.add(op, ToPixels(), (value,))
@@ -78,9 +78,9 @@ def begins_pixels(graph: GraphReader, op: Op) -> bool:
     return is_where and part is not None and graph.value(op, 2) == part.x
 
 
-def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:
+def _part(graph: GraphReader, op: Op, op_kind: str) -> PixelPart | None:
     found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    return found if isinstance(found, PixelPart) and found.made_by == made_by else None
+    return found if isinstance(found, PixelPart) and found.op_kind == op_kind else None
 
 
 @writes(ToPixels)
@@ -90,7 +90,7 @@ def write_pixels(graph: GraphWriter, node: Node) -> None:
     # Subtract -1 instead of adding 1, which the reader would take for the bias of a preceding Linear.
     shifted = graph.emit_step("Sub", node, [x, graph.number(node, "minus_one", -1)])
     halved = graph.emit_step("Div", node, [shifted, graph.number(node, "two", 2)])
-    stretched = graph.emit_step("Mul", node, [halved, full])
-    number = graph.emit_step("Where", node, [graph.emit_step("IsNaN", node, [stretched]), zero, stretched])
-    clipped = graph.emit_step("Clip", node, [number, zero, full])
+    scaled_up = graph.emit_step("Mul", node, [halved, full])
+    not_nan_value = graph.emit_step("Where", node, [graph.emit_step("IsNaN", node, [scaled_up]), zero, scaled_up])
+    clipped = graph.emit_step("Clip", node, [not_nan_value, zero, full])
     graph.emit("Cast", node, [clipped], to=ELEMENT_TYPES["uint8"])

@@ -55,16 +55,16 @@ def read_global(graph: GraphReader, op: Op) -> None:
 
 @writes(MaxPool1d, MaxPool2d)
 def write_max_pool(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    window = window_attributes(node.layer, given["kernel"])
-    graph.emit("MaxPool", node, [graph.value(node)], ceil_mode=int(given["ceil"]), **window)
+    attributes = node.layer.attributes()
+    window = window_attributes(node.layer, attributes["kernel"])
+    graph.emit("MaxPool", node, [graph.value(node)], ceil_mode=int(attributes["ceil"]), **window)
 
 
 @writes(AvgPool1d, AvgPool2d)
 def write_average_pool(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    window = window_attributes(node.layer, given["kernel"])
+    attributes = node.layer.attributes()
+    window = window_attributes(node.layer, attributes["kernel"])
     if set(window["dilations"]) == {1}:
         del window["dilations"]  # not in opset 17
-    graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(given["ceil"]),
-               count_include_pad=int(given["count_pads"]), **window)  # fmt: skip
+    graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(attributes["ceil"]),
+               count_include_pad=int(attributes["count_pads"]), **window)  # fmt: skip

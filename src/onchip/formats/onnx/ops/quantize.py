@@ -18,7 +18,7 @@ from onchip.formats.onnx.ops.combine import combine
 from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx.ops.missing import FLOAT_MODEL
 from onchip.network.layers import Add, Cast, Clip, Div, Max, Min, Mul, Round, ToInts
-from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.layers.cast import CastTo, IntDtype
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
@@ -30,7 +30,7 @@ class Quantised(Unfinished):
     """x is the quantised ints, as floats, minus the zero point."""
 
     zero: Array
-    dtype: Whole
+    dtype: IntDtype
     expected: ClassVar[str] = "a DequantizeLinear"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
@@ -42,13 +42,13 @@ class Quantised(Unfinished):
 @reads("QuantizeLinear")
 def read_quantize(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
-    scale = _along(graph, op, graph.constant(op, 1), len(graph.shape(x)))
+    scale = _broadcastable(graph, op, graph.constant(op, 1), len(graph.shape(x)))
     zero = graph.constant(op, 2) if graph.has(op, 2) else np.zeros((), np.uint8)
     if zero.dtype.name not in _DTYPES or op.attribute("block_size", 0):
         got = f"{zero.dtype.name}, blocks of {op.attribute('block_size', 0)}"
         expected = f"{', '.join(_DTYPES)}, no blocks"
-        raise FormatError(f"{op}: ints of another kind", got=got, expected=expected, hint=FLOAT_MODEL)
-    zeros = _along(graph, op, zero, len(graph.shape(x))).astype(np.int64)
+        raise FormatError(f"{op}: unsupported quantisation", got=got, expected=expected, hint=FLOAT_MODEL)
+    zeros = _broadcastable(graph, op, zero, len(graph.shape(x))).astype(np.int64)
     limits, dtype = np.iinfo(zero.dtype), numpy_dtype(graph.types[x].dtype)
     divided = combine(graph, op, Div(), {0: x}, {1: scale.astype(dtype)}, is_step=True, name=op.inputs[1])
     whole = graph.add_step(op, Round(), (divided,))
@@ -61,27 +61,27 @@ def read_quantize(graph: GraphReader, op: Op) -> None:
             name = f"{op.outputs[0]}_{layer.kind.lower()}"
             inside = combine(graph, op, layer, {0: inside}, {1: bound.astype(dtype)}, is_step=True, name=name)
     row = zeros if graph.one_row or zeros.ndim == 0 else zeros[0]
-    graph.begin(op, Quantised(inside, row, cast(Whole, zero.dtype.name)))
+    graph.begin(op, Quantised(inside, row, cast(IntDtype, zero.dtype.name)))
 
 
 @reads("DequantizeLinear")
 def read_dequantize(graph: GraphReader, op: Op) -> None:
     """Dequantise a preceding QuantizeLinear with the same zero point, or ints from elsewhere."""
     scale = graph.constant(op, 1)
-    given = graph.unfinished.get(op.inputs[0])
-    x = given.x if isinstance(given, Quantised) else graph.value(op)
+    quantised = graph.unfinished.get(op.inputs[0])
+    x = quantised.x if isinstance(quantised, Quantised) else graph.value(op)
     rank = len(graph.shape(x))
-    zero = _along(graph, op, graph.constant(op, 2), rank) if graph.has(op, 2) else np.zeros((), np.int8)
-    if isinstance(given, Quantised):
-        same = np.array_equal(zero.reshape(-1), given.zero.reshape(-1)) or not (zero.any() or given.zero.any())
+    zero = _broadcastable(graph, op, graph.constant(op, 2), rank) if graph.has(op, 2) else np.zeros((), np.int8)
+    if isinstance(quantised, Quantised):
+        same = np.array_equal(zero.reshape(-1), quantised.zero.reshape(-1)) or not (zero.any() or quantised.zero.any())
         if not same:
-            given, x = None, graph.value(op)
-    if not isinstance(given, Quantised):
+            quantised, x = None, graph.value(op)
+    if not isinstance(quantised, Quantised):
         x = graph.add_step(op, Cast(cast(CastTo, scale.dtype.name)), (x,))
         if zero.any():
             name = f"{op.outputs[0]}_zero"
             x = combine(graph, op, Add(), {0: x}, {1: -zero.astype(scale.dtype)}, is_step=True, name=name)
-    combine(graph, op, Mul(), {0: x}, {1: _along(graph, op, scale, rank)}, name=op.inputs[1])
+    combine(graph, op, Mul(), {0: x}, {1: _broadcastable(graph, op, scale, rank)}, name=op.inputs[1])
 
 
 @folds("DequantizeLinear")
@@ -89,18 +89,18 @@ def fold_dequantize(graph: GraphReader, op: Op) -> Array:
     array, scale = graph.constant(op, 0), graph.constant(op, 1)
     graph.spend(op, array.size)
     if op.attribute("block_size", 0):
-        expected = "a scale for all, or one a channel"
-        raise FormatError(f"{op}: ints of another kind", got="blocks", expected=expected, hint=FLOAT_MODEL)
+        expected = "one scale, or one per channel"
+        raise FormatError(f"{op}: unsupported quantisation", got="blocks", expected=expected, hint=FLOAT_MODEL)
     zero = graph.constant(op, 2) if graph.has(op, 2) else np.zeros((), array.dtype)
-    less = array.astype(np.int64) - _along(graph, op, zero, array.ndim).astype(np.int64)
-    return np.asarray(less.astype(scale.dtype) * _along(graph, op, scale, array.ndim), scale.dtype)
+    less = array.astype(np.int64) - _broadcastable(graph, op, zero, array.ndim).astype(np.int64)
+    return np.asarray(less.astype(scale.dtype) * _broadcastable(graph, op, scale, array.ndim), scale.dtype)
 
 
-def _along(graph: GraphReader, op: Op, array: Array, rank: int) -> Array:
-    """One value for all, or one per index of an axis."""
+def _broadcastable(graph: GraphReader, op: Op, array: Array, rank: int) -> Array:
+    """A scalar, or one value per index of an axis, shaped to broadcast."""
     if array.size == 1:
         return array.reshape(())
     axis = op.attribute("axis", 1)
     if array.ndim != 1 or not -rank <= axis < rank:
-        raise FormatError(f"{op}: bad scale", got=f"{array.shape}, axis {axis}", expected="a number, or one an axis")
+        raise FormatError(f"{op}: bad scale", got=f"{array.shape}, axis {axis}", expected="one value, or one per index")
     return array.reshape([-1 if at == axis % rank else 1 for at in range(rank)])

@@ -1,4 +1,4 @@
-"""ReduceMax, ReduceMin, ReduceSum, ReduceMean, ReduceL2 and reductions composed from them; ArgMax and ArgMin."""
+"""Reductions: ReduceMax, ReduceMin, ReduceSum, ReduceMean, ReduceL2 and compositions of them; ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from onchip.network.layers import (
     Sub,
     ToInts,
 )
-from onchip.network.layers.cast import Whole
+from onchip.network.layers.cast import IntDtype
 from onchip.network.types import numpy_dtype
 
 Reduction = GlobalMax | GlobalMin | GlobalSum | GlobalMean | GlobalNorm
@@ -49,11 +49,11 @@ _OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
 _ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
-_MAX_FACTORS = 64  # of a product, each a separate value
+_MAX_FACTORS = 64  # of a ReduceProd: each becomes a node
 
 
-def axes_are_inputs(op_type: str) -> int:
-    """The opset from which axes are inputs."""
+def axes_input_opset(op_type: str) -> int:
+    """The opset from which axes are an input, not an attribute."""
     return 13 if op_type == "ReduceSum" else 18
 
 
@@ -62,8 +62,8 @@ def read_reduction(graph: GraphReader, op: Op) -> None:
     if op.kind == "ReduceMax" and completes_mask(graph, op):
         return
     truth = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    seen = truth.x if isinstance(truth, Truth) else graph.value(op)
-    axes, keep = _axes(graph, op, seen), keeps_axes(op)
+    x = truth.x if isinstance(truth, Truth) else graph.value(op)
+    axes, keep = _axes(graph, op, x), keeps_axes(op)
     if axes is None:
         graph.pass_on(op)
     elif op.kind != "ReduceSum" or not counts_truths(graph, op, axes, keep):
@@ -86,8 +86,8 @@ def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
     elif op.kind == "ReduceLogSum":
         graph.add(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (x,)),))
     else:
-        most = float(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max)
-        finite = Clip(-most, most)
+        largest = float(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max)
+        finite = Clip(-largest, largest)
         highest = graph.add_step(op, finite, (graph.add_step(op, GlobalMax(axes, True), (x,)),))
         powers = graph.add_step(op, Exp(), (graph.add_step(op, Sub(), (x, highest)),))
         total = graph.add_step(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (powers,)),))
@@ -107,35 +107,35 @@ def read_product(graph: GraphReader, op: Op) -> None:
     row = list(graph.types[x].row_shape)
     count = math.prod(row[axis - 1] for axis in axes)
     if 0 in axes or not 0 < count <= _MAX_FACTORS:
-        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MAX_FACTORS}, along axes behind the batch"
+        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MAX_FACTORS} factors, none along the batch axis"
         raise FormatError(f"{op}: too many factors", got=got, expected=expected)
     for axis in axes:
         size, row[axis - 1] = row[axis - 1], 1
         starts, steps = [0] * len(row), (1,) * len(row)
-        parts = []
-        for place in range(size):
-            starts[axis - 1] = place
-            parts.append(graph.add_step(op, Slice(tuple(starts), tuple(row), steps), (x,)))
-        x = graph.add_step(op, Mul(), tuple(parts)) if size > 1 else parts[0]
+        factors = []
+        for index in range(size):
+            starts[axis - 1] = index
+            factors.append(graph.add_step(op, Slice(tuple(starts), tuple(row), steps), (x,)))
+        x = graph.add_step(op, Mul(), tuple(factors)) if size > 1 else factors[0]
     if keep:
-        graph.hand_out(op, 0, x)
+        graph.bind_output(op, 0, x)
     else:
-        graph.add(op, Reshape(tuple(d for at, d in enumerate(row, start=1) if at not in axes)), (x,))
+        graph.add(op, Reshape(tuple(size for axis, size in enumerate(row, start=1) if axis not in axes)), (x,))
 
 
 def _widened(graph: GraphReader, op: Op, layer: Layer) -> tuple[Layer, tuple[str]]:
-    """The layer and its inputs; ints go through float64, which is exact up to 2^53."""
+    """The layer and its inputs; ints are reduced in float64, which is exact up to 2^53."""
     x = graph.value(op)
     dtype = graph.types[x].dtype
     if "int" not in dtype:
         return layer, (x,)
     wide = graph.add_step(op, Cast("float64"), (x,))
-    return ToInts(cast(Whole, dtype)), (graph.add_step(op, layer, (wide,)),)
+    return ToInts(cast(IntDtype, dtype)), (graph.add_step(op, layer, (wide,)),)
 
 
 def _axes(graph: GraphReader, op: Op, x: str) -> tuple[int, ...] | None:
     """The axes in the network's numbering; None if nothing is reduced."""
-    axes = graph.axes(op, axes_are_inputs(op.kind))
+    axes = graph.axes(op, axes_input_opset(op.kind))
     if not axes and op.attribute("noop_with_empty_axes", 0):
         return None
     return tuple(graph.axis(op, x, axis) for axis in axes or range(len(graph.shape(x))))
@@ -147,9 +147,9 @@ def keeps_axes(op: Op) -> bool:
 
 @writes(*_REDUCTIONS.values())
 def write_reduction(graph: GraphWriter, node: Node) -> None:
-    given, op_type = node.layer.attributes(), _OP_TYPES[node.layer.kind]
-    axes, keep = [int(axis) for axis in given["axes"]], int(given["keep"])
-    if graph.opset < axes_are_inputs(op_type):
+    attributes, op_type = node.layer.attributes(), _OP_TYPES[node.layer.kind]
+    axes, keep = [int(axis) for axis in attributes["axes"]], int(attributes["keep"])
+    if graph.opset < axes_input_opset(op_type):
         graph.emit(op_type, node, [graph.value(node)], axes=axes, keepdims=keep)
     else:
         operand = graph.constant(f"{node.name}_axes", np.array(axes, np.int64))
@@ -167,8 +167,8 @@ def read_argument(graph: GraphReader, op: Op) -> None:
 
 @writes(ArgMax, ArgMin)
 def write_argument(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
+    attributes = node.layer.attributes()
     graph.emit(
-        node.layer.kind, node, [graph.value(node)], axis=given["axis"], keepdims=int(given["keep"]),
-        select_last_index=int(given["last"]),
+        node.layer.kind, node, [graph.value(node)], axis=attributes["axis"], keepdims=int(attributes["keep"]),
+        select_last_index=int(attributes["last"]),
     )  # fmt: skip

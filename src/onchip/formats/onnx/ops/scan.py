@@ -24,7 +24,7 @@ def read_cumsum(graph: GraphReader, op: Op) -> None:
 
 @writes(CumSum)
 def write_cumsum(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    axis = graph.constant(f"{node.name}_axis", np.array(given["axis"], np.int64))
-    flags = {name: int(given[name]) for name in ("exclusive", "reverse")}
+    attributes = node.layer.attributes()
+    axis = graph.constant(f"{node.name}_axis", np.array(attributes["axis"], np.int64))
+    flags = {name: int(attributes[name]) for name in ("exclusive", "reverse")}
     graph.emit("CumSum", node, [graph.value(node), axis], **flags)

@@ -2,7 +2,7 @@
 
     y[.., ids[.., k, ..], ..] = updates[.., k, ..]
 
-is x where no id points, and else the sum over k of the updates that point there, by rows of an identity matrix.
+is x where no id points, else the sum over k of the updates that point there. The ids become one-hot rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MAX_PLACES = 1 << 10  # number of candidates: the table is its square
-_EXPECTED = "ids and updates of one shape, that of the data but for the axis"
+_MAX_SIZE = 1 << 10  # of the axis: the table is its square
+_EXPECTED = "ids and updates of one shape, the data's except the axis"
 
 
 @reads("ScatterElements", "Scatter")
@@ -33,37 +33,37 @@ def read_scatter_elements(graph: GraphReader, op: Op) -> None:
     at = row_axis_of(graph, op, ids, op.attribute("axis", 0))
     data = graph.constant(op, 0) if graph.is_constant(op, 0) else None
     shape = list(_row(graph, op, data).shape) if data is not None else list(graph.types[graph.value(op)].row_shape)
-    if [*row[:at], shape[at], *row[at + 1 :]] != shape or not 0 < shape[at] <= _MAX_PLACES:
+    if [*row[:at], shape[at], *row[at + 1 :]] != shape or not 0 < shape[at] <= _MAX_SIZE:
         got = f"{graph.types[ids]} into rows of {shape}"
-        raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MAX_PLACES:,} along it")
+        raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MAX_SIZE:,} along it")
     updates = graph.constant(op, 2) if graph.is_constant(op, 2) else None
     dtype = updates.dtype if updates is not None else numpy_dtype(graph.types[graph.value(op, 2)].dtype)
-    pointed = _points(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): one-hot ids
+    one_hot = _one_hot(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): one-hot ids
     if updates is not None:
         wide = np.expand_dims(_row(graph, op, updates), at + 1)
         name = graph.weight(f"{op.outputs[0]}_updates", wide)
-        put = graph.add_step(op, Mul(), (pointed,), {"constant": name})
+        scattered = graph.add_step(op, Mul(), (one_hot,), {"constant": name})
     else:
-        given = graph.value(op, 2)
-        if list(graph.types[given].row_shape) != row:
-            raise FormatError(f"{op}: shapes do not fit", got=str(graph.types[given]), expected=_EXPECTED)
-        wide_value = graph.add_step(op, Reshape((*row[: at + 1], 1, *row[at + 1 :])), (given,))
-        put = graph.add_step(op, Mask(), (wide_value, pointed))
-    total = graph.add_step(op, GlobalSum((at + 1,)), (put,))
+        source = graph.value(op, 2)
+        if list(graph.types[source].row_shape) != row:
+            raise FormatError(f"{op}: shapes do not fit", got=str(graph.types[source]), expected=_EXPECTED)
+        wide_value = graph.add_step(op, Reshape((*row[: at + 1], 1, *row[at + 1 :])), (source,))
+        scattered = graph.add_step(op, Mask(), (wide_value, one_hot))
+    total = graph.add_step(op, GlobalSum((at + 1,)), (scattered,))
     if data is not None and not data.any():
-        graph.hand_out(op, 0, total)
+        graph.bind_output(op, 0, total)
         return
-    kept = {} if data is not None else {0: graph.value(op)}
+    base = {} if data is not None else {0: graph.value(op)}
     constants = {} if data is None else {0: data}
     if how == b"none":
-        count = graph.add_step(op, GlobalSum((at + 1,)), (pointed,))
+        count = graph.add_step(op, GlobalSum((at + 1,)), (one_hot,))
         one = graph.weight("one", np.ones((), dtype))
         free = graph.add_step(op, Greater(), (count,), {"first": one})  # 1 > count
         if data is not None:
-            kept, constants = {0: combine(graph, op, Mul(), {0: free}, {1: data}, is_step=True, name=op.inputs[0])}, {}
+            base, constants = {0: combine(graph, op, Mul(), {0: free}, {1: data}, is_step=True, name=op.inputs[0])}, {}
         else:
-            kept = {0: graph.add_step(op, Mask(), (kept[0], free))}
-    combine(graph, op, Add(), {**kept, 1: total}, constants, name=op.inputs[0])
+            base = {0: graph.add_step(op, Mask(), (base[0], free))}
+    combine(graph, op, Add(), {**base, 1: total}, constants, name=op.inputs[0])
 
 
 def _row(graph: GraphReader, op: Op, array: Array) -> Array:
@@ -73,15 +73,15 @@ def _row(graph: GraphReader, op: Op, array: Array) -> Array:
     once = graph.once(array)
     if once.shape[:1] != (1,):
         got = f"shape {array.shape}"
-        raise FormatError(f"{op}: its constant differs from row to row", got=got, expected="1 along the batch")
+        raise FormatError(f"{op}: its constant varies over the batch", got=got, expected="size 1 on axis 0")
     row: Array = once[0]
     return row
 
 
-def _points(graph: GraphReader, op: Op, ids: str, at: int, n: int, dtype: np.dtype[np.generic]) -> str:
+def _one_hot(graph: GraphReader, op: Op, ids: str, at: int, n: int, dtype: np.dtype[np.generic]) -> str:
     """(.., k, ..) ids as one-hot (.., k, n, ..)."""
     table = graph.weight(f"{op.outputs[0]}_places", np.eye(n, dtype=dtype))
-    chosen = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
+    rows = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
     order = list(range(len(graph.types[ids].shape)))
     order.insert(at + 2, len(order))
-    return graph.add_step(op, Permute(tuple(order)), (chosen,)) if order != sorted(order) else chosen
+    return graph.add_step(op, Permute(tuple(order)), (rows,)) if order != sorted(order) else rows

@@ -24,7 +24,7 @@ def row_axis_of(graph: GraphReader, op: Op, x: str, axis: int) -> int:
     """The file's axis counted within a row; FormatError for the batch."""
     found = graph.axis(op, x, axis) - 1
     if found < 0:
-        raise FormatError(f"{op} would mix the rows of the batch", got=f"axis {axis}", expected="an axis behind it")
+        raise FormatError(f"{op} would mix the rows of the batch", got=f"axis {axis}", expected="an axis after axis 0")
     return found
 
 
@@ -58,7 +58,7 @@ def slice_operands(graph: GraphReader, op: Op) -> tuple[list[int], list[int], li
         axes = graph.ints(op, 3) if graph.has(op, 3) else list(range(len(starts)))
         steps = graph.ints(op, 4) if graph.has(op, 4) else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each an axis")
+        raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each per axis")
     return starts, ends, axes, steps
 
 
@@ -80,15 +80,15 @@ def read_split(graph: GraphReader, op: Op) -> None:
     if graph.is_constant(op, 0):
         array, axis = graph.constant(op, 0), op.attribute("axis", 0)
         graph.spend(op, array.size)
-        for name, places in zip(op.outputs, split_ranges(graph, op, array.shape[axis]), strict=True):
+        for name, indices in zip(op.outputs, split_ranges(graph, op, array.shape[axis]), strict=True):
             part = Op(op.kind, op.name, op.inputs, (name,), op.attributes)
-            graph.add_constant(part, np.take(array, places, axis))
+            graph.add_constant(part, np.take(array, indices, axis))
         return
     x = graph.value(op)
     at = row_axis_of(graph, op, x, op.attribute("axis", 0))
-    for output, places in enumerate(split_ranges(graph, op, graph.types[x].row_shape[at])):
+    for output, indices in enumerate(split_ranges(graph, op, graph.types[x].row_shape[at])):
         ranges = [range(d) for d in graph.types[x].row_shape]
-        ranges[at] = places
+        ranges[at] = indices
         if op.outputs[output]:
             add_ranges(graph, op, x, ranges, output)
 
@@ -104,7 +104,7 @@ def split_ranges(graph: GraphReader, op: Op, n: int) -> list[range]:
         each = -(-n // count)
         sizes = [max(0, min(each, n - i * each)) for i in range(count)]
     if len(sizes) != count or sum(sizes) != n or min(sizes) < 0:
-        raise FormatError(f"{op}: bad sizes", got=show(sizes), expected=f"{count} that make {n}")
+        raise FormatError(f"{op}: bad sizes", got=show(sizes), expected=f"{count} sizes of total {n}")
     ends = list(itertools.accumulate(sizes))
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -133,8 +133,8 @@ def gather_constant(graph: GraphReader, op: Op) -> None:
     else:
         shape = graph.shape(x)
         axis = at + 1 - graph.one_row
-        chosen = graph.add_step(op, layer, (x,))
-        graph.add(op, graph.reshape(op, [*shape[:axis], *indices.shape, *shape[axis + 1 :]]), (chosen,))
+        gathered = graph.add_step(op, layer, (x,))
+        graph.add(op, graph.reshape(op, [*shape[:axis], *indices.shape, *shape[axis + 1 :]]), (gathered,))
 
 
 @reads("Pad")
@@ -152,10 +152,10 @@ def read_pad(graph: GraphReader, op: Op) -> None:
         axes = graph.ints(op, 3) if graph.has(op, 3) else list(range(rank))
     found = [graph.axis(op, x, axis) for axis in axes]
     if len(pads) != 2 * len(axes) or len(set(found)) < len(found):
-        raise FormatError(f"{op}: bad pads", got=show(pads), expected="two numbers an axis")
+        raise FormatError(f"{op}: bad pads", got=show(pads), expected="two ints per axis")
     before, after = [0] * len(graph.types[x].shape), [0] * len(graph.types[x].shape)
-    for place, axis in enumerate(found):
-        before[axis], after[axis] = pads[place], pads[len(axes) + place]
+    for index, axis in enumerate(found):
+        before[axis], after[axis] = pads[index], pads[len(axes) + index]
     if before[0] or after[0]:
         raise FormatError(f"{op} would add rows to the batch", got=show(pads), expected="no pads along axis 0")
     if not any(before + after):
@@ -185,7 +185,7 @@ def read_expand(graph: GraphReader, op: Op) -> None:
     if not graph.one_row and (
         len(wanted) > len(shape) or (len(wanted) == len(shape) and wanted[0] not in (1, BATCH, graph.batch))
     ):
-        raise FormatError(f"{op} would repeat the batch", got=show(wanted), expected="the batch in front, as it is")
+        raise FormatError(f"{op} would repeat the batch", got=show(wanted), expected="the batch first, unchanged")
     rank = max(len(shape), len(wanted))
     wanted = [1] * (rank - len(wanted)) + wanted
     if rank > len(shape):
@@ -207,7 +207,7 @@ def add_tile(graph: GraphReader, op: Op, x: str, repeats: list[int]) -> None:
 
 
 def concat_constants(graph: GraphReader, op: Op, axis: int) -> None:
-    """Concatenate values and constants, such as a token before a sequence: zero pads at the constants, and an add."""
+    """Concatenate values and constants, such as a token before a sequence: zero pads for the constants, then an Add."""
     padded: list[str] = []
     parts, zeros = [], 0  # all operands, values as zeros; zeros before the first value
     for index in range(len(op.inputs)):
@@ -229,8 +229,8 @@ def concat_constants(graph: GraphReader, op: Op, axis: int) -> None:
     graph.spend(op, sum(part.size for part in parts))
     constant = np.concatenate(parts, axis - 1).astype(parts[0].dtype)
     padded[0] = _pad_axis(graph, op, padded[0], axis, zeros, 0)
-    together = padded[0] if len(padded) == 1 else graph.add_step(op, Concat(axis), tuple(padded))
-    graph.add(op, Add(), (together,), {"constant": graph.weight(f"{op.outputs[0]}_constant", constant)})
+    y = padded[0] if len(padded) == 1 else graph.add_step(op, Concat(axis), tuple(padded))
+    graph.add(op, Add(), (y,), {"constant": graph.weight(f"{op.outputs[0]}_constant", constant)})
 
 
 def _pad_axis(graph: GraphReader, op: Op, x: str, axis: int, before: int, after: int) -> str:
@@ -247,7 +247,7 @@ def read_triangle(graph: GraphReader, op: Op) -> None:
     x, first = graph.value(op), int(graph.constant(op, 1).reshape(())) if graph.has(op, 1) else 0
     row = graph.types[x].row_shape
     if len(row) < 2 - graph.one_row:
-        raise FormatError(f"{op} needs matrices", got=str(graph.types[x]), expected="two axes behind the batch")
+        raise FormatError(f"{op} needs matrices", got=str(graph.types[x]), expected="two axes after the batch")
     ones = np.ones(row[-2:], numpy_dtype(graph.types[x].dtype))
     mask = np.triu(ones, first) if op.attribute("upper", 1) else np.tril(ones, first)
     graph.add(op, Mask(), (x,), {"mask": graph.weight(f"{op.outputs[0]}_side", mask)})
@@ -258,10 +258,10 @@ def read_triangle(graph: GraphReader, op: Op) -> None:
 
 @writes(Slice)
 def write_slice(graph: GraphWriter, node: Node) -> None:
-    given, row = node.layer.attributes(), graph.net.input_types(node)[0].row_shape
+    attributes, row = node.layer.attributes(), graph.net.input_types(node)[0].row_shape
     columns = []
     for axis, (n, start, size, step) in enumerate(
-        zip(row, given["starts"], given["sizes"], given["steps"], strict=True), start=1
+        zip(row, attributes["starts"], attributes["sizes"], attributes["steps"], strict=True), start=1
     ):
         if (start, size, step) != (0, n, 1):
             stop = start + size * step
@@ -269,31 +269,31 @@ def write_slice(graph: GraphWriter, node: Node) -> None:
     columns = columns or [(0, row[0], 1, 1)] if row else columns
     names = ("starts", "ends", "axes", "steps")
     operands = [
-        graph.constant(f"{node.name}_{name}", np.array(numbers, np.int64))
-        for name, numbers in zip(names, zip(*columns, strict=True), strict=True)
+        graph.constant(f"{node.name}_{name}", np.array(values, np.int64))
+        for name, values in zip(names, zip(*columns, strict=True), strict=True)
     ]
     graph.emit("Slice", node, [graph.value(node), *operands])
 
 
 @writes(Gather)
 def write_gather(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    indices = graph.constant(f"{node.name}_indices", np.array(given["indices"], np.int64))
-    graph.emit("Gather", node, [graph.value(node), indices], axis=given["axis"])
+    attributes = node.layer.attributes()
+    indices = graph.constant(f"{node.name}_indices", np.array(attributes["indices"], np.int64))
+    graph.emit("Gather", node, [graph.value(node), indices], axis=attributes["axis"])
 
 
 @writes(Pad)
 def write_pad(graph: GraphWriter, node: Node) -> None:
-    given = node.layer.attributes()
-    if given["mode"] == "wrap" and graph.opset < 19:
-        raise OpsetError("pads wrap around from opset 19 on")
-    rank = len(given["pads"]) // 2
-    pads = [0, *given["pads"][:rank], 0, *given["pads"][rank:]]
+    attributes = node.layer.attributes()
+    if attributes["mode"] == "wrap" and graph.opset < 19:
+        raise OpsetError("wrap pads need opset 19")
+    rank = len(attributes["pads"]) // 2
+    pads = [0, *attributes["pads"][:rank], 0, *attributes["pads"][rank:]]
     operands = [graph.value(node), graph.constant(f"{node.name}_pads", np.array(pads, np.int64))]
-    if given["mode"] == "constant":
-        value = np.array(given["value"]).astype(numpy_dtype(graph.dtype(node)))
+    if attributes["mode"] == "constant":
+        value = np.array(attributes["value"]).astype(numpy_dtype(graph.dtype(node)))
         operands.append(graph.constant(f"{node.name}_value", value))
-    graph.emit("Pad", node, operands, mode=given["mode"])
+    graph.emit("Pad", node, operands, mode=attributes["mode"])
 
 
 @writes(Tile)

@@ -50,9 +50,9 @@ def _copied(graph: GraphReader, op: Op, x: str, axis: int) -> Dim:
     shape = graph.shape(x)
     if axis >= len(shape):
         raise FormatError(
-            f"{op}: a 0 copies a size that is not there",
+            f"{op}: a 0 copies a missing size",
             got=f"axis {axis} of {graph.types[x]}",
-            expected="no more axes",
+            expected="at most as many sizes",
         )
     return shape[axis]
 
@@ -66,10 +66,10 @@ def read_squeeze(graph: GraphReader, op: Op) -> None:
     else:
         gone = {graph.axis(op, x, axis) - graph.one_row for axis in axes}
     if any(shape[axis] not in (1, BATCH) for axis in gone):
-        raise FormatError(f"{op}: only sizes of 1 can go", got=f"axes {axes} of {graph.types[x]}", expected="axes of 1")
+        raise FormatError(f"{op}: can only squeeze 1", got=f"axes {axes} of {graph.types[x]}", expected="axes of 1")
     if axes is None and not graph.one_row and graph.batch == 1:
         raise FormatError(
-            f"{op} names no axes, and the batch is 1", expected="axes", hint="x.squeeze(1) in torch, for axis 1"
+            f"{op} has no axes, and the batch is 1", expected="axes", hint="x.squeeze(1) in torch, for axis 1"
         )
     graph.add(op, graph.reshape(op, [d for axis, d in enumerate(shape) if axis not in gone]), (x,))
 

@@ -11,7 +11,7 @@ from onchip.network.layers import Conv1d, Linear, Permute, Reshape
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MAX_NUMBERS = 1 << 22  # elements of the matrix: longer signals need an FFT
+_MAX_ELEMENTS = 1 << 22  # elements of the matrix: longer signals need an FFT
 
 
 @reads("DFT")
@@ -20,26 +20,26 @@ def read_dft(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
     wanted = op.attribute("axis", 1) if graph.opset < 20 else graph.ints(op, 2)[0] if graph.has(op, 2) else -2
     rank, axis = len(graph.types[x].shape), graph.axis(op, x, wanted)
-    n, parts = graph.types[x].shape[axis], graph.types[x].shape[-1]
+    n, channels = graph.types[x].shape[axis], graph.types[x].shape[-1]
     inverse, onesided = op.attribute("inverse", 0) != 0, op.attribute("onesided", 0) != 0
-    if not 0 < axis < rank - 1 or parts not in (1, 2) or (inverse and onesided):
+    if not 0 < axis < rank - 1 or channels not in (1, 2) or (inverse and onesided):
         got = f"axis {wanted} of {graph.types[x]}"
-        expected = "an axis behind the batch, 1 or 2 numbers a place, all bins"
+        expected = "an axis after the batch, 1 or 2 values per element, all bins"
         raise FormatError(f"{op}: bad axis", got=got, expected=expected)
     N = int(graph.constant(op, 1).reshape(())) if graph.has(op, 1) else int(n)
     matrix = _transform(graph, op, int(n), N, inverse, onesided)  # (K, 2, n, 2)
-    matrix = matrix[..., : int(parts)].reshape(2 * len(matrix), -1)
+    matrix = matrix[..., : int(channels)].reshape(2 * len(matrix), -1)
     order = [*(a for a in range(rank - 1) if a != axis), axis, rank - 1]
     if order != sorted(order):
         x = graph.add_step(op, Permute(tuple(order)), (x,))
-    *front, _, _ = graph.types[x].row_shape
-    flat = graph.add_step(op, Reshape((*front, int(n) * int(parts))), (x,))
+    *leading, _, _ = graph.types[x].row_shape
+    flat = graph.add_step(op, Reshape((*leading, int(n) * int(channels))), (x,))
     weight = graph.weight(f"{op.outputs[0]}_waves", matrix.astype(numpy_dtype(graph.types[x].dtype)))
-    made = graph.add_step(op, Linear(), (flat,), {"weight": weight})
-    made = graph.add_step(op, Reshape((*front, len(matrix) // 2, 2)), (made,))
+    y = graph.add_step(op, Linear(), (flat,), {"weight": weight})
+    y = graph.add_step(op, Reshape((*leading, len(matrix) // 2, 2)), (y,))
     if order != sorted(order):
-        made = graph.add_step(op, Permute(tuple(int(a) for a in np.argsort(order))), (made,))
-    graph.hand_out(op, 0, made)
+        y = graph.add_step(op, Permute(tuple(int(a) for a in np.argsort(order))), (y,))
+    graph.bind_output(op, 0, y)
 
 
 @reads("STFT")
@@ -49,7 +49,7 @@ def read_stft(graph: GraphReader, op: Op) -> None:
     row = graph.types[x].row_shape
     if row[1:] not in ((), (1,)) or graph.one_row or step < 1:
         raise FormatError(
-            f"{op}: bad signal", got=f"{graph.types[x]}, a step of {step}", expected="real numbers (B, n)"
+            f"{op}: bad signal", got=f"{graph.types[x]}, a step of {step}", expected="a real signal (B, n)"
         )
     window = graph.constant(op, 2).astype(np.float64) if graph.has(op, 2) else None
     if graph.has(op, 3):
@@ -58,13 +58,13 @@ def read_stft(graph: GraphReader, op: Op) -> None:
         N = len(window) if window is not None else 0
     window = np.ones(N) if window is None else window
     if not 0 < N <= row[0] or window.shape != (N,):
-        raise FormatError(f"{op}: bad window", got=f"{N} of {row[0]}, {window.shape}", expected="one that fits")
+        raise FormatError(f"{op}: bad window", got=f"{N} of {row[0]}, {window.shape}", expected="one of the frame size")
     matrix = _transform(graph, op, N, N, False, op.attribute("onesided", 1) != 0)[..., 0] * window  # (K, 2, N)
     weight = graph.weight(f"{op.outputs[0]}_waves", matrix.reshape(-1, 1, N).astype(numpy_dtype(graph.types[x].dtype)))
     signal = graph.add_step(op, Reshape((1, row[0])), (x,))
-    made = graph.add_step(op, Conv1d((step,)), (signal,), {"weight": weight})  # (B, 2 K, windows)
-    parts = graph.add_step(op, Reshape((len(matrix), 2, graph.types[made].row_shape[1])), (made,))
-    graph.add(op, Permute((0, 3, 1, 2)), (parts,))
+    y = graph.add_step(op, Conv1d((step,)), (signal,), {"weight": weight})  # (B, 2 K, windows)
+    split = graph.add_step(op, Reshape((len(matrix), 2, graph.types[y].row_shape[1])), (y,))
+    graph.add(op, Permute((0, 3, 1, 2)), (split,))
 
 
 def _transform(graph: GraphReader, op: Op, n: int, N: int, inverse: bool, onesided: bool) -> Array:
@@ -72,10 +72,10 @@ def _transform(graph: GraphReader, op: Op, n: int, N: int, inverse: bool, onesid
     ignored.
     """
     K = N // 2 + 1 if onesided else N
-    if N < 1 or 4 * K * n > _MAX_NUMBERS:
-        raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MAX_NUMBERS:,}")
+    if N < 1 or 4 * K * n > _MAX_ELEMENTS:
+        raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MAX_ELEMENTS:,}")
     graph.spend(op, 4 * K * n)
-    turns = np.outer(np.arange(K), np.arange(n)) % N / N * 2 * np.pi
-    cos, sin = (f(turns) * (np.arange(n) < N) / (N if inverse else 1) for f in (np.cos, np.sin))
+    angles = np.outer(np.arange(K), np.arange(n)) % N / N * 2 * np.pi
+    cos, sin = (f(angles) * (np.arange(n) < N) / (N if inverse else 1) for f in (np.cos, np.sin))
     sin = sin if inverse else -sin
     return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], 1)

@@ -16,8 +16,8 @@ from onchip.errors import FormatError
 from onchip.formats.onnx.ops.base import Op, reads
 from onchip.formats.onnx.ops.combine import combine, operands
 from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
-from onchip.formats.onnx.ops.lengths import MaskPart, begins_mask, continues_mask, inside, passes_mask, turns_mask
-from onchip.formats.onnx.ops.pixels import PixelPart, are_numbers, begins_pixels
+from onchip.formats.onnx.ops.lengths import MaskPart, begins_mask, continues_mask, inside, inverts_mask, passes_mask
+from onchip.formats.onnx.ops.pixels import PixelPart, begins_pixels, not_nan
 from onchip.formats.onnx.ops.select import shape_part
 from onchip.formats.onnx.tensors import ELEMENT_DTYPES
 from onchip.network.layers import (
@@ -35,7 +35,7 @@ from onchip.network.layers import (
     Sub,
     ToInts,
 )
-from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.layers.cast import CastTo, IntDtype
 from onchip.network.reading import show
 from onchip.network.types import numpy_dtype
 
@@ -51,8 +51,8 @@ _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "
 class Truth(Unfinished):
     """x is 1.0 for true and 0.0 for false, or the inverse."""
 
-    is_turned: bool = False
-    dtype: Whole = "bool"  # in the file
+    is_inverted: bool = False
+    dtype: IntDtype = "bool"  # in the file
     expected: ClassVar[str] = "a truth value"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
@@ -63,7 +63,7 @@ class Truth(Unfinished):
 class Count(Unfinished):
     """x is the number of true values, as a float: usually a divisor."""
 
-    dtype: Whole
+    dtype: IntDtype
     expected: ClassVar[str] = "a number"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
@@ -72,10 +72,10 @@ class Count(Unfinished):
 
 def counts_truths(graph: GraphReader, op: Op, axes: tuple[int, ...], keep: bool) -> bool:
     """Handle a ReduceSum over truth values cast to ints; return whether it was handled."""
-    given = graph.unfinished.get(op.inputs[0])
-    if not isinstance(given, Truth) or given.dtype == "bool":
+    truth = graph.unfinished.get(op.inputs[0])
+    if not isinstance(truth, Truth) or truth.dtype == "bool":
         return False
-    graph.begin(op, Count(graph.add_step(op, GlobalSum(axes, keep), (_mask(graph, op, given),)), given.dtype))
+    graph.begin(op, Count(graph.add_step(op, GlobalSum(axes, keep), (_mask(graph, op, truth),)), truth.dtype))
     return True
 
 
@@ -85,15 +85,15 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
         return
     values, constants = operands(graph, op)
     dtype = graph.types[next(iter(values.values()))].dtype
-    is_few_bits = "int" in dtype and dtype not in ("int32", "int64")
-    if is_few_bits:  # exact in float32
-        values = {place: graph.add_step(op, Cast("float32"), (value,)) for place, value in values.items()}
-        constants = {place: number.astype(np.float32) for place, number in constants.items()}
-    layer, is_turned = _COMPARISONS[op.kind]
-    if is_turned:
-        values = {1 - place: value for place, value in values.items()}
-        constants = {1 - place: number for place, number in constants.items()}
-    name = next((name for place, name in enumerate(op.inputs) if graph.is_constant(op, place)), "")
+    is_narrow = "int" in dtype and dtype not in ("int32", "int64")
+    if is_narrow:  # exact in float32
+        values = {index: graph.add_step(op, Cast("float32"), (value,)) for index, value in values.items()}
+        constants = {index: array.astype(np.float32) for index, array in constants.items()}
+    layer, is_inverted = _COMPARISONS[op.kind]
+    if is_inverted:
+        values = {1 - index: value for index, value in values.items()}
+        constants = {1 - index: array for index, array in constants.items()}
+    name = next((name for index, name in enumerate(op.inputs) if graph.is_constant(op, index)), "")
     found = combine(graph, op, layer, values, constants, is_step=True, name=name)
     if "int" in graph.types[found].dtype:
         found = graph.add_step(op, Cast("float32"), (found,))
@@ -118,12 +118,12 @@ def read_is_inf(graph: GraphReader, op: Op) -> None:
 def read_both(graph: GraphReader, op: Op) -> None:
     if len(op.inputs) != 2:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
-    places = [place for place in (0, 1) if not graph.is_constant(op, place)]
-    masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
+    indices = [index for index in (0, 1) if not graph.is_constant(op, index)]
+    masks = {index: _mask(graph, op, _operand(graph, op, index)) for index in indices}
     if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # mixed float types
-        masks = {place: graph.add_step(op, Cast("float32"), (mask,)) for place, mask in masks.items()}
+        masks = {index: graph.add_step(op, Cast("float32"), (mask,)) for index, mask in masks.items()}
     dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
-    constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
+    constants = {index: graph.constant(op, index).astype(dtype) for index in (0, 1) if index not in masks}
     name = f"{op.outputs[0]}_mask"
     if op.kind != "Xor":
         layer = Mul() if op.kind == "And" else Max()
@@ -135,30 +135,30 @@ def read_both(graph: GraphReader, op: Op) -> None:
 
 @reads("Not")
 def read_not(graph: GraphReader, op: Op) -> None:
-    if turns_mask(graph, op):
+    if inverts_mask(graph, op):
         return
-    given = _given(graph, op, 0)
-    graph.begin(op, Truth(given.x, not given.is_turned))
+    truth = _operand(graph, op, 0)
+    graph.begin(op, Truth(truth.x, not truth.is_inverted))
 
 
-def _given(graph: GraphReader, op: Op, place: int) -> Truth:
+def _operand(graph: GraphReader, op: Op, index: int) -> Truth:
     """The node's input as a truth value: a comparison, a length mask, or a bool value."""
-    found = _found(graph, op, place)
+    found = _found(graph, op, index)
     if found is None:
-        got = show(op.inputs[place] if place < len(op.inputs) else "")
-        raise FormatError(f"{op} needs a truth value", got=got, expected="a comparison, or a value of bool")
+        got = show(op.inputs[index] if index < len(op.inputs) else "")
+        raise FormatError(f"{op} needs a bool", got=got, expected="a comparison, or a bool value")
     return found
 
 
-def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
-    name = op.inputs[place] if place < len(op.inputs) else ""
-    given = graph.unfinished.get(name)
-    if isinstance(given, MaskPart) and given.made == "mask":
-        return Truth(inside(graph, op, given), not given.is_inside)
-    if isinstance(given, Truth):
-        return given
-    if isinstance(given, PixelPart) and given.made_by == "IsNaN" and not begins_pixels(graph, op):
-        return Truth(are_numbers(graph, op, given.x), is_turned=True)
+def _found(graph: GraphReader, op: Op, index: int) -> Truth | None:
+    name = op.inputs[index] if index < len(op.inputs) else ""
+    truth = graph.unfinished.get(name)
+    if isinstance(truth, MaskPart) and truth.stage == "mask":
+        return Truth(inside(graph, op, truth), not truth.is_inside)
+    if isinstance(truth, Truth):
+        return truth
+    if isinstance(truth, PixelPart) and truth.op_kind == "IsNaN" and not begins_pixels(graph, op):
+        return Truth(not_nan(graph, op, truth.x), is_inverted=True)
     value = graph.values.get(name)
     if value is None or graph.types[value].dtype != "bool":
         return None
@@ -166,7 +166,7 @@ def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
 
 
 def reads_truth(graph: GraphReader, op: Op) -> bool:
-    """Handle a node that views a truth value differently or converts it to numbers; return whether it was handled."""
+    """Handle a node that views a truth value differently or casts it; return whether it was handled."""
     if op.kind not in (*_SEEN, "Cast", "Where", "Shape") or not op.inputs or graph.is_constant(op, 0):
         return False
     if passes_mask(graph, op) or (op.kind == "Where" and continues_mask(graph, op)):
@@ -175,22 +175,22 @@ def reads_truth(graph: GraphReader, op: Op) -> bool:
         return False  # a bool value that is moved or cast is an ordinary value
     if op.kind == "Cast" and isinstance(count := graph.unfinished.get(op.inputs[0]), Count):
         return _casts_count(graph, op, count)
-    given = _found(graph, op, 0)
-    if given is None:
+    truth = _found(graph, op, 0)
+    if truth is None:
         return False
     if op.kind == "Where":
-        _choose(graph, op, given)
+        _select(graph, op, truth)
     elif op.kind == "Shape":
-        graph.add_constant(op, np.array(shape_part(op, graph.shape(given.x)), object))
+        graph.add_constant(op, np.array(shape_part(op, graph.shape(truth.x)), object))
     elif op.kind != "Cast":
-        name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
+        name = graph.part(op, op.kind, [graph.part_value(op, truth.x), *op.inputs[1:]], **op.attributes)
         seen = graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))
-        graph.begin(op, dataclasses.replace(given, x=seen))
-    elif (dtype := ELEMENT_DTYPES.get(op.attribute("to", 0))) in get_args(Whole):
-        graph.begin(op, dataclasses.replace(given, dtype=cast(Whole, dtype)))
+        graph.begin(op, dataclasses.replace(truth, x=seen))
+    elif (dtype := ELEMENT_DTYPES.get(op.attribute("to", 0))) in get_args(IntDtype):
+        graph.begin(op, dataclasses.replace(truth, dtype=cast(IntDtype, dtype)))
     else:
-        name = graph.part(op, "Cast", [graph.part_value(op, _mask(graph, op, given))], **op.attributes)
-        graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
+        name = graph.part(op, "Cast", [graph.part_value(op, _mask(graph, op, truth))], **op.attributes)
+        graph.bind_output(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
     return True
 
 
@@ -199,41 +199,41 @@ def _casts_count(graph: GraphReader, op: Op, count: Count) -> bool:
     if dtype not in get_args(CastTo):
         return False
     if dtype == graph.types[count.x].dtype:
-        graph.hand_out(op, 0, count.x)
+        graph.bind_output(op, 0, count.x)
     else:
         graph.add(op, Cast(cast(CastTo, dtype)), (count.x,))
     return True
 
 
-def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
+def _select(graph: GraphReader, op: Op, truth: Truth) -> None:
     """A Where: the sum of both operands, each masked."""
-    values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
-    constants = [graph.constant(op, place).dtype.name for place in (1, 2) if place not in values]
+    values = {index: graph.value(op, index) for index in (1, 2) if not graph.is_constant(op, index)}
+    constants = [graph.constant(op, index).dtype.name for index in (1, 2) if index not in values]
     dtype = graph.types[next(iter(values.values()))].dtype if values else constants[0]
     if dtype == "bool":
-        raise FormatError(f"{op}: only numbers can be chosen by a comparison", got=dtype, expected="floats or ints")
-    masks = {1: _mask(graph, op, given), 2: _mask(graph, op, Truth(given.x, not given.is_turned))}
-    if graph.types[given.x].dtype != dtype:
-        to = Cast(cast(CastTo, dtype)) if "float" in dtype else ToInts(cast(Whole, dtype))
-        masks = {place: graph.add_step(op, to, (mask,)) for place, mask in masks.items()}
+        raise FormatError(f"{op}: a comparison cannot select bools", got=dtype, expected="floats or ints")
+    masks = {1: _mask(graph, op, truth), 2: _mask(graph, op, Truth(truth.x, not truth.is_inverted))}
+    if graph.types[truth.x].dtype != dtype:
+        to = Cast(cast(CastTo, dtype)) if "float" in dtype else ToInts(cast(IntDtype, dtype))
+        masks = {index: graph.add_step(op, to, (mask,)) for index, mask in masks.items()}
     parts: dict[int, str] = {}
-    for place, mask in masks.items():
-        if place in values:
-            parts[place] = combine(graph, op, Mask(), {0: values[place], 1: mask}, {}, is_step=True)
+    for index, mask in masks.items():
+        if index in values:
+            parts[index] = combine(graph, op, Mask(), {0: values[index], 1: mask}, {}, is_step=True)
             continue
-        array = graph.weight_constant(op, place, masks[1])
+        array = graph.weight_constant(op, index, masks[1])
         if array.size > 1 or array.any():
-            parts[place] = combine(graph, op, Mask(), {1: mask}, {0: array}, is_step=True, name=op.inputs[place])
+            parts[index] = combine(graph, op, Mask(), {1: mask}, {0: array}, is_step=True, name=op.inputs[index])
     if not parts:
-        raise FormatError(f"{op} chooses between zeros", got=show(op.inputs[1:]), expected="a value, or other numbers")
+        raise FormatError(f"{op} selects between zeros", got=show(op.inputs[1:]), expected="other operands")
     some = next(iter(parts.values()))
-    graph.hand_out(op, 0, combine(graph, op, Add(), parts, {}, is_step=True) if len(parts) > 1 else some)
+    graph.bind_output(op, 0, combine(graph, op, Add(), parts, {}, is_step=True) if len(parts) > 1 else some)
 
 
-def _mask(graph: GraphReader, op: Op | None, given: Truth) -> str:
+def _mask(graph: GraphReader, op: Op | None, truth: Truth) -> str:
     """1 for true, else 0; 1 - x if x is inverted."""
-    if not given.is_turned:
-        return given.x
-    dtype = numpy_dtype(graph.types[given.x].dtype)
-    turned = graph.add_step(op, Mul(), (given.x,), {"constant": graph.weight("minus_one", np.array(-1, dtype))})
-    return graph.add_step(op, Add(), (turned,), {"constant": graph.weight("plus_one", np.array(1, dtype))})
+    if not truth.is_inverted:
+        return truth.x
+    dtype = numpy_dtype(graph.types[truth.x].dtype)
+    negated = graph.add_step(op, Mul(), (truth.x,), {"constant": graph.weight("minus_one", np.array(-1, dtype))})
+    return graph.add_step(op, Add(), (negated,), {"constant": graph.weight("plus_one", np.array(1, dtype))})

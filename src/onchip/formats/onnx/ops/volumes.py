@@ -33,21 +33,21 @@ def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, ro
         narrow = graph.weight(roles["weight"], weight.reshape(*weight.shape[:3], 1))
         flat = graph.add_step(op, Reshape((C, D, H * W)), (x,))
         layer = Conv2d((stride[0], 1), (pads[0], 0, pads[3], 0), (dilation[0], 1), groups)
-        made = graph.add_named(op, layer, (flat,), {**roles, "weight": narrow})
-        graph.add(op, Reshape((C_out, D_out, H_out, W_out)), (made,))
+        y = graph.add_named(op, layer, (flat,), {**roles, "weight": narrow})
+        graph.add(op, Reshape((C_out, D_out, H_out, W_out)), (y,))
         return
     steps = -(-(H + pads[1] + pads[4]) // stride[1])  # windows per plane, including those that reach past its end
     below = steps * stride[1] - H - pads[1]
     x = _padded(graph, op, x, (0, pads[0], pads[1], 0, 0, pads[3], below, 0))
     _check_planes(op, kernel[0] * D_out)
-    seen = [first * stride[0] + tap * dilation[0] for tap in range(kernel[0]) for first in range(D_out)]
-    if seen != list(range(graph.types[x].row_shape[1])):
-        x = graph.add_step(op, Gather(2, tuple(seen)), (x,))
+    planes_read = [first * stride[0] + tap * dilation[0] for tap in range(kernel[0]) for first in range(D_out)]
+    if planes_read != list(range(graph.types[x].row_shape[1])):
+        x = graph.add_step(op, Gather(2, tuple(planes_read)), (x,))
     planes = graph.add_step(op, Reshape((C * kernel[0], D_out * steps * stride[1], W)), (x,))
-    wide = graph.weight(roles["weight"], weight.reshape(C_out, -1, *kernel[1:]))
+    reshaped = graph.weight(roles["weight"], weight.reshape(C_out, -1, *kernel[1:]))
     layer = Conv2d(stride[1:], (0, pads[2], max(0, window.span(1) - stride[1]), pads[5]), dilation[1:], groups)
-    made = graph.add_named(op, layer, (planes,), {**roles, "weight": wide})
-    cut = graph.add_step(op, Reshape((C_out, D_out, steps, W_out)), (made,))
+    y = graph.add_named(op, layer, (planes,), {**roles, "weight": reshaped})
+    cut = graph.add_step(op, Reshape((C_out, D_out, steps, W_out)), (y,))
     graph.add(op, Slice((0, 0, 0, 0), (C_out, D_out, H_out, W_out), (1, 1, 1, 1)), (cut,))
 
 
@@ -64,24 +64,24 @@ def add_transposed(
     steps = -(-max(reach, pads[1] + H_out) // stride[1])
     x = _padded(graph, op, x, (0, 0, 0, 0, 0, 0, steps - H, 0))
     planes = graph.add_step(op, Reshape((C, D * steps, W)), (x,))
-    wide = graph.weight(roles["weight"], weight.reshape(C, -1, *kernel[1:]))
+    reshaped = graph.weight(roles["weight"], weight.reshape(C, -1, *kernel[1:]))
     over = window.span(1) - stride[1]  # how far the last row's window reaches past its stride
-    spread = ConvTranspose2d(
+    within = ConvTranspose2d(
         stride[1:], (0, pads[2], max(0, over), pads[5]), (max(0, -over), extra[2]), dilation[1:], groups
     )
-    made = graph.add_named(op, spread, (planes,), {"weight": wide})
-    W_out = graph.types[made].row_shape[2]
-    cut = graph.add_step(op, Reshape((C_out * kernel[0], D, steps * stride[1], W_out)), (made,))
+    y = graph.add_named(op, within, (planes,), {"weight": reshaped})
+    W_out = graph.types[y].row_shape[2]
+    cut = graph.add_step(op, Reshape((C_out * kernel[0], D, steps * stride[1], W_out)), (y,))
     layer = Slice((0, 0, pads[1], 0), (C_out * kernel[0], D, H_out, W_out), (1, 1, 1, 1))
     flat = graph.add_step(op, Reshape((C_out * kernel[0], D, H_out * W_out)), (graph.add_step(op, layer, (cut,)),))
     _check_planes(op, kernel[0] * kernel[0])
     # Move each tap's planes to its position along D.
     taps = np.eye(kernel[0], dtype=numpy_dtype(graph.types[x].dtype)).reshape(kernel[0], 1, kernel[0], 1)
     name = graph.weight(f"{op.outputs[0]}_taps", np.tile(taps, (C_out, 1, 1, 1)))
-    along = ConvTranspose2d((stride[0], 1), (pads[0], 0, pads[3], 0), (extra[0], 0), (dilation[0], 1), C_out)
+    depth = ConvTranspose2d((stride[0], 1), (pads[0], 0, pads[3], 0), (extra[0], 0), (dilation[0], 1), C_out)
     bias = {"bias": roles["bias"]} if "bias" in roles else {}
-    together = graph.add_step(op, along, (flat,), {"weight": name, **bias})
-    graph.add(op, Reshape((C_out, graph.types[together].row_shape[1], H_out, W_out)), (together,))
+    summed = graph.add_step(op, depth, (flat,), {"weight": name, **bias})
+    graph.add(op, Reshape((C_out, graph.types[summed].row_shape[1], H_out, W_out)), (summed,))
 
 
 def add_pool(
@@ -100,11 +100,11 @@ def add_pool(
     (kd, *size), (sd, *strides), (dd, *apart) = window.kernel, window.stride, window.dilation
     flat = graph.add_step(op, Reshape((C * D, H, W)), (x,))
     within = pool((size[0], size[1]), (strides[0], strides[1]), (*pads[1:3], *pads[4:]), (apart[0], apart[1]))
-    made = graph.add_step(op, within, (flat,))
-    H_out, W_out = graph.types[made].row_shape[1:]
-    lines = graph.add_step(op, Reshape((C, D, H_out * W_out)), (made,))
-    made = graph.add_step(op, pool((kd, 1), (sd, 1), (pads[0], 0, pads[3], 0), (dd, 1)), (lines,))
-    graph.add(op, Reshape((C, graph.types[made].row_shape[1], H_out, W_out)), (made,))
+    y = graph.add_step(op, within, (flat,))
+    H_out, W_out = graph.types[y].row_shape[1:]
+    lines = graph.add_step(op, Reshape((C, D, H_out * W_out)), (y,))
+    y = graph.add_step(op, pool((kd, 1), (sd, 1), (pads[0], 0, pads[3], 0), (dd, 1)), (lines,))
+    graph.add(op, Reshape((C, graph.types[y].row_shape[1], H_out, W_out)), (y,))
 
 
 def _check_planes(op: Op, count: int) -> None:

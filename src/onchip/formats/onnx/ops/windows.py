@@ -34,41 +34,41 @@ class Window:
 
 def auto_pad(op: Op) -> bytes:
     """b"NOTSET", b"VALID", b"SAME_UPPER" or b"SAME_LOWER"."""
-    word = op.attribute("auto_pad", b"NOTSET") or b"NOTSET"
-    if word not in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER"):
-        raise FormatError(f"{op}: bad attribute 'auto_pad'", got=show(word), expected="NOTSET, VALID or SAME_...")
-    return word
+    mode = op.attribute("auto_pad", b"NOTSET") or b"NOTSET"
+    if mode not in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER"):
+        raise FormatError(f"{op}: bad attribute 'auto_pad'", got=show(mode), expected="NOTSET, VALID or SAME_...")
+    return mode
 
 
-def split_pad(word: bytes, total: Sequence[int]) -> tuple[int, ...]:
+def split_pad(mode: bytes, total: Sequence[int]) -> tuple[int, ...]:
     """Split the total padding per axis: an odd element goes to the end, or to the beginning for SAME_LOWER."""
-    before = [(n + 1) // 2 if word == b"SAME_LOWER" else n // 2 for n in total]
+    before = [(n + 1) // 2 if mode == b"SAME_LOWER" else n // 2 for n in total]
     return (*before, *(n - b for n, b in zip(total, before, strict=True)))
 
 
 def read_window(graph: GraphReader, op: Op, x: str, kernel: Sequence[int] = ()) -> Window:
-    """The window of a convolution with this kernel, or of a pool, which has its own; resolves auto_pad."""
+    """The window of a convolution with this kernel, or of a pool, which has kernel_shape; resolves auto_pad."""
     graph.need_channels(op, x, 3)
     rank = len(kernel) or len(graph.types[x].shape) - 2
     if rank not in (1, 2, 3) or len(graph.types[x].shape) != rank + 2:
-        expected = f"[B, C and {len(kernel) or '1 to 3'} more]"
+        expected = f"[B, C and {len(kernel) or '1 to 3'} more axes]"
         raise FormatError(f"{op}: windows over one, two or three axes only", got=str(graph.types[x]), expected=expected)
-    own = op.sizes("kernel_shape", list(kernel), rank)
-    if kernel and own != list(kernel):
-        raise FormatError(f"{op}: kernel_shape and weight do not fit", got=show(own), expected=show(list(kernel)))
+    sizes = op.sizes("kernel_shape", list(kernel), rank)
+    if kernel and sizes != list(kernel):
+        raise FormatError(f"{op}: kernel_shape and weight do not fit", got=show(sizes), expected=show(list(kernel)))
     stride, dilation = op.sizes("strides", [1] * rank, rank), op.sizes("dilations", [1] * rank, rank)
-    if min(*own, *stride, *dilation) < 1:
-        got = f"kernel {own}, strides {stride}, dilations {dilation}"
-        raise FormatError(f"{op}: bad window", got=got, expected="numbers of at least 1")
-    pads, word = op.sizes("pads", [0] * 2 * rank, 2 * rank), auto_pad(op)
-    window = Window(tuple(own), tuple(stride), tuple(dilation), tuple(pads) if word == b"NOTSET" else (0,) * 2 * rank)
-    if word in (b"NOTSET", b"VALID") or op.kind == "ConvTranspose":
+    if min(*sizes, *stride, *dilation) < 1:
+        got = f"kernel {sizes}, strides {stride}, dilations {dilation}"
+        raise FormatError(f"{op}: bad window", got=got, expected="ints of at least 1")
+    pads, mode = op.sizes("pads", [0] * 2 * rank, 2 * rank), auto_pad(op)
+    window = Window(tuple(sizes), tuple(stride), tuple(dilation), tuple(pads) if mode == b"NOTSET" else (0,) * 2 * rank)
+    if mode in (b"NOTSET", b"VALID") or op.kind == "ConvTranspose":
         return window
     total = []
     for axis, size in enumerate(int(d) for d in graph.types[x].shape[2:]):
         steps = (size - 1) // window.stride[axis]  # windows after the first, as many as fit the unpadded strides
         total.append(max(0, steps * window.stride[axis] + window.span(axis) - size))
-    return Window(window.kernel, window.stride, window.dilation, split_pad(word, total))
+    return Window(window.kernel, window.stride, window.dilation, split_pad(mode, total))
 
 
 def check_padded(graph: GraphReader, op: Op, x: str, pads: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ def check_padded(graph: GraphReader, op: Op, x: str, pads: Sequence[int]) -> Non
         size *= d + pads[axis] + pads[rank + axis]
     if size * int(graph.types[x].shape[1]) > MAX_ROW:
         got = f"{graph.types[x]}, pads {show(list(pads))}"
-        raise FormatError(f"{op}: rows are too large", got=got, expected=f"at most {MAX_ROW:,} numbers a row")
+        raise FormatError(f"{op}: rows are too large", got=got, expected=f"at most {MAX_ROW:,} elements per row")
 
 
 def window_attributes(layer: Layer, kernel: Sequence[int]) -> dict[str, Any]:

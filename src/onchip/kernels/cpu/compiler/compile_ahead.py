@@ -1,19 +1,18 @@
-"""Compiling on a second core: a process that compiles what the first will ask for next, into the cache that both read.
+"""Compiling on a second core: a helper process compiles functions that this one needs soon, into the shared cache.
 
-Idea    LLVM and Numba hold Python's lock, so threads would take turns. The first miss of the cache starts one other
-        process with the same list of functions. Each takes the function with the longest way to go, by the size of it
-        and of those that wait for it, of all whose own needs are there and that the other is not at: a lock on the
-        function's key tells. What one has compiled the other finds in the cache, as does any process that shares it.
-Floor   Half of what one process takes, and a second for the other one to start.
-Limits  Functions whose argument types are known without a call: linked ones. The rest is the first process's. Without
-        a second core, a place to keep code, or locks there is no other process.
+Idea    LLVM and Numba hold the GIL, so threads would alternate. The first cache miss starts a helper process with the
+        same list of functions. Each process picks the function with the longest remaining chain of dependents, by code
+        size, whose own dependencies are compiled and whose key is not locked by the other. Compiled functions go to
+        the cache, where every process finds them.
+Floor   Half the time of one process, plus a second to start the helper.
+Limits  Functions whose argument types are known without a call: linked ones. This process compiles the others. Without
+        a second core, a cache folder or file locks there is no helper.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -21,35 +20,32 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from onchip.kernels.cpu.compiler.notice import notice
 
-if TYPE_CHECKING:
-    from onchip.kernels.cpu.compiler.jit import LinkedFunction
-
 try:
     import fcntl
-except ImportError:  # Windows: every process compiles for itself
+except ImportError:  # Windows: no helper
     fcntl = None  # type: ignore[assignment]
 
-_PROGRAM = """import json, sys
+PROGRAM = """import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-sys.modules["scipy"] = None  # which Numba would load, for nothing
-from onchip.kernels.cpu.compiler.compile_ahead import compile_ahead
+sys.modules["scipy"] = None  # Numba would load it without need
+from onchip.kernels.cpu.compiler.helper import compile_ahead
 compile_ahead(json.loads(sys.argv[2]))"""
-WAIT_S, _LOOK_S = 30.0, 0.01  # for another process's work: at most, and how often it is looked for
-_FEWEST = 3  # functions: a process takes as long to start as to compile two
-_HELPER = 0  # the byte that the one other process locks; a function's is another
+WAIT_S, _LOOK_S = 30.0, 0.01  # longest wait for another process's function, and the polling interval
+_FEWEST = 3  # functions: starting a process takes as long as compiling two
+_HELPER = 0  # the byte of the lock file that the helper locks; functions have others
 
-_locks: dict[Path, int] = {}  # files, opened once: to close one would end all locks that this process has on it
-_announced: dict[Any, None] = {}
-_started: list[subprocess.Popen[bytes]] = []  # the last one; at most one runs
+_locks: dict[Path, int] = {}  # lock files, opened once: closing one releases all of this process's locks on it
+queued: dict[Any, None] = {}
+started: list[subprocess.Popen[bytes]] = []  # the last one; at most one runs
 _is_helper: list[bool] = []  # this process
 
 
 def lock_function(folder: Path | None, key: str, wait_s: float = 0.0) -> bool:
-    """Have a function to oneself until `unlock_function`; False where another process has it for so long."""
+    """Lock a function until `unlock_function`; False if another process holds the lock for `wait_s`."""
     end = time.monotonic() + wait_s
     while _lock(folder, 1 + int(key[:12], 16)) is False:
         if time.monotonic() >= end:
@@ -64,14 +60,14 @@ def unlock_function(folder: Path | None, key: str) -> None:
             fcntl.lockf(_locks[folder], fcntl.LOCK_UN, 1, 1 + int(key[:12], 16))
 
 
-def _lock(folder: Path | None, place: int) -> bool | None:
-    """Whether a byte of the lock file beside the folder is this process's now; None where nothing can be locked."""
+def _lock(folder: Path | None, byte: int) -> bool | None:
+    """Try to lock a byte of the lock file next to the folder; None if nothing can be locked."""
     if folder is None or fcntl is None:
         return None
     try:
         if folder not in _locks:
             _locks[folder] = os.open(folder.parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        fcntl.lockf(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:  # a file system without locks
@@ -79,19 +75,25 @@ def _lock(folder: Path | None, place: int) -> bool | None:
     return True
 
 
-def announce(things: Iterable[Any]) -> None:
-    """What will be asked for soon: functions, and operations of images, whose code is a linked function."""
-    _announced.update(dict.fromkeys(things))
+def queue_functions(things: Iterable[Any]) -> None:
+    """Queue what will be needed soon: functions, and image operations, whose `code` is a linked function."""
+    queued.update(dict.fromkeys(things))
 
 
 def queue_kernels(kernels: Iterable[Any]) -> None:
-    """That these will be bound: the code of most is the function `_run` of their module."""
+    """Queue the code of kernels that will be bound: for most, the function `_run` of their module."""
     found = (getattr(sys.modules[type(kernel).__module__], "_run", None) for kernel in kernels)
-    announce(function for function in found if function is not None)
+    queue_functions(function for function in found if function is not None)
 
 
-def announced() -> list[Any]:
-    return [getattr(thing, "code", thing) for thing in _announced]
+def queued_functions() -> list[Any]:
+    return [getattr(thing, "code", thing) for thing in queued]
+
+
+def become_helper(folder: Path | None) -> bool:
+    """Mark this process as the helper; False if another one runs."""
+    _is_helper.append(True)
+    return bool(_lock(folder, _HELPER))
 
 
 def _name_of(thing: Any) -> str:
@@ -99,74 +101,68 @@ def _name_of(thing: Any) -> str:
 
 
 def start_helper(function: Callable[..., Any], folder: Path | None, count: int) -> int:
-    """Have another process compile what `function` and what was announced need, where there is a core for it and it
-    would not start for too few.
-
-    Gives how many processes compile.
+    """Start a helper that compiles the dependencies of `function` and of queued functions, if there is a core for it
+    and `count` functions are worth it. Returns how many processes compile.
     """
-    if any(process.poll() is None for process in _started):
+    if any(process.poll() is None for process in started):
         return 2
-    if _is_helper or folder is None or fcntl is None or not sys.executable or _core_count() < 2 or count < _FEWEST:
+    if _is_helper or folder is None or fcntl is None or not sys.executable or core_count() < 2 or count < _FEWEST:
         return 1
-    names, nowhere = [*map(_name_of, _announced), _name_of(function)], subprocess.DEVNULL
-    command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), json.dumps(names)]
+    names, nowhere = [*map(_name_of, queued), _name_of(function)], subprocess.DEVNULL
+    command = [sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), json.dumps(names)]
     try:
-        _started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]
-    except OSError:  # no room for another process: then not
+        started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]
+    except OSError:  # process limit
         return 1
     return 2
 
 
 @atexit.register
 def _end_helper() -> None:
-    """What it has not done is done by who needs it."""
-    for process in _started:
+    """Stop the helper; its remaining functions are compiled where they are needed."""
+    for process in started:
         process.kill()
         process.wait()
 
 
-def _core_count() -> int:
+def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_together(functions: Sequence[LinkedFunction], goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Compile, or load, linked functions beside the processes that do the same.
+class Linked(Protocol):
+    """What compile_together uses of a LinkedFunction (jit.py)."""
 
-    functions  each behind those that it needs
-    goes_on    asked before each
+    @property
+    def size(self) -> int: ...
+    @property
+    def below(self) -> Sequence[Linked]: ...
+    def try_compile(self, force: bool) -> bool: ...
+
+
+F = TypeVar("F", bound=Linked)
+
+
+def compile_together(functions: Sequence[Linked], should_continue: Callable[[], bool] = lambda: True) -> None:
+    """Compile or load linked functions, concurrently with other processes.
+
+    functions        dependencies first
+    should_continue  called before each; False stops
     """
-    left, last = _longest_way_first(functions), time.monotonic()
-    while left and goes_on():
-        is_alone = time.monotonic() > last + WAIT_S  # who has one for so long will not end
-        made = next((function for function in left if function.try_make(is_alone)), None)
-        if made is None:
+    missing, last_done = _longest_chain_first(functions), time.monotonic()
+    while missing and should_continue():
+        force = time.monotonic() > last_done + WAIT_S  # the lock's owner hangs
+        done = next((function for function in missing if function.try_compile(force)), None)
+        if done is None:
             time.sleep(_LOOK_S)
         else:
-            left.remove(made)
-            last = time.monotonic()
+            missing.remove(done)
+            last_done = time.monotonic()
             notice.finish_one()
 
 
-def _longest_way_first(functions: Sequence[LinkedFunction]) -> list[LinkedFunction]:
-    """By how much there is to compile until the last of those that wait for it is done, as far as sizes tell."""
-    way: dict[LinkedFunction, int] = {}
+def _longest_chain_first(functions: Sequence[F]) -> list[F]:
+    """Sorted by the code size of the longest chain of dependents, largest first."""
+    chain: dict[F, int] = {}
     for function in reversed(functions):
-        way[function] = function.size + max((way[user] for user in way if function in user.below), default=0)
-    return sorted(functions, key=lambda function: -way[function])
-
-
-def compile_ahead(names: Sequence[str]) -> None:
-    """In the other process: the linked functions that these need."""
-    from onchip.kernels.cpu.compiler import jit
-
-    _is_helper.append(True)
-    os.environ["ONCHIP_QUIET"] = "1"
-    if not _lock(jit.cache_folder(), _HELPER):
-        return  # one at a time is enough, whoever started it
-    parent, things = os.getppid(), []
-    for path in names:
-        module, _, name = path.partition(":")
-        if "." not in name:  # not one that stands in another
-            things.append(getattr(importlib.import_module(module), name))
-    needed = jit.all_linked_below([getattr(thing, "code", thing) for thing in things])
-    make_together(needed, goes_on=lambda: os.getppid() == parent)
+        chain[function] = function.size + max((chain[user] for user in chain if function in user.below), default=0)
+    return sorted(functions, key=lambda function: -chain[function])

@@ -1,9 +1,8 @@
-"""The compiler of the CPU's kernels: Numba's own, but for two things.
+"""The compiler of the CPU's kernels: Numba's, with two changes.
 
-Width    For chips that clock down while they work on 512-bit vectors LLVM takes 256 bits by itself. The register tile
-         (tile.py) clocks them down anyway, so the loops around it should be as wide: tanh and the like take two thirds
-         of the time.
-Swallow  What other kernels swallow Numba would optimise and emit by itself as well, for nobody: a third of the time.
+Width   On CPUs that reduce their clock for 512-bit vectors, LLVM prefers 256 bits. The register tile (tile.py) reduces
+        the clock anyway, so all other loops use full vectors, too: tanh and the like take a third less time.
+Inline  Numba would also optimise and emit inlined functions separately: a third of the compile time, for unused code.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from numba.core.untyped_passes import InlineClosureLikes
 
 from onchip.kernels.vectors import VECTOR_BYTES
 
-# Of kernels: they have loops, no closures and no arithmetic of whole arrays.
-_NOT_NEEDED = InlineClosureLikes, NopythonRewrites
-_REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
+# Kernels have loops, but neither closures nor arithmetic on whole arrays.
+_UNUSED_PASSES = InlineClosureLikes, NopythonRewrites
+_NOT_CALLABLE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 _FULL_WIDTH = f'"prefer-vector-width"="{VECTOR_BYTES * 8}"'
 
 
 class _Lower(Lower):  # type: ignore[misc]
     def setup_function(self, fndesc: Any) -> None:
         super().setup_function(fndesc)
-        set.add(self.function.attributes, _FULL_WIDTH)  # llvmlite's own `add` knows no attribute with a value
+        set.add(self.function.attributes, _FULL_WIDTH)  # llvmlite's own `add` rejects an attribute with a value
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -50,8 +49,8 @@ class _Lowering(NativeLowering):  # type: ignore[misc]
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
-    """Optimised as a whole. Not function by function before that, but where users of arrays are counted: most of the
-    counting goes then, and else nothing does that does not go later."""
+    """Skips the passes that optimise each function first, unless arrays are reference-counted: there they remove most
+    of the counting. The passes over the whole module repeat all else they do."""
 
     def __init__(self, codegen: Any, name: str, is_counting: bool) -> None:
         super().__init__(codegen, name)
@@ -65,25 +64,25 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _SwallowedLowering(_Lowering):
-    _name = "onchip_swallowed_lowering"
+class _InlinedLowering(_Lowering):
+    _name = "onchip_inlined_lowering"
 
     def run_pass(self, state: Any) -> bool:
-        state.library = _SwallowedLibrary(state.targetctx.codegen(), state.func_id.func_qualname, state.flags.nrt)
+        state.library = _InlinedLibrary(state.targetctx.codegen(), state.func_id.func_qualname, state.flags.nrt)
         state.flags.no_compile = True
         super().run_pass(state)
-        made = state.cr
-        # Numba knows a compiled function by what Python would call.
+        result = state.cr
+        # Numba identifies a compiled function by its Python callable.
         called = _dynfunc.make_function(
-            made.fndesc.lookup_module(), made.fndesc.qualname, "", _REFUSE, made.env, (state.library,)
+            result.fndesc.lookup_module(), result.fndesc.qualname, "", _NOT_CALLABLE, result.env, (state.library,)
         )
-        state.targetctx.insert_user_function(called, made.fndesc, [state.library])
-        state.cr = made._replace(cfunc=called)
+        state.targetctx.insert_user_function(called, result.fndesc, [state.library])
+        state.cr = result._replace(cfunc=called)
         return True
 
 
-class _SwallowedLibrary(_Library):
-    """LLVM's code of a function: optimised and emitted with the functions that swallow it."""
+class _InlinedLibrary(_Library):
+    """The LLVM IR of a function, optimised and emitted with the functions that inline it."""
 
     def finalize(self) -> None:
         for library in dict.fromkeys(self._linking_libraries):
@@ -93,22 +92,22 @@ class _SwallowedLibrary(_Library):
 
 
 class KernelCompiler(CompilerBase):  # type: ignore[misc]
-    """Of what is called from outside: a function with all that it swallows."""
+    """For functions called from Python or by address: compiled together with all functions they inline."""
 
     lowering: type[NativeLowering] = _Lowering
 
     def define_pipelines(self) -> list[Any]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
         manager.passes = [
-            (self.lowering if each is NativeLowering else each, told)
-            for each, told in manager.passes
-            if each not in _NOT_NEEDED
+            (self.lowering if each is NativeLowering else each, options)
+            for each, options in manager.passes
+            if each not in _UNUSED_PASSES
         ]
         manager.finalize()
         return [manager]
 
 
 class InlinedCompiler(KernelCompiler):
-    """Of what is only called by other compiled functions, and becomes a part of each."""
+    """For functions that other compiled functions inline."""
 
-    lowering = _SwallowedLowering
+    lowering = _InlinedLowering

@@ -1,7 +1,7 @@
-"""Numba, loaded when something is compiled: that alone takes longer than a whole run from a warm cache.
+"""Numba, loaded when something is compiled: loading it takes longer than a whole run from a warm cache.
 
-Kernels are decorated, and name types, when their modules are loaded. What does so here is a stand-in until then; in
-functions that Numba calls, while it compiles, the names are Numba's own.
+Kernel modules use Numba's decorators and type names when they are imported. Here are stand-ins for them; in functions
+that Numba calls while it compiles, the names are Numba's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class LateModule:
-    """A module that is loaded for the first of its names that somebody wants."""
+    """A module that is loaded when one of its names is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class LateModule:
 
 
 class TypeName(str):
-    """A type of Numba's by its name; "float32*" is a pointer to some."""
+    """A Numba type by its name; "float32*" is a pointer."""
 
     def real(self) -> Any:
         types = importlib.import_module("numba.types")
@@ -32,14 +32,14 @@ class TypeName(str):
 
 
 class _Types(LateModule):
-    """numba.types; as long as Numba is not loaded, of plain types the names."""
+    """numba.types; until Numba is loaded, names of scalar types."""
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name) if "numba" in sys.modules else TypeName(name)
 
 
 class LateFunction:
-    """A function of Numba's own, or one that is made with it, which compiled code finds under a global name."""
+    """A function that `make` builds with Numba when compiled code first uses its global name."""
 
     needs: Any = None  # the linked function that its code calls
 
@@ -48,16 +48,16 @@ class LateFunction:
 
     @functools.cached_property
     def _numba_type_(self) -> Any:
-        """Asked by Numba of whatever it does not know."""
+        """Its Numba type: Numba reads this attribute of objects that it does not know."""
         from numba.core.registry import cpu_target
 
-        self._made, known = self._make(), cpu_target.typing_context  # kept: Numba knows it as long as somebody has it
-        known.refresh()
-        return known.resolve_value_type(self._made)
+        self._function, typing_context = self._make(), cpu_target.typing_context  # Numba's reference is weak
+        typing_context.refresh()
+        return typing_context.resolve_value_type(self._function)
 
 
 def intrinsic(function: Callable[..., Any] | None = None, *, prefer_literal: bool = False) -> Any:
-    """numba.extending.intrinsic, when the first caller is compiled."""
+    """numba.extending.intrinsic, applied when the first caller is compiled."""
     if function is None:
         return functools.partial(intrinsic, prefer_literal=prefer_literal)
 
@@ -66,9 +66,9 @@ def intrinsic(function: Callable[..., Any] | None = None, *, prefer_literal: boo
 
         return intrinsic(prefer_literal=prefer_literal)(function)
 
-    made = LateFunction(make, function.__name__)
-    functools.update_wrapper(made, function)  # type: ignore[arg-type]
-    return made
+    late = LateFunction(make, function.__name__)
+    functools.update_wrapper(late, function)  # type: ignore[arg-type]
+    return late
 
 
 types: Any = _Types("numba.types")

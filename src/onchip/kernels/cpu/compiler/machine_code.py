@@ -1,9 +1,9 @@
-"""Compiled functions as machine code: kept as object files, loaded by LLVM alone, called from Python as its own are.
+"""Compiled functions as machine code: cached as object files, loaded by LLVM without Numba, called as built-ins.
 
-Idea    What a warm start needs of a function is where its code lies. Numba's own cache gives it types, bitcode and
-        dispatchers back, for which all of Numba is loaded; here an entry is an object file and the names that it needs.
-Calls   A function of ints that Python calls is a built-in function: LLVM code takes the ints out of their objects and
-        lets other threads run meanwhile. It takes a third of the time of a call by ctypes.
+Idea    A warm start needs only a function's address. Numba's own cache restores types, bitcode and dispatchers, for
+        which all of Numba is loaded; here an entry is an object file and the symbols it needs.
+Calls   Python calls a function of ints as a built-in: LLVM code unboxes the ints and releases the GIL. Such a call
+        takes a third of the time of a ctypes call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PYTHON = ("PyLong_AsLongLong", "PyLong_FromLongLong", "PyEval_SaveThread", "PyE
 
 @functools.cache
 def versions() -> tuple[Any, ...]:
-    """What machine code depends on beside its source: compilers, their settings, the processor."""
+    """What machine code depends on besides its source: compilers, their settings, the CPU."""
     found = importlib.util.find_spec("numba")
     assert found is not None
     assert found.origin is not None
@@ -42,7 +42,7 @@ def versions() -> tuple[Any, ...]:
 
 
 _loading = threading.Lock()
-_loaded: dict[str, tuple[int, Any]] = {}  # by key: where it lies, and what keeps it there
+_loaded: dict[str, tuple[int, Any]] = {}  # key -> address, and the engine that owns the code
 
 
 def _target_machine() -> Any:
@@ -53,7 +53,7 @@ def _target_machine() -> Any:
 
 
 def _load(key: str, name: str, code: bytes) -> int:
-    """Each object has a loader to itself: Numba numbers names anew in every process, so two may have the same."""
+    """Each object has its own engine: Numba numbers symbols per process, so two objects may define the same one."""
     with _loading:
         if key not in _loaded:
             engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
@@ -64,19 +64,19 @@ def _load(key: str, name: str, code: bytes) -> int:
 
 
 def load_code(folder: Path | None, key: str, find: Callable[[Sequence[str]], bool]) -> int | None:
-    """Where the code lies that was kept under a key; None where there is none, or it needs what nobody has.
+    """The address of the code cached under a key; None if it is not cached, or a symbol it needs is missing.
 
-    find  makes sure of the names that the code needs
+    find  resolves the symbols that the code needs; False if one is missing
     """
-    kept = read_entry(folder, key)
-    if kept is None:
+    entry = read_entry(folder, key)
+    if entry is None:
         return None
-    head, _, code = kept.partition(b"\n")
+    head, _, code = entry.partition(b"\n")
     name, *needs = json.loads(head)
     return _load(key, name, code) if find(needs) else None
 
 
-def keep_code(folder: Path | None, key: str, name: str, needs: Sequence[str], code: bytes) -> None:
+def store_code(folder: Path | None, key: str, name: str, needs: Sequence[str], code: bytes) -> None:
     write_entry(folder, key, json.dumps([name, *needs]).encode() + b"\n" + code)
 
 
@@ -89,21 +89,21 @@ class _Method(ctypes.Structure):
     )  # fmt: skip
 
 
-_kept: list[Any] = []  # Python keeps pointers to them
+_methods: list[Any] = []  # keeps them alive: Python has pointers to them
 
 
 def python_function(name: str, address: int, count: int, folder: Path | None) -> Callable[..., int]:
-    """A built-in function of `count` ints for code that takes so many int64 and gives one."""
+    """A built-in function that calls the code at `address`: `count` int64 arguments, an int64 result."""
     method = _Method(name.encode(), _caller(count, folder), _METH_FASTCALL, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    _kept.append(method)
+    _methods.append(method)
     return make(ctypes.addressof(method), address, None)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _caller(count: int, folder: Path | None) -> int:
-    """Code that calls code of `count` int64 for Python. It is told where that lies as the `self` of a method."""
+    """The built-in's C function: it calls the code at the address in `self`, with `count` int64 arguments."""
     for name in _PYTHON:
         llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
     source, name = Path(__file__).read_bytes(), f"onchip_call_{count}"
@@ -111,29 +111,29 @@ def _caller(count: int, folder: Path | None) -> int:
     found = load_code(folder, key, lambda needs: True)
     if found is None:
         code = _target_machine().emit_object(llvm.parse_assembly(_caller_source(name, count)))
-        keep_code(folder, key, name, [], code)
+        store_code(folder, key, name, [], code)
         found = _load(key, name, code)
     return found
 
 
 def _caller_source(name: str, count: int) -> str:
-    """All pointers are ints: then it is the same for every version of LLVM."""
+    """LLVM IR of _caller. All pointers are ints, so that it is the same for every version of LLVM."""
     from llvmlite import ir
 
-    word = ir.IntType(64)
+    int64 = ir.IntType(64)
     module = ir.Module()
-    as_int, as_object, leave, back = (
-        ir.Function(module, ir.FunctionType(word if writes else ir.VoidType(), [word] * takes), symbol)
-        for symbol, takes, writes in zip(_PYTHON, (1, 1, 0, 1), (True, True, True, False), strict=True)
+    as_int, as_object, save_thread, restore_thread = (
+        ir.Function(module, ir.FunctionType(int64 if has_result else ir.VoidType(), [int64] * arity), symbol)
+        for symbol, arity, has_result in zip(_PYTHON, (1, 1, 0, 1), (True, True, True, False), strict=True)
     )
-    function = ir.Function(module, ir.FunctionType(word, [word] * 3), name)
+    function = ir.Function(module, ir.FunctionType(int64, [int64] * 3), name)
     b = ir.IRBuilder(function.append_basic_block())
     this, arguments, _ = function.args
-    objects = b.inttoptr(arguments, word.as_pointer())
-    numbers = [b.call(as_int, [b.load(b.gep(objects, [word(i)]))]) for i in range(count)]
-    code = b.inttoptr(b.call(as_int, [this]), ir.FunctionType(word, [word] * count).as_pointer())
-    state = b.call(leave, [])
-    made = b.call(code, numbers)
-    b.call(back, [state])
-    b.ret(b.call(as_object, [made]))
+    objects = b.inttoptr(arguments, int64.as_pointer())
+    ints = [b.call(as_int, [b.load(b.gep(objects, [int64(i)]))]) for i in range(count)]
+    code = b.inttoptr(b.call(as_int, [this]), ir.FunctionType(int64, [int64] * count).as_pointer())
+    state = b.call(save_thread, [])
+    result = b.call(code, ints)
+    b.call(restore_thread, [state])
+    b.ret(b.call(as_object, [result]))
     return str(module)

@@ -1,5 +1,5 @@
-"""What is said while kernels are compiled: how many, and about how long that takes. A bar where stderr is a terminal,
-else one line; nothing where $ONCHIP_QUIET is set."""
+"""The progress message while kernels are compiled: their number and the estimated time. A bar on a terminal, else one
+line; nothing if $ONCHIP_QUIET is set."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 
 from onchip.cache import is_quiet, print_unless_quiet
 
-_FIRST_S, _EACH_S = 1.5, 0.6  # to load Numba, and to compile a function: estimates, no promise
+_FIRST_S, _EACH_S = 1.5, 0.6  # to load Numba, and per function: estimates
 _BAR = 20  # characters
 
 
-class _Notice:
-    """Functions that are to be compiled, and those that were."""
+class Notice:
+    """Counts functions to compile, and compiled ones."""
 
     def __init__(self) -> None:
         self.total, self.done, self.began, self.each_s = 0, 0, 0.0, _EACH_S
 
     def expect(self, count: int, processes: int) -> None:
-        """So many more are to be compiled, by so many processes."""
+        """`count` more functions are to be compiled, by this many processes."""
         if not self.total:
             self.began = time.monotonic()
         self.total += count
@@ -29,7 +29,7 @@ class _Notice:
             seconds = _FIRST_S + self.each_s * count
             print_unless_quiet(
                 f"onchip: compiling {_kernels(count)} for this machine, once; about {seconds:.0f} s "
-                "(ONCHIP_QUIET=1: not said)",
+                "(ONCHIP_QUIET=1 hides this)",
                 once="compiling",
             )
         self._draw()
@@ -39,7 +39,7 @@ class _Notice:
         self._draw()
 
     def _draw(self) -> None:
-        """The bar; it goes when all is done."""
+        """Draw the bar, or clear it when all are compiled."""
         if not _is_terminal() or is_quiet():
             return
         total, done = max(self.total, self.done), self.done
@@ -60,4 +60,4 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-notice = _Notice()
+notice = Notice()

@@ -1,6 +1,6 @@
-"""Compiling by Numba, and what it has compiled for callers of other types than numbers: kept on disk, too.
+"""Compiling with Numba, and the disk cache of functions that are called with arrays.
 
-Loaded for the first function that is compiled, or that Python calls with arrays; it loads Numba.
+Imported, and Numba with it, when the first function is compiled, or called from Python with arrays.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import copy
 import functools
 import pickle
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -25,7 +26,6 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
-from onchip.kernels.cpu.compiler import jit
 from onchip.kernels.cpu.compiler.compile_ahead import WAIT_S, lock_function, unlock_function
 from onchip.kernels.cpu.compiler.kernel_compiler import InlinedCompiler, KernelCompiler
 from onchip.kernels.cpu.compiler.notice import notice
@@ -33,75 +33,85 @@ from onchip.kernels.cpu.compiler.notice import notice
 _OPTIONS = {"error_model": "numpy"}
 
 
-class _KernelCache(NullCache):  # type: ignore[misc]
-    """The compiled versions of a function, one entry each; in the place of Numba's own cache."""
+@dataclass(frozen=True)
+class CacheHooks:
+    """Functions of jit.py, which loads this module late."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    folder: Callable[[], Path | None]
+    key_of: Callable[[Callable[..., Any], str], str]
+    compile_needed: Callable[[Any], None]
+    linked_below: Callable[[Any], Sequence[Any]]
+    compiling: list[Callable[..., Any]]
+
+
+class _KernelCache(NullCache):  # type: ignore[misc]
+    """One cache entry per compiled version of a function; replaces Numba's own cache."""
+
+    def __init__(self, function: Callable[..., Any], hooks: CacheHooks) -> None:
+        self.function, self.hooks = function, hooks
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
-        # be, and loading them takes 0.3 s. Compiling refreshes by itself.
+        # Not target_context.refresh(), as in Numba's cache: compiled code needs no registries, and loading them takes
+        # 0.3 s. Compiling refreshes by itself.
         rtsys.initialize(target_context)
-        folder, key = jit.cache_folder(), jit.key_of(self.function, repr(signature))
-        kept = read_entry(folder, key)
-        if kept is None:
-            jit.make_needed(self.function)
+        folder, key = self.hooks.folder(), self.hooks.key_of(self.function, repr(signature))
+        entry = read_entry(folder, key)
+        if entry is None:
+            self.hooks.compile_needed(self.function)
             if lock_function(folder, key, WAIT_S):
-                kept = read_entry(folder, key)  # another process may have made it meanwhile
-            if kept is None:
-                jit.compiling.append(self.function)
+                entry = read_entry(folder, key)  # another process may have compiled it meanwhile
+            if entry is None:
+                self.hooks.compiling.append(self.function)
                 return None
             notice.finish_one()
             unlock_function(folder, key)
-        for called in jit.linked_below(self.function):
-            called.link()  # code from the disk holds their symbols
-        return CompileResult._rebuild(target_context, *pickle.loads(kept))
+        for called in self.hooks.linked_below(self.function):
+            called.link()  # cached code refers to their symbols
+        return CompileResult._rebuild(target_context, *pickle.loads(entry))
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        jit.compiling.pop()
+        self.hooks.compiling.pop()
         notice.finish_one()
-        folder, key = jit.cache_folder(), jit.key_of(self.function, repr(signature))
+        folder, key = self.hooks.folder(), self.hooks.key_of(self.function, repr(signature))
         if not result.library.has_dynamic_globals:  # addresses in this process
             write_entry(folder, key, dumps(result._reduce()))
         unlock_function(folder, key)
 
 
 def inlined(function: Callable[..., Any], is_inline: bool) -> Any:
-    """A function for other compiled ones."""
+    """A function that other compiled ones inline."""
     only_inside = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    made = numba.njit(**_OPTIONS, **only_inside, forceinline=is_inline, pipeline_class=InlinedCompiler)(function)
-    template = made.get_call_template
+    dispatcher = numba.njit(**_OPTIONS, **only_inside, forceinline=is_inline, pipeline_class=InlinedCompiler)(function)
+    template = dispatcher.get_call_template
 
     def get_call_template(args: Any, kws: Any) -> Any:
-        """For an int that is known, too: else it would be compiled once more for each."""
+        """Without literal types: each int literal would compile another version."""
         return template([numba.types.unliteral(kind) for kind in args], kws)
 
-    made.get_call_template = get_call_template
-    return made
+    dispatcher.get_call_template = get_call_template
+    return dispatcher
 
 
-def called(function: Callable[..., Any]) -> Any:
+def called(function: Callable[..., Any], hooks: CacheHooks) -> Any:
     """A function for Python."""
-    made = numba.njit(**_OPTIONS, nogil=True, pipeline_class=KernelCompiler)(function)
-    made._cache = _KernelCache(function)
-    return made
+    dispatcher = numba.njit(**_OPTIONS, nogil=True, pipeline_class=KernelCompiler)(function)
+    dispatcher._cache = _KernelCache(function, hooks)
+    return dispatcher
 
 
 @dataclass(frozen=True)
 class LinkedCode:
-    """A function that was compiled by itself: as an object file, and where it lies in this process."""
+    """A separately compiled function: its object file, and its address in this process."""
 
     address: int
     name: str
-    needs: list[str]  # names that are defined elsewhere
-    code: bytes  # none if it holds addresses in this process
-    owner: Any  # keeps it in memory
+    needs: list[str]  # undefined symbols
+    code: bytes  # empty if it contains addresses in this process
+    owner: Any  # keeps the code alive
 
 
 class _PlainContext(CPUContext):  # type: ignore[misc]
-    """For functions that raise nothing. Numba's own wrapper asks what a function raised and tells Python, by code that
-    is nowhere without Numba."""
+    """For functions that raise nothing. Numba's own wrapper passes exceptions to Python, by code that needs Numba."""
 
     def create_cfunc_wrapper(self, library: Any, fndesc: Any, env: Any, call_helper: Any) -> None:
         module = self.create_module("plain_wrapper")
@@ -111,11 +121,11 @@ class _PlainContext(CPUContext):  # type: ignore[misc]
         writes = self.get_value_type(fndesc.restype) if fndesc.restype is not numba.void else ir.VoidType()
         wrapper = ir.Function(module, ir.FunctionType(writes, kinds), fndesc.llvm_cfunc_wrapper_name)
         b = ir.IRBuilder(wrapper.append_basic_block())
-        _, made = self.call_conv.call_function(b, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
+        _, result = self.call_conv.call_function(b, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
         if fndesc.restype is numba.void:
             b.ret_void()
         else:
-            b.ret(made)
+            b.ret(result)
         library.add_ir_module(module)
 
 
@@ -129,15 +139,15 @@ def _target() -> Any:
 
 
 def compile_linked(function: Callable[..., Any], argument_types: tuple[Any, ...], writes: Any) -> LinkedCode:
-    """gives: the type of what it returns, or numba.void"""
-    # It has no arrays but those at addresses: nobody counts who uses one, in what it swallows either.
+    """writes: the type of its result, or numba.void"""
+    # It has only arrays at addresses: no reference counting, in inlined functions either.
     options = {**_OPTIONS, "_nrt": False}
-    made: Any = CFunc(function, (argument_types, writes), locals={}, options=options, pipeline_class=KernelCompiler)
-    made._compiler.targetdescr = _target()
-    made.compile()
-    _, _, (code, _) = made._library.serialize_using_object_code()
-    code = b"" if made._library.has_dynamic_globals else code
-    module = made._library._final_module
-    named = (*module.global_variables, *module.functions)
-    needs = [each.name for each in named if each.is_declaration and not each.name.startswith("llvm.")]
-    return LinkedCode(made.address, made.native_name, needs, code, made)
+    cfunc: Any = CFunc(function, (argument_types, writes), locals={}, options=options, pipeline_class=KernelCompiler)
+    cfunc._compiler.targetdescr = _target()
+    cfunc.compile()
+    _, _, (code, _) = cfunc._library.serialize_using_object_code()
+    code = b"" if cfunc._library.has_dynamic_globals else code
+    module = cfunc._library._final_module
+    symbols = (*module.global_variables, *module.functions)
+    needs = [each.name for each in symbols if each.is_declaration and not each.name.startswith("llvm.")]
+    return LinkedCode(cfunc.address, cfunc.native_name, needs, code, cfunc)

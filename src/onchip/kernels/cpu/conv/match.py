@@ -1,7 +1,7 @@
-"""The runs of layers that conv_fused takes: found once a network, from its first layer to its last.
+"""The subgraphs of consecutive layers that conv_fused claims: found once per network, from first to last layer.
 
-A run is the longest that begins where it does and can be lowered; the next one begins behind it. Inside a run nothing
-is offered: to lower what is left of it from each of its layers on would take the square of its length.
+Each subgraph is the longest that starts at its first node and can be lowered; the next one starts after it. No claim
+starts inside a subgraph: lowering the rest of it from each of its layers would take quadratic time.
 """
 
 from __future__ import annotations
@@ -16,101 +16,101 @@ from onchip.kernels.cpu.conv.values import UnsupportedError
 from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, Convolution, Linear, MaxPool1d, MaxPool2d, TransposedConvolution
 
-_WORTH = (Convolution, TransposedConvolution, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
-_FIRST_TRIES = 8  # ends that are looked at before any are lowered; four times as many after each time that went well
+_WORTHWHILE = (Convolution, TransposedConvolution, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+_FIRST_TRIES = 8  # candidate ends in the first batch; each successful batch is followed by one four times as large
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Subgraph:
     nodes: tuple[Node, ...]
     program: Program
 
 
-class Runs:
-    """Those of one network, which is given in every call: who keeps it keeps its weights."""
+class Subgraphs:
+    """Subgraphs of one network. The network is passed in each call: a reference to it would keep its weights alive."""
 
     def __init__(self, net: Network) -> None:
         count = len(net.nodes)
-        self.places = {node.name: i for i, node in enumerate(net.nodes)}
+        self.indices = {node.name: i for i, node in enumerate(net.nodes)}
         self.last_read = [count if node.name in net.output_names else 0 for node in net.nodes]
         for i, node in enumerate(net.nodes):
-            for place in (self.places[value] for value in node.inputs if value in self.places):
-                self.last_read[place] = max(i, self.last_read[place])
-        # For every node: the first one from there on that is not supported, and the first with which a run is worth it:
-        # a convolution or a pool; or a Linear and values that meet, which is more than the chain that mlp_fused takes.
+            for producer in (self.indices[value] for value in node.inputs if value in self.indices):
+                self.last_read[producer] = max(i, self.last_read[producer])
+        # Per node: the next unsupported node, and the next one that makes a subgraph worthwhile: a convolution, a pool,
+        # or a Linear plus a node with several inputs, which mlp_fused does not support.
         self.ahead = [(count, count)] * count
-        end = conv = linear = meeting = count
+        end = conv = linear = merge = count
         for i in reversed(range(count)):
             node = net.nodes[i]
             end = end if isinstance(node.layer, SUPPORTED) else i
-            conv = i if isinstance(node.layer, _WORTH) else conv
+            conv = i if isinstance(node.layer, _WORTHWHILE) else conv
             linear = i if isinstance(node.layer, Linear) else linear
-            meeting = i if len(node.inputs) > 1 else meeting
-            self.ahead[i] = (end, min(conv, max(linear, meeting)))
-        self.found: dict[int, Run | str] = {}  # by where they begin; or why none begins there
-        self.known = 0  # all that begin before this node are found
-        self.barrier = 0  # the node behind the last one that a run could not go past: nor can one that begins later
+            merge = i if len(node.inputs) > 1 else merge
+            self.ahead[i] = (end, min(conv, max(linear, merge)))
+        self.found: dict[int, Subgraph | str] = {}  # by first node; or the reason why there is none
+        self.known = 0  # subgraphs that start before this node are known
+        self.barrier = 0  # lowering failed at the node before this one: no later subgraph extends past it
 
-    def at(self, net: Network, start: int) -> Run | str:
-        """The run that begins at net.nodes[start]; or why none does, "" where there is no reason to tell."""
+    def starting_at(self, net: Network, start: int) -> Subgraph | str:
+        """The subgraph that starts at net.nodes[start]; else the reason why there is none, if known."""
         while self.known <= start:
             found = self._longest(net, self.known)
             self.found[self.known] = found
-            self.known += len(found.nodes) if isinstance(found, Run) else 1
+            self.known += len(found.nodes) if isinstance(found, Subgraph) else 1
         return self.found.get(start, "")
 
-    def _longest(self, net: Network, start: int) -> Run | str:
-        best: Run | str = ""
+    def _longest(self, net: Network, start: int) -> Subgraph | str:
+        best: Subgraph | str = ""
         ends, count = self._ends(net, start), _FIRST_TRIES
-        while some := list(itertools.islice(ends, count)):
-            run = self._lowered(net, start, some)
-            if isinstance(run, str):
-                return best or run
-            best = run
-            if start + len(run.nodes) < some[-1]:
+        while batch := list(itertools.islice(ends, count)):
+            subgraph = self._lowered(net, start, batch)
+            if isinstance(subgraph, str):
+                return best or subgraph
+            best = subgraph
+            if start + len(subgraph.nodes) < batch[-1]:
                 break
             count *= 4
         return best
 
     def _ends(self, net: Network, start: int) -> Iterator[int]:
-        """Where a run may end, the nearest first: it is worth it, it reads one value, and nobody else reads what it
-        makes on the way."""
+        """Possible ends, nearest first: the subgraph is worthwhile and reads one value, and no node outside it reads an
+        intermediate value."""
         end, worth = self.ahead[start]
         end = min(end, self.barrier) if self.barrier > start else end
         reads: set[str] = set()
-        reader = 0  # the last one of what is made on the way
+        reader = 0  # last reader of any intermediate
         for i in range(start, end if worth < end else start):
-            reads.update(value for value in net.nodes[i].inputs if self.places.get(value, -1) < start)
+            reads.update(value for value in net.nodes[i].inputs if self.indices.get(value, -1) < start)
             if len(reads) > 1 or reader >= end:
                 break
             if i >= worth and reader <= i:
                 yield i + 1
             reader = max(reader, self.last_read[i])
 
-    def _lowered(self, net: Network, start: int, ends: Sequence[int]) -> Run | str:
-        """The longest run with one of these ends; or why there is none."""
-        why_not, most = "", ends[-1]
+    def _lowered(self, net: Network, start: int, ends: Sequence[int]) -> Subgraph | str:
+        """The longest subgraph with one of these ends; or the reason why there is none."""
+        why_not, last = "", ends[-1]
         for end in reversed(ends):
-            if end > most:
+            if end > last:
                 continue
             try:
-                return Run(net.nodes[start:end], lower(net, net.nodes[start:end]))
+                return Subgraph(net.nodes[start:end], lower(net, net.nodes[start:end]))
             except UnsupportedError as reason:
-                why_not, at = str(reason), start + reason.at
-                most = at if end == at + 1 else at + 1  # what is nothing on the way may be an end
-                self.barrier = most
+                why_not, failed = str(reason), start + reason.index
+                last = failed if end == failed + 1 else failed + 1  # it may still be the last node
+                self.barrier = last
         return why_not
 
 
-_RUNS: weakref.WeakKeyDictionary[Network, Runs] = weakref.WeakKeyDictionary()
+_SUBGRAPHS: weakref.WeakKeyDictionary[Network, Subgraphs] = weakref.WeakKeyDictionary()
 
 
-def runs_of(net: Network) -> Runs:
-    if net not in _RUNS:
-        _RUNS[net] = Runs(net)
-    return _RUNS[net]
+def subgraphs_of(net: Network) -> Subgraphs:
+    if net not in _SUBGRAPHS:
+        _SUBGRAPHS[net] = Subgraphs(net)
+    return _SUBGRAPHS[net]
 
 
 def conv_begins(net: Network, start: int) -> bool:
-    """Whether conv_fused can claim a chain that begins at net.nodes[start]."""
-    return isinstance(runs_of(net).at(net, start), Run)
+    """Whether conv_fused can claim a subgraph that starts at net.nodes[start]."""
+    return isinstance(subgraphs_of(net).starting_at(net, start), Subgraph)

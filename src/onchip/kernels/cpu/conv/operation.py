@@ -1,17 +1,16 @@
-"""What an operation of conv_fused is: a frozen dataclass of named fields, and the row of int64 that its code reads.
+"""An operation of conv_fused: a frozen dataclass of named fields, and the row of int64 that its compiled code reads.
 
-An operation stands in a file of its own, or with its family: its fields, how layers become it, what it costs, its
-compiled code and how several threads share it. conv/program.py lists which layers are lowered by which file.
+Each operation, or family of operations, has a file: its fields, its lowering from layers, its cost, its compiled code
+and how threads share it. conv/program.py lists which file lowers which layers.
 
     class Scale(Activated):                 x: View; w: Recipe; b: Recipe
     _scale = fields_of(Scale)
     @runs(Scale)
-    def scale(row: int, call: int) -> None: op, at = _scale(row, call), call_at(call); ... op.x.row, op.w, at.images
+    def scale(row: int, call: int) -> None: op, args = _scale(row, call), call_at(call); ... op.x.row, args.images
 
-A row begins with the address of the code, how many images go through it together and up to which operation; then the
-fields follow in their order, a View as its Place, a Recipe as the address of the weights that it made, an activation as
-its code. One compiled interpreter (dispatch.py) walks over the rows of any network: each operation is called by its
-address, with a Call.
+A row starts with the code's address, the images per group and the segment's last operation; then the fields in order: a
+View as its Layout, a Recipe as the address of the computed weights, an activation as its code. One compiled interpreter
+(dispatch.py) runs the rows of any network: it calls each operation by address, with a Call.
 """
 
 from __future__ import annotations
@@ -34,42 +33,42 @@ from onchip.kernels.pointwise import IDENTITY
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe
 
-HEAD = 3  # numbers of a row in front of the fields: the address of the code; images of a group; its last operation
+HEAD = 3  # entries of a row before the fields: address of the code, images per group, last operation of the segment
 F = TypeVar("F", bound=Callable[[int, int], None])
 _ZERO = np.float32(0)
 
 
-class Place(NamedTuple):
-    """Where a value lies, as compiled code sees it: floats of the thread's scratch, from `here` on."""
+class Layout(NamedTuple):
+    """A View as compiled code sees it: offset and strides in floats, relative to the thread's scratch."""
 
-    at: int  # pixel (0, 0) of the first image of the call
-    pixel: int  # from one to the next
+    offset: int  # of pixel (0, 0) of the call's first image
+    pixel: int  # strides
     row: int
     image: int
-    skipped: int  # from image to image of the tile, for those before the call's; 0: the same memory serves every call
+    skip_stride: int  # image stride in the tile, for images before the call's; 0: every call uses the same memory
     C: int
     H: int
     W: int
 
 
 class Call(NamedTuple):
-    """What an operation is called for; a thread's own."""
+    """Arguments of one call of an operation; one per thread."""
 
-    here: int  # the address of the thread's scratch
+    base: int  # address of the thread's scratch
     images: int
-    first: int  # of the images: its row in the batch
-    skip: int  # images of the tile before the first: Places begin behind them
-    x: int  # the address of the batch
+    first: int  # batch row of the first image
+    skip: int  # images of the tile before the first; fields_of adds them to the offset of each Layout
+    x: int  # addresses of the batch and of the result
     y: int
-    part: int  # of the work, where threads share an operation: it does part 0 to parts - 1
+    part: int  # which part of the operation to compute, where `parts` threads share it
     parts: int
 
 
-CALL_BYTES = 64  # a line of the cache, so that threads do not wait for each other's
+CALL_BYTES = 64  # a cache line: no false sharing between threads
 
 
 class Window(NamedTuple):
-    """Kernel, stride, dilation and the pads before it, along columns and rows of an image."""
+    """Kernel, stride, dilation and leading pads, over rows (Y) and columns (X) of an image."""
 
     KH: int
     KW: int
@@ -85,10 +84,10 @@ class Window(NamedTuple):
 class Operation:
     """Its fields are Views, Windows, Recipes, an activation and ints."""
 
-    code: ClassVar[Any]  # a linked function of its row and its Call: `runs` puts it there
-    order: ClassVar[str] = ""  # of its sums
-    exact: ClassVar[bool] = False  # it writes C numbers a pixel; the others whole vectors, past the last channel
-    reads_pads: ClassVar[bool] = False  # it reads whole pixels of x, with what pads them, which must be zero then
+    code: ClassVar[Any]  # linked function of (row, call), set by `runs`
+    order: ClassVar[str] = ""  # reduction order
+    exact: ClassVar[bool] = False  # writes C elements per pixel; others write whole vectors, past the last channel
+    reads_pads: ClassVar[bool] = False  # reads pixels of x including their channel pads, which must then be zero
 
     def values(self) -> list[View]:
         return [value for value in vars(self).values() if isinstance(value, View)]
@@ -97,41 +96,41 @@ class Operation:
         return {name: value for name, value in vars(self).items() if isinstance(value, Recipe)}
 
     def flop(self) -> int:
-        """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
+        """Per image, as computed: without skipped taps, with Winograd's savings."""
         return 0
 
     def moves(self) -> int:
-        """Numbers of an image that it reads and writes in cache."""
+        """Elements read and written in cache, per image."""
         return sum(math.prod(view.sizes) for view in self.values())
 
     def weight_bytes(self) -> int:
-        """Of what every image needs all of."""
+        """Bytes of weights that every image reads."""
         return sum(recipe.nbytes for recipe in self.recipes().values())
 
     def row(self, group: int, last: int, weights: Mapping[str, int]) -> Iterator[int]:
-        """The numbers that its code reads.
+        """The table row that its code reads.
 
-        group, last  images that go together up to the operation `last`
-        weights      the addresses of what its recipes made
+        group, last  images per group, and last operation, of its segment
+        weights      addresses of the computed recipes, by field
         """
         yield from (address_of(type(self).code), group, last)
         for field in dataclasses.fields(self):
             match getattr(self, field.name):
                 case View() as view:
-                    yield from (*view.place(), *view.sizes)
+                    yield from (*view.layout(), *view.sizes)
                 case Window() as window:
                     yield from window
                 case Recipe():
                     yield weights[field.name]
                 case Elementwise() | None as activation:
                     yield code_of(activation)
-                case number:
-                    yield int(number)
+                case value:
+                    yield int(value)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Activated(Operation):
-    """One that makes y, and may take an activation along."""
+    """An operation that computes y, with an optional fused activation."""
 
     y: View
     activation: Elementwise | None = None
@@ -143,17 +142,17 @@ class Activated(Operation):
 # -- what compiled code reads ----------------------------------------------------------------------------------
 
 
-# By classes that can be imported: code on the disk that gets one as an argument has to find the same class again.
-_PARTS: dict[type, type[Any]] = {View: Place, Window: Window}
+# Classes that can be imported: cached machine code with such an argument must find the same class again.
+_TUPLES: dict[type, type[Any]] = {View: Layout, Window: Window}
 
 
-def _words(kind: type[Any]) -> Any:
+def _tuple_type(kind: type[Any]) -> Any:
     """The type of a named tuple of ints."""
     return types.NamedUniTuple(types.int64, len(kind._fields), kind)
 
 
-def _load(builder: Any, where: Any, i: int) -> Any:
-    return emit.load(builder, builder.add(where, emit.INT(8 * i)), emit.INT)
+def _load(builder: Any, base: Any, i: int) -> Any:
+    return emit.load(builder, builder.add(base, emit.INT(8 * i)), emit.INT)
 
 
 @intrinsic
@@ -161,40 +160,40 @@ def call_at(typing_context: Any, call: Any) -> Any:
     """The Call at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        numbers = [_load(builder, args[0], i) for i in range(len(Call._fields))]
-        return context.make_tuple(builder, _words(Call), numbers)
+        fields = [_load(builder, args[0], i) for i in range(len(Call._fields))]
+        return context.make_tuple(builder, _tuple_type(Call), fields)
 
-    return _words(Call)(types.int64), codegen
+    return _tuple_type(Call)(types.int64), codegen
 
 
 def fields_of(kind: type[Operation]) -> Any:
-    """A function for compiled code: the fields of an operation, by name, from its row and its Call.
+    """A function for compiled code: the fields of an operation as a named tuple, from its row and its Call.
 
-    They are values, not memory, so that loops know them not to change while they write.
+    They are loaded once, as values: LLVM then knows that stores in a loop do not change them.
     """
     hints, names = get_type_hints(kind), [field.name for field in dataclasses.fields(kind)]
-    made_of, values = [_PARTS.get(hints[name]) for name in names], namedtuple(kind.__name__, names)
+    kinds, values = [_TUPLES.get(hints[name]) for name in names], namedtuple(kind.__name__, names)
 
     @intrinsic
     def fields(typing_context: Any, row: Any, call: Any) -> Any:
-        parts = [types.int64 if part is None else _words(part) for part in made_of]
-        whole = types.NamedTuple(parts, values)
+        member_types = [types.int64 if member is None else _tuple_type(member) for member in kinds]
+        whole = types.NamedTuple(member_types, values)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             row, call = args
-            skip, at, made = _load(builder, call, Call._fields.index("skip")), HEAD, []
-            for part in parts:
-                if part is types.int64:
-                    made.append(_load(builder, row, at))
+            skip, at, members = _load(builder, call, Call._fields.index("skip")), HEAD, []
+            for member in member_types:
+                if member is types.int64:
+                    members.append(_load(builder, row, at))
                     at += 1
                     continue
-                numbers = [_load(builder, row, at + i) for i in range(len(part))]
-                if part.instance_class is Place:
-                    first, step = Place._fields.index("at"), Place._fields.index("skipped")
-                    numbers[first] = builder.add(numbers[first], builder.mul(skip, numbers[step]))
-                made.append(context.make_tuple(builder, part, numbers))
-                at += len(part)
-            return context.make_tuple(builder, whole, made)
+                ints = [_load(builder, row, at + i) for i in range(len(member))]
+                if member.instance_class is Layout:
+                    first, step = Layout._fields.index("offset"), Layout._fields.index("skip_stride")
+                    ints[first] = builder.add(ints[first], builder.mul(skip, ints[step]))
+                members.append(context.make_tuple(builder, member, ints))
+                at += len(member)
+            return context.make_tuple(builder, whole, members)
 
         return whole(types.int64, types.int64), codegen
 
@@ -202,7 +201,7 @@ def fields_of(kind: type[Operation]) -> Any:
 
 
 def runs(kind: type[Operation]) -> Callable[[F], F]:
-    """Decorate the code of an operation. It gets the addresses of its row and of its Call."""
+    """Decorator: make a function the code of an operation; it receives the addresses of its row and its Call."""
 
     def decorate(function: F) -> F:
         kind.code = linked(types.int64, types.int64)(function)
@@ -212,10 +211,10 @@ def runs(kind: type[Operation]) -> Callable[[F], F]:
 
 
 @compiled(inline=True)
-def put_call(call: int, here: int, images: int, first: int, skip: int, x: int, y: int, part: int, parts: int) -> None:
-    told = ints_at(call, 8)
-    told[0], told[1], told[2], told[3], told[4], told[5], told[6], told[7] = (
-        here,
+def put_call(call: int, base: int, images: int, first: int, skip: int, x: int, y: int, part: int, parts: int) -> None:
+    fields = ints_at(call, 8)
+    fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7] = (
+        base,
         images,
         first,
         skip,
@@ -226,50 +225,50 @@ def put_call(call: int, here: int, images: int, first: int, skip: int, x: int, y
     )
 
 
-# -- what several operations do --------------------------------------------------------------------------------
+# -- shared by several operations ------------------------------------------------------------------------------
 
 
 @compiled(inline=True)
-def pixel_at(place: Place, i: int, row: int, pixel: int) -> int:
-    """Where a pixel of image i lies."""
-    return place.at + i * place.image + row * place.row + pixel * place.pixel
+def pixel_at(layout: Layout, i: int, row: int, pixel: int) -> int:
+    """Offset of a pixel of image i."""
+    return layout.offset + i * layout.image + row * layout.row + pixel * layout.pixel
 
 
 @compiled()
-def own_rows(H: int, part: int, parts: int) -> tuple[int, int]:
-    """First and last + 1 of the rows of an output that a part makes."""
+def row_span(H: int, part: int, parts: int) -> tuple[int, int]:
+    """First and last + 1 of the output rows of a part."""
     if parts == 1:
         return 0, H
-    share = (H + parts - 1) // parts
-    return min(H, part * share), min(H, (part + 1) * share)
+    rows = (H + parts - 1) // parts
+    return min(H, part * rows), min(H, (part + 1) * rows)
 
 
 @compiled()
-def clear_pads(here: int, y: Place, padded: int, images: int, top: int, bottom: int) -> None:
-    """Zero what pads the channels of some rows of y: an infinity times a zero weight would be a NaN there."""
+def clear_pads(base: int, y: Layout, padded: int, images: int, top: int, bottom: int) -> None:
+    """Zero the channel pads of some rows of y: their readers multiply them by zero, and infinity * 0 is NaN."""
     if padded <= y.C:
         return
     for i in range(images):
         for oy in range(top, bottom):
             for ox in range(y.W):
-                pads = floats_at(here + (y.at + i * y.image + oy * y.row + ox * y.pixel + y.C) * 4, padded - y.C)
+                pads = floats_at(base + (y.offset + i * y.image + oy * y.row + ox * y.pixel + y.C) * 4, padded - y.C)
                 for c in range(len(pads)):
                     pads[c] = _ZERO
 
 
 @compiled()
-def finish(here: int, y: Place, images: int, top: int, bottom: int, activation: int) -> None:
-    """The activation of some rows of y, in place, a row of pixels at a time.
+def finish(base: int, y: Layout, images: int, top: int, bottom: int, activation: int) -> None:
+    """Apply the activation to some rows of y, in place, one row of pixels at a time.
 
-    Pixels follow each other, and what pads them is activated with them: long loops cost less than exact ones.
+    Channel pads are activated too: one long loop costs less than skipping them.
     """
     if activation == IDENTITY:
         return
     if bottom - top == 1:
-        activate(here + (y.at + top * y.row) * 4, images, (y.W - 1) * y.pixel + y.C, y.image, activation)
+        activate(base + (y.offset + top * y.row) * 4, images, (y.W - 1) * y.pixel + y.C, y.image, activation)
         return
     for i in range(images):
         for oy in range(top, bottom):
             activate(
-                here + (y.at + i * y.image + oy * y.row) * 4, 1, (y.W - 1) * y.pixel + y.C, 0, activation
+                base + (y.offset + i * y.image + oy * y.row) * 4, 1, (y.W - 1) * y.pixel + y.C, 0, activation
             )  # fmt: skip

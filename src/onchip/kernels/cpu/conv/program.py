@@ -1,9 +1,8 @@
-"""From layers to operations on images: where every value lies, and what is done in which order.
+"""Lowering of layers to operations on images: the layout of every value and the order of execution.
 
-A run of layers becomes a list of operations (conv/operation.py) on values that lie with their channels last
-(conv/values.py). Layers that only say how numbers are seen cost nothing: a phase of an Interleave is written to its
-place, a Slice is seen where it lies, a Flatten is the order of a Linear's columns, a Reshape behind a Linear the order
-of its rows, and an activation joins the operation before it.
+A subgraph becomes a list of operations (conv/operation.py) on NHWC values (conv/values.py). Layers that only move data
+cost nothing: a phase of an Interleave is written with strides, a Slice is a view, a Flatten permutes the columns of a
+Linear, a Reshape after a Linear permutes its rows, and an activation is fused into the previous operation.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from onchip.kernels.cpu.conv.operations.groups import lower_transposed
 from onchip.kernels.cpu.conv.operations.load import Load
 from onchip.kernels.cpu.conv.operations.pointwise import Pointwise
 from onchip.kernels.cpu.conv.operations.pool import lower_global_pool, lower_pool
-from onchip.kernels.cpu.conv.operations.prelu import lower_slope
+from onchip.kernels.cpu.conv.operations.prelu import lower_prelu
 from onchip.kernels.cpu.conv.operations.resize import lower_resize
 from onchip.kernels.cpu.conv.operations.rows import (
     StoreRows,
-    laid_out,
     lower_embedding,
-    lower_end,
+    lower_output,
     lower_permute,
     lower_to_pixels,
+    with_layout,
 )
 from onchip.kernels.cpu.conv.operations.slice import lower_slice
 from onchip.kernels.cpu.conv.operations.softmax import lower_softmax
 from onchip.kernels.cpu.conv.operations.taps import Taps
 from onchip.kernels.cpu.conv.operations.windows import Windows
-from onchip.kernels.cpu.conv.scratch import Scratch, make_scratch
+from onchip.kernels.cpu.conv.scratch import Scratch, plan_scratch
 from onchip.kernels.cpu.conv.values import Store, UnsupportedError
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.network.graph import Network, Node
@@ -75,7 +74,7 @@ from onchip.network.layers import (
 )  # fmt: skip
 from onchip.network.recipe import Array, Recipe
 
-# The layers that are lowered, and what lowers them: a new operation has its line here.
+# Layers and their lowering functions: a new operation adds a line here.
 _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...] = (
     ((Convolution,), lower_convolution),
     ((TransposedConvolution,), lower_transposed),
@@ -86,7 +85,7 @@ _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...
     ((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), lower_pool),
     ((GlobalMax, GlobalMean), lower_global_pool),
     ((Add, Mul, Max, Min, Sub, Div), lower_combine),
-    ((PReLU,), lower_slope),
+    ((PReLU,), lower_prelu),
     ((Slice,), lower_slice),
     ((BatchNorm1d, BatchNorm2d), lower_batch_norm),
     ((Concat,), lower_concat),
@@ -104,13 +103,13 @@ class Program:
     operations: tuple[Operation, ...]
     layers: tuple[str, ...]  # of the operations
     stores: tuple[Store, ...]
-    source: str  # the value it reads
+    source: str  # the input value
 
     @property
     def recipes(self) -> dict[str, Recipe]:
-        """By the name of a field and the number of its operation: "w3"."""
+        """By field name and operation index: "w3"."""
         each = ((i, op.recipes()) for i, op in enumerate(self.operations))
-        return {f"{name}{i}": recipe for i, mine in each for name, recipe in mine.items()}
+        return {f"{name}{i}": recipe for i, recipes in each for name, recipe in recipes.items()}
 
     @property
     def image_flop(self) -> int:
@@ -122,61 +121,61 @@ class Program:
 
     @property
     def image_moves(self) -> int:
-        """Numbers of an image that the operations read and write, one after the other."""
+        """Elements that the operations read and write, per image."""
         return sum(op.moves() for op in self.operations)
 
     @property
     def weight_bytes(self) -> int:
         return sum(op.weight_bytes() for op in self.operations)
 
-    def lies_at_ends(self) -> tuple[bool, bool]:
-        """Whether what it reads, and what it makes, may lie with channels last as well as in rows."""
+    def nhwc_ends(self) -> tuple[bool, bool]:
+        """Whether its input, and its output, may be NHWC as well as NCHW."""
         return any(map(_is_load, self.operations)), any(map(_is_store, self.operations))
 
     def scratch(self, images: int, fast_bytes: int) -> Scratch:
-        """Of a thread, for tiles of so many images."""
-        return make_scratch(self.operations, self.layers, images, fast_bytes)
+        """One thread's scratch for tiles of `images` images."""
+        return plan_scratch(self.operations, self.layers, images, fast_bytes)
 
     def table(
-        self, weights: Mapping[str, Array], scratch: Scratch, last_in: bool = False, last_out: bool = False
+        self, weights: Mapping[str, Array], scratch: Scratch, x_nhwc: bool = False, y_nhwc: bool = False
     ) -> Array:
-        """A row an operation.
+        """One row per operation.
 
-        weights            what the recipes made: the rows have their addresses
-        last_in, last_out  what it reads, and what it makes, lies with channels last
+        weights         the computed recipes; rows contain their addresses
+        x_nhwc, y_nhwc  layout of the input and of the output
         """
-        for store, at in scratch.places.items():
-            store.offset, store.is_of_tile = at, store in scratch.handed_on
+        for store, offset in scratch.offsets.items():
+            store.offset, store.is_per_tile = offset, store in scratch.live_out
         rows = []
-        for part in scratch.parts:
-            for i in range(part.first, part.last + 1):
+        for segment in scratch.segments:
+            for i in range(segment.first, segment.last + 1):
                 op = self.operations[i]
                 if _is_load(op):
-                    op = laid_out(op, last_in)
+                    op = with_layout(op, x_nhwc)
                 elif _is_store(op):
-                    op = laid_out(op, last_out)
+                    op = with_layout(op, y_nhwc)
                 addresses = {name: address(weights[f"{name}{i}"]) for name in op.recipes()}
-                rows.append(list(op.row(part.group, part.last, addresses)))
+                rows.append(list(op.row(segment.group, segment.last, addresses)))
         table = np.zeros((len(rows), max(map(len, rows))), np.int64)
-        for numbers, row in zip(rows, table, strict=True):
-            row[: len(numbers)] = numbers
+        for values, row in zip(rows, table, strict=True):
+            row[: len(values)] = values
         return table
 
 
 def lower(net: Network, nodes: Sequence[Node]) -> Program:
-    """The operations of a run of nodes that reads one value and whose last value alone is read outside."""
+    """Lower nodes that read one outside value and whose only output is the last node's."""
     to = Lowering(net, nodes)
     for i, node in enumerate(nodes):
         try:
             _lower_node(to, node)
         except UnsupportedError as reason:
-            reason.at = i
+            reason.index = i
             raise
-    lower_end(to)
-    read_whole = {op.x.store for op in to.operations if op.reads_pads}  # type: ignore[attr-defined]
+    lower_output(to)
+    read_with_pads = {op.x.store for op in to.operations if op.reads_pads}  # type: ignore[attr-defined]
     operations = [
         dataclasses.replace(op, padded=op.y.store.pixel)
-        if isinstance(op, Taps | Pointwise | Windows | Dense) and op.y.store in read_whole and op.y.is_whole
+        if isinstance(op, Taps | Pointwise | Windows | Dense) and op.y.store in read_with_pads and op.y.is_whole
         else op
         for op in to.operations
     ]
@@ -186,8 +185,8 @@ def lower(net: Network, nodes: Sequence[Node]) -> Program:
 def _lower_node(to: Lowering, node: Node) -> None:
     for name in node.weights.values():
         if to.net.weight_type(name).dtype != "float32":
-            raise UnsupportedError(f"computes on float32, and {name} is {to.net.weight_type(name).dtype}")
-    to.layer = to.home(node.name)
+            raise UnsupportedError(f"computes on float32, but {name} is {to.net.weight_type(name).dtype}")
+    to.layer = to.buffer_of(node.name)
     handler = next((f for kinds, f in _LOWERINGS if isinstance(node.layer, kinds)), None)
     if handler is None:
         raise UnsupportedError(f"no operation for {node.layer.kind}")
@@ -199,4 +198,4 @@ def _is_load(op: Operation) -> bool:
 
 
 def _is_store(op: Operation) -> bool:
-    return isinstance(op, StoreRows) and op.is_layout
+    return isinstance(op, StoreRows) and op.may_change

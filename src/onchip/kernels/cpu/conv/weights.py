@@ -1,4 +1,4 @@
-"""Weights in the order in which the products of conv_fused read them: recipes that several operations share."""
+"""Weights in the order in which the gemms of conv_fused read them: recipes shared by several operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weight_recipe(op: Callable[..., Array], node: Node, size: int, **attributes:
 
 
 def bias_recipe(op: Callable[..., Array], node: Node, width: int, **attributes: Attribute) -> Recipe:
-    """The bias in the order of the outputs, padded to whole vectors; zero where there is none."""
+    """The bias in output order, padded to whole vectors; zeros if the node has none."""
     if "bias" not in node.weights:
         return padded_bias(None, width)
     return Recipe.of(op, (node.weights["bias"],), (padded(width),), "float32", 0, size=padded(width), **attributes)
@@ -26,19 +26,19 @@ def bias_recipe(op: Callable[..., Array], node: Node, width: int, **attributes: 
 def packed_taps(
     node: Node, KH: int, KW: int, pixel: int, side: int, columns: int, stride: int
 ) -> tuple[Recipe, Recipe]:
-    """Weights and bias of a convolution that makes `side` outputs of `columns` channels in a vector.
+    """Weights and bias of a convolution that computes `side` neighbouring outputs of `columns` channels per vector.
 
-    A term for each pixel that `side` windows side by side read, and as many columns for each of their outputs.
+    K covers all pixels that these `side` windows read together; each output has `columns` columns.
     """
     K = KH * (KW + (side - 1) * stride) * pixel
-    told = {"KH": KH, "pixel": pixel, "side": side, "columns": columns, "stride": stride}
-    w = weight_recipe(pack_taps, node, packed_size(K, side * columns), **told)
+    attributes = {"KH": KH, "pixel": pixel, "side": side, "columns": columns, "stride": stride}
+    w = weight_recipe(pack_taps, node, packed_size(K, side * columns), **attributes)
     return w, bias_recipe(bias_of_pixels, node, side * columns, count=side, columns=columns)
 
 
 @recipe_op
 def pack_taps(W: Array, size: int, KH: int, pixel: int, side: int, columns: int, stride: int) -> Array:
-    """(N, C, KH, KW) -> columns of terms, taps first, zeros where x is padded or lies outside a window, packed."""
+    """(N, C, KH, KW) -> packed (KH, taps, pixel; side * columns); zero for channel pads and outside a window."""
     N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
     placed = np.zeros((KH, KW + (side - 1) * stride, pixel, side, columns), np.float32)
     for i in range(side):
@@ -48,7 +48,7 @@ def pack_taps(W: Array, size: int, KH: int, pixel: int, side: int, columns: int,
 
 @recipe_op
 def bias_of_pixels(bias: Array, size: int, count: int, columns: int) -> Array:
-    """The same for each of `count` pixels."""
+    """The same bias for each of `count` pixels."""
     placed = aligned_zeros(size)
     placed[: count * columns].reshape(count, columns)[:, : len(bias)] = bias
     return placed

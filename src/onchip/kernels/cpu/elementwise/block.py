@@ -1,4 +1,4 @@
-"""The compiled side of pointwise.py, which writes the tables: what a run of layers does to a block of numbers."""
+"""Compiled side of pointwise.py: runs a table of operations on one block of elements at a time."""
 
 from __future__ import annotations
 
@@ -9,120 +9,120 @@ from onchip.kernels.cpu.microkernels.function import apply, combine
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.recipe import Array
 
-BLOCK = 1024  # numbers: 4 KiB of each value
-FEW = 16  # blocks of a thread: for fewer it is not woken
-GATHER, CUT, ACTIVATE, APPLY, COMBINE, MOVE, CALL = range(7)  # operations; from CALL on the address of a function
-OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
+BLOCK = 1024  # elements: 4 KiB per value
+FEW = 16  # blocks per thread: below this, a thread is not woken
+GATHER, SLICE, ACTIVATE, APPLY, COMBINE, COPY, CALL = range(7)  # operations; above CALL: a function's address
+IN_MEMORY, REPEATED, IN_SCRATCH, BROADCAST = range(4)  # where a value is stored
 
 
 @linked(*(types.int64,) * 6)
-def gather(to: int, source: int, places: int, count: int, first: int, code: int) -> None:
-    """to[n] = source[places[n]], of numbers of four or eight bytes.
+def gather(dst: int, src: int, indices: int, count: int, first: int, code: int) -> None:
+    """dst[n] = src[indices[n]] for elements of four or eight bytes.
 
-    first  of the numbers: its place in a row
-    code   bytes, whether the numbers of a run are neighbours in `source`, else the same one, and how long runs are:
-           as pointwise.py's _stretch_code has them; 0: number by number
+    first  position of the first element in its row
+    code   pointwise.py's _gather_code: element bytes; whether a run is contiguous in src, else one repeated element;
+           length of the runs, or 0 for arbitrary indices
     """
-    at, nbytes, is_line, run = ints_at(places, count), code & 15, code >> 4 & 1, code >> 8
+    index, nbytes, is_line, run = ints_at(indices, count), code & 15, code >> 4 & 1, code >> 8
     if nbytes == 8:
-        wide, given = ints_at(to, count), ints_at(source, ALL)
+        y64, x64 = ints_at(dst, count), ints_at(src, ALL)
         for n in range(count):
-            wide[n] = given[at[n]]
+            y64[n] = x64[index[n]]
     elif run == 0:
-        y, x = floats_at(to, count), floats_at(source, ALL)
+        y, x = floats_at(dst, count), floats_at(src, ALL)
         for n in range(count):
-            y[n] = x[at[n]]
+            y[n] = x[index[n]]
     else:
         n, left = 0, run - first % run
         while n < count:
-            some = min(left, count - n)
-            y, x = floats_at(to + n * 4, some), floats_at(source + at[n] * 4, some)
+            length = min(left, count - n)
+            y, x = floats_at(dst + n * 4, length), floats_at(src + index[n] * 4, length)
             if is_line:
-                for i in range(some):
+                for i in range(length):
                     y[i] = x[i]
             else:
-                number = x[0]
-                for i in range(some):
-                    y[i] = number
-            n, left = n + some, run
+                value = x[0]
+                for i in range(length):
+                    y[i] = value
+            n, left = n + length, run
 
 
 @linked(*(types.int64,) * 7)
-def cut(to: int, source: int, first: int, count: int, width: int, own: int, offset: int) -> None:
-    """Numbers `first` and on of lines of `width`, which lie `offset` numbers inside lines of `own`."""
+def slice_lines(dst: int, src: int, first: int, count: int, width: int, x_width: int, offset: int) -> None:
+    """Elements from `first` on of lines of `width`, each `offset` elements into a line of `x_width` elements."""
     n = 0
     while n < count:
         line, column = (first + n) // width, (first + n) % width
-        some = min(width - column, count - n)
-        y, x = floats_at(to + n * 4, some), floats_at(source + (line * own + offset + column) * 4, some)
-        for i in range(some):
+        length = min(width - column, count - n)
+        y, x = floats_at(dst + n * 4, length), floats_at(src + (line * x_width + offset + column) * 4, length)
+        for i in range(length):
             y[i] = x[i]
-        n += some
+        n += length
 
 
-_call = code_call(5)  # of where to, two operands, how many numbers, what is told
+_call = code_call(5)  # dst, two operands, count, code
 
-# What `run_blocks` is told of a run once: addresses, then numbers.
-_TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
+# Layout of the array that `run_blocks` reads: addresses, then sizes.
+_TABLE, _VALUES, _MEMORY, _ADDRESSES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
 
 
 @compiled()
-def _block(worker: int, piece: int, run: Array, B: int) -> None:
-    """One block of the run.
+def _block(worker: int, task: int, run: Array, B: int) -> None:
+    """Run all operations on one block.
 
-    table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places; of a
-                               CUT: where in a line, the code being both widths); the code of a GATHER is that of
-                               pointwise.py's _stretch_code, of a MOVE the bytes of a number
-    values   (values, 4)      where it is, its place in `memory` or in scratch memory, numbers of a row, bytes of each
-    memory   addresses of inputs, outputs, weights and places
-    places   of each worker: addresses of the values
-    scratch  `slots` blocks of each worker
+    table      (operations, 5)  operation, code, result, first and second operand. GATHER: code of _gather_code, second
+                                is the index array; SLICE: code is both widths, second the offset in a line; COPY: code
+                                is the element size
+    values     (values, 4)      where it is stored, slot in `memory` or in scratch, elements per row, element size
+    memory     addresses of inputs, outputs, weights and index arrays
+    addresses  per worker: the address of every value
+    scratch    per worker: `slots` blocks
     """
     table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 4 * run[_COUNT]), run[_SIZE]
-    memory, at = ints_at(run[_MEMORY], ALL), ints_at(run[_PLACES] + worker * run[_COUNT] * 8, run[_COUNT])
+    memory, addresses = ints_at(run[_MEMORY], ALL), ints_at(run[_ADDRESSES] + worker * run[_COUNT] * 8, run[_COUNT])
     scratch = run[_SCRATCH] + worker * run[_SLOTS] * BLOCK * 4
     rows = max(1, BLOCK // size)
-    blocks = (size + BLOCK - 1) // BLOCK  # of a row; one if rows are whole
-    row, first = piece // blocks * rows, piece % blocks * BLOCK
+    blocks = (size + BLOCK - 1) // BLOCK  # per row; 1 if a block holds whole rows
+    row, first = task // blocks * rows, task % blocks * BLOCK
     count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
     for v in range(run[_COUNT]):
-        where, place, nbytes = values[4 * v], values[4 * v + 1], values[4 * v + 3]
-        if where == OUTSIDE:
-            at[v] = memory[place] + (row * size + first) * nbytes
-        elif where == WRITTEN_OUT:
-            at[v] = memory[place] + first * nbytes
-        elif where == INSIDE:
-            at[v] = scratch + place * BLOCK * 4
+        where, slot, nbytes = values[4 * v], values[4 * v + 1], values[4 * v + 3]
+        if where == IN_MEMORY:
+            addresses[v] = memory[slot] + (row * size + first) * nbytes
+        elif where == REPEATED:
+            addresses[v] = memory[slot] + first * nbytes
+        elif where == IN_SCRATCH:
+            addresses[v] = scratch + slot * BLOCK * 4
         else:
-            at[v] = memory[place] + row * values[4 * v + 2] * nbytes
+            addresses[v] = memory[slot] + row * values[4 * v + 2] * nbytes
     for i in range(run[_OPERATIONS]):
-        operation = table[5 * i : 5 * i + 5]
-        what, code, to, a, b = operation[0], operation[1], at[operation[2]], at[operation[3]], operation[4]
-        if what == COMBINE:
-            combine(to, a, at[b], count, code)
-        elif what == GATHER:
-            gather(to, a, memory[b] + first * 8, count, first, code)
-        elif what == CUT:
-            cut(to, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
-        elif what == APPLY:
-            apply(to, a, count, code)
-        elif what == MOVE:
-            apply(to, a, count * code // 4, -1)
-        elif what >= CALL:
-            _call(what, to, a, at[b], count, code)
+        entry = table[5 * i : 5 * i + 5]
+        kind, code, dst, a, b = entry[0], entry[1], addresses[entry[2]], addresses[entry[3]], entry[4]
+        if kind == COMBINE:
+            combine(dst, a, addresses[b], count, code)
+        elif kind == GATHER:
+            gather(dst, a, memory[b] + first * 8, count, first, code)
+        elif kind == SLICE:
+            slice_lines(dst, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
+        elif kind == APPLY:
+            apply(dst, a, count, code)
+        elif kind == COPY:
+            apply(dst, a, count * code // 4, -1)
+        elif kind >= CALL:
+            _call(kind, dst, a, addresses[b], count, code)
         else:
-            if to != a:
-                apply(to, a, count, -1)
-            activate(to, 1, count, count, code)
+            if dst != a:
+                apply(dst, a, count, -1)
+            activate(dst, 1, count, count, code)
 
 
 @linked(*(types.int64,) * 4)
 def run_blocks(facts: int, operands: int, B: int, threads: int) -> None:
-    """The code of a CompiledLaunch."""
+    """Entry point of a CompiledLaunch."""
     run = ints_at(facts, _WORDS)
-    given, memory, size = ints_at(operands, run[_ARRAYS]), ints_at(run[_MEMORY], run[_ARRAYS]), run[_SIZE]
+    arrays, memory, size = ints_at(operands, run[_ARRAYS]), ints_at(run[_MEMORY], run[_ARRAYS]), run[_SIZE]
     for i in range(run[_ARRAYS]):
-        memory[i] = given[i]
+        memory[i] = arrays[i]
     rows, blocks = max(1, BLOCK // size), (size + BLOCK - 1) // BLOCK
-    pieces = (B + rows - 1) // rows * blocks
-    run_tasks(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))
+    tasks = (B + rows - 1) // rows * blocks
+    run_tasks(_block, (run, B), tasks, max(1, min(threads, tasks // FEW)))

@@ -1,11 +1,10 @@
-"""pointwise: a run of pointwise layers in one pass over memory: activations, functions, and what is made of several
-values and weights, with broadcasting; of float32, of ints, and Casts between them.
+"""pointwise: a chain of elementwise layers in one pass over memory: activations, functions, and operations on several
+values and weights, with broadcasting; on float32 and ints, with Casts between them.
 
-The run is a table of operations on blocks of numbers that stay in the first cache: BLOCK numbers of a row, or as many
-whole rows as fit. A block's operand is where it lies outside (a value of the same size; a weight, written out for a
-block), or in a thread's own memory (what other layers of the run made; a stretched value, gathered). A number's bits
-depend on its own operands alone. What is done to ints, and Casts, are functions that are called by their addresses
-(elementwise/ints.py).
+The chain becomes a table of operations on blocks that stay in L1: BLOCK elements of a row, or as many whole rows as
+fit. Operands are in memory (values of the same size; weights, repeated to fill a block) or in the thread's scratch
+(intermediates; broadcast values, gathered). An element's bits depend only on its operands. Integer operations and Casts
+are functions called by address (elementwise/ints.py).
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.kernels.batch_norm import batch_norm_parts
+from onchip.kernels.batch_norm import batch_norm_ops
 from onchip.kernels.cpu.compiler.jit import address, address_of
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.block import (
     ACTIVATE,
     APPLY,
     BLOCK,
+    BROADCAST,
     CALL,
     COMBINE,
-    CUT,
+    COPY,
     GATHER,
-    INSIDE,
-    MOVE,
-    OUTSIDE,
-    STRETCHED,
-    WRITTEN_OUT,
+    IN_MEMORY,
+    IN_SCRATCH,
+    REPEATED,
+    SLICE,
     run_blocks,
 )
-from onchip.kernels.cpu.elementwise.ints import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, WHOLES, int_code
+from onchip.kernels.cpu.elementwise.ints import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, TO_INT_CASTS, int_code
 from onchip.kernels.cpu.microkernels.activation import code_of
 from onchip.kernels.cpu.microkernels.function import COMBINATIONS, FUNCTIONS, combination_code
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
@@ -60,35 +59,35 @@ from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 MAX_NODES, NEAR = 64, 8
-_LONG_RUN = 8  # numbers of a stretched value that are copied, not looked up one by one
+_LONG_RUN = 8  # from this length on, runs of a broadcast value are copied, not gathered element by element
 _MOVES, _NORMS = (Reshape, Identity, Dropout), (BatchNorm1d, BatchNorm2d)
 
 
-# -- the run ---------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------------------
 
 
 @recipe_op
 def for_a_block(weight: Array, own: tuple[int, ...], row: tuple[int, ...], rows: int) -> Array:
-    """A weight, seen in the shape `own`, stretched to the shape of a row, for `rows` rows."""
+    """A weight, reshaped to `own`, broadcast to the shape of a row and repeated for `rows` rows."""
     return np.tile(np.broadcast_to(weight.reshape(own), row).reshape(-1), rows)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What `bind` makes tables of; places in memory: inputs, outputs, weights, places of stretched values."""
+    """What `bind` builds the tables from; memory slots: inputs, outputs, weights, index arrays of broadcast values."""
 
-    table: tuple[tuple[int, int, int, int, int], ...]  # without the codes of activations and the functions of CALLs
-    activations: tuple[Elementwise | None, ...]  # of each operation
-    functions: tuple[tuple[str, str], ...]  # of each operation that is a CALL, as numbers.CODE has them
+    table: tuple[tuple[int, int, int, int, int], ...]  # without codes of activations and addresses of CALLs
+    activations: tuple[Elementwise | None, ...]  # per operation
+    functions: tuple[tuple[str, str], ...]  # per CALL: a key of ints.CODE
     values: tuple[tuple[int, int, int, int], ...]
-    stretched: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # rows, and the rows they are stretched to
+    broadcasts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # row shapes, before and after
     weights: tuple[str, ...]  # names of recipes
-    size: int  # numbers of a row
-    slots: int  # blocks of a thread's own memory
+    size: int  # elements per row
+    slots: int  # scratch blocks per thread
 
 
 class _Writer:
-    """Writes down the run of some nodes."""
+    """Builds the table of a chain of nodes."""
 
     def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
         self.net = net
@@ -105,9 +104,9 @@ class _Writer:
         self.activations: list[Elementwise | None] = []
         self.functions: list[tuple[str, str]] = []
         self.values: list[tuple[int, int, int, int]] = []
-        self.kinds: list[str] = []  # of the values: what their numbers are
+        self.dtypes: list[str] = []  # of the values
         self.known: dict[object, int] = {}
-        self.stretched: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.broadcasts: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.recipes: dict[str, Recipe] = {}
         self.slots = 0
         for node in nodes:
@@ -116,7 +115,7 @@ class _Writer:
     def run(self) -> Run:
         return Run(
             tuple(self.table), tuple(self.activations), tuple(self.functions), tuple(self.values),
-            tuple(self.stretched), tuple(self.recipes), self.size, self.slots,
+            tuple(self.broadcasts), tuple(self.recipes), self.size, self.slots,
         )  # fmt: skip
 
     def _write(self, node: Node) -> None:
@@ -124,131 +123,131 @@ class _Writer:
         if isinstance(layer, _MOVES):
             source = self._operand(node.inputs[0], self.net.types[node.inputs[0]].row_shape)
             if node.name in self.outputs:
-                self._emit(MOVE, DTYPE_BYTES[dtype], self._made(node.name), source)
+                self._emit(COPY, DTYPE_BYTES[dtype], self._output(node.name), source)
             else:
                 self.known[node.name] = source
             return
         if isinstance(layer, Cast | ToInts):
             source = self._operand(node.inputs[0], row)
-            self._convert(source, self._made(node.name))
+            self._convert(source, self._output(node.name))
             return
         if isinstance(layer, Slice):
-            given = self.net.types[node.inputs[0]]
+            x_type = self.net.types[node.inputs[0]]
             lines = node.name, "lines"
-            source = self._value(lines, STRETCHED, self.inputs.index(node.inputs[0]), given.row_size, "float32")
-            widths = layer.sizes[-1] << 32 | given.row_shape[-1]
-            self._emit(CUT, widths, self._made(node.name), source, layer.starts[-1])
+            source = self._value(lines, BROADCAST, self.inputs.index(node.inputs[0]), x_type.row_size, "float32")
+            widths = layer.sizes[-1] << 32 | x_type.row_shape[-1]
+            self._emit(SLICE, widths, self._output(node.name), source, layer.starts[-1])
             return
         if isinstance(layer, _NORMS):
             channels, total = (row[0], *(1,) * (len(row) - 1)), self._operand(node.inputs[0], row)
-            made = self._made(node.name)
-            for combination, recipe in batch_norm_parts(node, row[0], "float32"):
+            result = self._output(node.name)
+            for combination, recipe in batch_norm_ops(node, row[0], "float32"):
                 constant = self._weight(recipe, channels, row)
-                self._emit(COMBINE, COMBINATIONS.index(combination), made, total, constant)
-                total = made
+                self._emit(COMBINE, COMBINATIONS.index(combination), result, total, constant)
+                total = result
             return
         if not isinstance(layer, Broadcast):
             source = self._operand(node.inputs[0], row)
             if isinstance(layer, CPU_ACTIVATIONS):
                 assert isinstance(layer, Elementwise)
-                self._emit(ACTIVATE, 0, self._made(node.name), source, activation=layer)
+                self._emit(ACTIVATE, 0, self._output(node.name), source, activation=layer)
             else:
-                self._emit(APPLY, FUNCTIONS.index(type(layer)), self._made(node.name), source)
+                self._emit(APPLY, FUNCTIONS.index(type(layer)), self._output(node.name), source)
             return
         operands = [self._operand(value, row) for value in node.inputs]
         for role, name in node.weights.items():
-            own = self.net.weights[name].shape
-            operands.insert(0 if role == "first" else len(operands), self._weight(name, own, row))
+            shape = self.net.weights[name].shape
+            operands.insert(0 if role == "first" else len(operands), self._weight(name, shape, row))
         if dtype in COMPUTED_INTS:
-            self._combine_ints(node, [self._wide(operand) for operand in operands])
+            self._combine_ints(node, [self._as_int64(operand) for operand in operands])
             return
-        total, made = operands[0], self._made(node.name)
+        total, result = operands[0], self._output(node.name)
         for operand in operands[1:]:
-            self._emit(COMBINE, combination_code(layer), made, total, operand)
-            total = made
+            self._emit(COMBINE, combination_code(layer), result, total, operand)
+            total = result
 
     def _combine_ints(self, node: Node, operands: list[int]) -> None:
-        is_wide = self.net.types[node.name].dtype == "int64"
-        total, made = operands[0], self._made(node.name) if is_wide else self._inside((node.name, "total"), "int64")
+        is_int64 = self.net.types[node.name].dtype == "int64"
+        total, result = operands[0], self._output(node.name) if is_int64 else self._scratch((node.name, "sum"), "int64")
         for operand in operands[1:]:
-            self._call(("int64", "int64"), made, total, operand, int_code(node.layer))
-            total = made
-        if not is_wide:
-            self._convert(total, self._made(node.name))
+            self._call(("int64", "int64"), result, total, operand, int_code(node.layer))
+            total = result
+        if not is_int64:
+            self._convert(total, self._output(node.name))
 
-    def _convert(self, source: int, made: int) -> None:
-        self._call((self.kinds[source], self.kinds[made]), made, source)
+    def _convert(self, src: int, dst: int) -> None:
+        self._call((self.dtypes[src], self.dtypes[dst]), dst, src)
 
-    def _call(self, function: tuple[str, str], to: int, a: int, b: int = 0, code: int = 0) -> None:
+    def _call(self, function: tuple[str, str], dst: int, a: int, b: int = 0, code: int = 0) -> None:
         self.functions.append(function)
-        self._emit(CALL, code, to, a, b)
+        self._emit(CALL, code, dst, a, b)
 
-    def _emit(self, what: int, code: int, to: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
-        self.table.append((what, code, to, a, b))
+    def _emit(self, op: int, code: int, dst: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
+        self.table.append((op, code, dst, a, b))
         self.activations.append(activation)
 
-    def _value(self, key: object, where: int, place: int, row_size: int, kind: str) -> int:
+    def _value(self, key: object, where: int, slot: int, row_size: int, dtype: str) -> int:
         self.known[key] = len(self.values)
-        self.values.append((where, place, row_size, DTYPE_BYTES[kind]))
-        self.kinds.append(kind)
+        self.values.append((where, slot, row_size, DTYPE_BYTES[dtype]))
+        self.dtypes.append(dtype)
         return self.known[key]
 
-    def _made(self, name: str) -> int:
-        kind = self.net.types[name].dtype
+    def _output(self, name: str) -> int:
+        dtype = self.net.types[name].dtype
         if name in self.outputs:
-            return self._value(name, OUTSIDE, len(self.inputs) + self.outputs.index(name), self.size, kind)
-        return self._inside(name, kind)
+            return self._value(name, IN_MEMORY, len(self.inputs) + self.outputs.index(name), self.size, dtype)
+        return self._scratch(name, dtype)
 
-    def _inside(self, key: object, kind: str) -> int:
-        place = self.slots
-        self.slots += 2 if DTYPE_BYTES[kind] == 8 else 1
-        return self._value(key, INSIDE, place, self.size, kind)
+    def _scratch(self, key: object, dtype: str) -> int:
+        slot = self.slots
+        self.slots += 2 if DTYPE_BYTES[dtype] == 8 else 1
+        return self._value(key, IN_SCRATCH, slot, self.size, dtype)
 
     def _operand(self, value: str, row: tuple[int, ...]) -> int:
         if value in self.known:
             return self.known[value]
-        given = self.net.types[value]
-        place = self.inputs.index(value)
-        if given.row_size == self.size:
-            return self._value(value, OUTSIDE, place, self.size, given.dtype)
+        x_type = self.net.types[value]
+        slot = self.inputs.index(value)
+        if x_type.row_size == self.size:
+            return self._value(value, IN_MEMORY, slot, self.size, x_type.dtype)
         key = (value, row)
         if key not in self.known:
-            source = self._value((value, row, "outside"), STRETCHED, place, given.row_size, given.dtype)
-            self.stretched.append((given.row_shape, row))
-            made = self._inside(key, given.dtype)
-            self._emit(GATHER, _stretch_code(given.dtype, given.row_shape, row), made, source, -len(self.stretched))
+            source = self._value((value, row, "outside"), BROADCAST, slot, x_type.row_size, x_type.dtype)
+            self.broadcasts.append((x_type.row_shape, row))
+            result = self._scratch(key, x_type.dtype)
+            self._emit(GATHER, _gather_code(x_type.dtype, x_type.row_shape, row), result, source, -len(self.broadcasts))
         return self.known[key]
 
-    def _wide(self, value: int) -> int:
-        """Ints as int64."""
-        if self.kinds[value] == "int64":
+    def _as_int64(self, value: int) -> int:
+        """An integer value as int64."""
+        if self.dtypes[value] == "int64":
             return value
         key = (value, "wide")
         if key not in self.known:
-            self._convert(value, self._inside(key, "int64"))
+            self._convert(value, self._scratch(key, "int64"))
         return self.known[key]
 
-    def _weight(self, name: str | Recipe, own: tuple[int, ...], row: tuple[int, ...]) -> int:
+    def _weight(self, name: str | Recipe, shape: tuple[int, ...], row: tuple[int, ...]) -> int:
         key = (name, row, "weight")
         if key not in self.known:
-            rows, given = max(1, BLOCK // self.size), "float32"
+            rows, dtype = max(1, BLOCK // self.size), "float32"
             if isinstance(name, str):
-                given = self.net.weight_type(name).dtype
-            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), given, 0, own=own, row=row, rows=rows)
+                dtype = self.net.weight_type(name).dtype
+            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), dtype, 0, own=shape, row=row, rows=rows)
             self.recipes[f"w{len(self.recipes)}"] = recipe
-            place = len(self.inputs) + len(self.outputs) + len(self.recipes) - 1
-            self._value(key, WRITTEN_OUT, place, self.size, "int64" if given in COMPUTED_INTS else "float32")
+            slot = len(self.inputs) + len(self.outputs) + len(self.recipes) - 1
+            self._value(key, REPEATED, slot, self.size, "int64" if dtype in COMPUTED_INTS else "float32")
         return self.known[key]
 
 
-def _is_cut(net: Network, node: Node) -> bool:
-    """Whether it is a Slice of neighbours along the last axis, all of the others."""
+def _is_slice(net: Network, node: Node) -> bool:
+    """Whether the node is a contiguous Slice of the last axis and all of the others."""
     if not isinstance(node.layer, Slice):
         return False
-    *front, _ = net.types[node.inputs[0]].row_shape
+    *outer, _ = net.types[node.inputs[0]].row_shape
     layer = node.layer
     return (
-        list(layer.sizes[:-1]) == front
+        list(layer.sizes[:-1]) == outer
         and set(layer.steps) == {1}
         and not any(layer.starts[:-1])
         and 0 not in layer.sizes
@@ -256,31 +255,31 @@ def _is_cut(net: Network, node: Node) -> bool:
 
 
 def _fits(net: Network, node: Node) -> bool:
-    layer, made = node.layer, net.types[node.name].dtype
+    layer, dtype = node.layer, net.types[node.name].dtype
     if isinstance(layer, Cast | ToInts):
-        return (net.types[node.inputs[0]].dtype, made) in (CASTS if isinstance(layer, Cast) else WHOLES)
+        return (net.types[node.inputs[0]].dtype, dtype) in (CASTS if isinstance(layer, Cast) else TO_INT_CASTS)
     if isinstance(layer, _MOVES):
-        return made in ("float32", *COMPUTED_INTS)
-    if made in COMPUTED_INTS:  # a divisor that is 0 is found, and told of, by the reference
+        return dtype in ("float32", *COMPUTED_INTS)
+    if dtype in COMPUTED_INTS:  # the reference kernel reports a zero divisor
         return isinstance(layer, INT_COMBINATIONS) and not may_divide_by_zero(net, node)
-    takes = _is_cut(net, node) or isinstance(layer, (*_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
-    given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
-    return takes and all(each.dtype == "float32" for each in given)
+    is_supported = _is_slice(net, node) or isinstance(layer, (*_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
+    types = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
+    return is_supported and all(each.dtype == "float32" for each in types)
 
 
-# Where the longest run that a node is part of begins, for each node of a network; -1 for one that is part of none.
+# Per node of a network: first node of the longest chain that contains it, or -1.
 _BEGINS: weakref.WeakKeyDictionary[Network, list[int]] = weakref.WeakKeyDictionary()
 
 
 def _begins(net: Network) -> list[int]:
     if net not in _BEGINS:
         found: list[int] = []
-        made_by = {node.name: i for i, node in enumerate(net.nodes)}
+        node_index = {node.name: i for i, node in enumerate(net.nodes)}
         for i, node in enumerate(net.nodes):
             before = net.types[net.nodes[i - 1].name] if i and found[-1] >= 0 else None
             goes_on = before is not None and net.types[node.name].row_size == before.row_size
-            if goes_on and isinstance(node.layer, Slice):  # of what the run does not make itself
-                goes_on = made_by.get(node.inputs[0], -1) < found[-1]
+            if goes_on and isinstance(node.layer, Slice):  # only of values from outside the chain
+                goes_on = node_index.get(node.inputs[0], -1) < found[-1]
             found.append(-1 if not _fits(net, node) else found[-1] if goes_on else i)
         _BEGINS[net] = found
     return _BEGINS[net]
@@ -292,26 +291,26 @@ class Pointwise:
     precisions = ("fp32",)
 
     def __init__(self, ends_before: Callable[[Network, int], bool] = lambda net, start: False) -> None:
-        """ends_before  whether another kernel's group may begin at this layer; then a shorter chain is offered, too"""
+        """ends_before  whether another kernel may start at this layer; then a shorter chain is claimed as well"""
         self.ends_before = ends_before
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The longest run; one activation by itself is rowwise's. It begins where a run does, or little behind, where
-        another kernel took the first layers along; not everywhere, for a long chain's sake."""
+        """The longest chain; a single activation is left to rowwise. Claims start at the chain's first node or a few
+        nodes later, where another kernel fused the first layers; not at every node of a long chain."""
         first, begins = net.nodes[start], _begins(net)
-        behind = start - begins[start]
-        is_start = begins[start] >= 0 and (behind <= NEAR or behind % MAX_NODES == 0)
+        distance = start - begins[start]
+        is_start = begins[start] >= 0 and (distance <= NEAR or distance % MAX_NODES == 0)
         if job.is_training or not is_start or isinstance(first.layer, _MOVES):
             return
         nodes = [
             net.nodes[i]
             for i in range(start, min(start + MAX_NODES, len(net.nodes)))
-            if begins[i] == begins[start]  # they stand next to each other
+            if begins[i] == begins[start]  # contiguous
         ]
-        while isinstance(nodes[-1].layer, _MOVES):  # a view costs less
+        while isinstance(nodes[-1].layer, _MOVES):  # views are cheaper
             nodes.pop()
         yield from self._claims(net, nodes)
-        if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may take along
+        if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may fuse
             yield from self._claims(net, nodes[:-1])
         for i in range(1, len(nodes)):
             if self.ends_before(net, start + i):
@@ -325,11 +324,11 @@ class Pointwise:
             return
         writer = _Writer(net, nodes)
         moved = sum(net.types[name].row_bytes for name in (*writer.inputs, *writer.outputs))
-        cached = 2 * size * len(writer.table)  # of 4 bytes: the first cache is quicker than the price's
+        cached = 2 * size * len(writer.table)  # counted as 4 bytes: L1 is faster than the cost model's cache
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
         fixed = sum(recipe.nbytes for recipe in writer.recipes.values())
         cost = CoreCost(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
-        why = "one pass over memory" if len(nodes) > 1 else "one layer by itself"
+        why = "one pass over memory" if len(nodes) > 1 else "single layer"
         claim = Claim(
             self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), cost, why, writer.recipes,
             facts=writer.run(),
@@ -342,9 +341,9 @@ class Pointwise:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
         assert isinstance(run, Run)
-        kept = [_as_computed(weights[name]) for name in run.weights]
-        kept += [_places(row, to, run.size) for row, to in run.stretched]
-        arrays = max((place for where, place, *_ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
+        constants = [_as_computed(weights[name]) for name in run.weights]
+        constants += [_gather_indices(row, to, run.size) for row, to in run.broadcasts]
+        arrays = max((slot for where, slot, *_ in run.values if where in (IN_MEMORY, BROADCAST)), default=0) + 1
         table = np.array(run.table, np.int64)
         for i, activation in enumerate(run.activations):
             if activation is not None:
@@ -355,17 +354,17 @@ class Pointwise:
         values = np.array(run.values, np.int64)
 
         def facts(threads: int) -> tuple[int, object]:
-            memory, places = words(*[0] * arrays, *kept), np.empty((threads, len(values)), np.int64)
+            memory, addresses = words(*[0] * arrays, *constants), np.empty((threads, len(values)), np.int64)
             scratch = np.empty((threads, max(1, run.slots), BLOCK), np.float32)
-            numbers = len(table), len(values), arrays, scratch.shape[1], run.size
-            told = words(table, values, memory, places, scratch, *numbers)
-            return address(told), (told, table, values, memory, places, scratch, kept)
+            sizes = len(table), len(values), arrays, scratch.shape[1], run.size
+            fields = words(table, values, memory, addresses, scratch, *sizes)
+            return address(fields), (fields, table, values, memory, addresses, scratch, constants)
 
         return CompiledLaunch(address_of(run_blocks), facts)
 
 
 def _may_be_nhwc(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
-    """Whether the run does not care how its values lie: each number is made of those at its own place."""
+    """Whether any layout works: each element is computed from elements at the same position."""
     values, first = (*writer.inputs, *(node.name for node in nodes)), net.types[writer.inputs[0]].shape
     are_alike = not writer.recipes and all(net.types[value].shape == first for value in values)
     return are_alike and has_channels(net.types[values[0]]) and not any(value in net.outputs for value in values)
@@ -375,8 +374,8 @@ def _as_computed(weight: Array) -> Array:
     return np.ascontiguousarray(weight, np.int64 if weight.dtype.kind in "iu" else np.float32)
 
 
-def _stretch_code(dtype: str, row: tuple[int, ...], to: tuple[int, ...]) -> int:
-    """What `gather` is told of a value that is stretched: the runs of neighbours, or of the same number, if long."""
+def _gather_code(dtype: str, row: tuple[int, ...], to: tuple[int, ...]) -> int:
+    """The code of `gather` for a broadcast value: element size; for long runs, their kind and length."""
     axes = list(zip((1,) * (len(to) - len(row)) + tuple(row), to, strict=True))
     is_line, run = axes[-1][0] == axes[-1][1], 1
     while axes and (axes[-1][0] == axes[-1][1] if is_line else axes[-1][0] == 1):
@@ -384,9 +383,9 @@ def _stretch_code(dtype: str, row: tuple[int, ...], to: tuple[int, ...]) -> int:
     return DTYPE_BYTES[dtype] | (is_line << 4 | run << 8 if run >= _LONG_RUN else 0)
 
 
-def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:
-    """Where the numbers of a block's rows of shape `to` are in rows of shape `row`."""
-    own = int(np.prod(row))
+def _gather_indices(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:
+    """Indices into rows of shape `row` for the elements of a block of rows of shape `to`."""
+    x_size = int(np.prod(row))
     rows = max(1, BLOCK // size)
-    one = np.broadcast_to(np.arange(own).reshape((1,) * (len(to) - len(row)) + tuple(row)), to).reshape(-1)
-    return np.asarray((np.arange(rows)[:, None] * own + one).reshape(-1), np.int64)
+    one = np.broadcast_to(np.arange(x_size).reshape((1,) * (len(to) - len(row)) + tuple(row)), to).reshape(-1)
+    return np.asarray((np.arange(rows)[:, None] * x_size + one).reshape(-1), np.int64)

@@ -1,4 +1,4 @@
-"""rowwise: layers without a product, one at a time: activations, softmax over any axis."""
+"""rowwise: one activation or one softmax over any axis, as a launch of its own."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_BLOCK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
-_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
+_BLOCK_ELEMENTS = 1 << 12  # per task, at least
+_THREAD_ELEMENTS = 1 << 13  # per thread: below this, a thread is not woken
 
-# What `_run` is told of a layer once.
-_WIDTH, _LINES, _ACTIVATION, _NORMALISER, _WORDS = range(5)
+# Layout of the array that `_run` reads.
+_WIDTH, _LINES, _ACTIVATION, _NORMALISER, _FIELDS = range(5)
 
 
 @compiled()
-def _block(worker: int, piece: int, x: int, y: int, B: int, rows: int, layer: Array) -> None:
-    width, first = layer[_WIDTH], piece * rows
+def _block(worker: int, task: int, x: int, y: int, B: int, rows: int, layer: Array) -> None:
+    width, first = layer[_WIDTH], task * rows
     rows = min(rows, B - first)
-    given, made = floats_at(x + first * width * 4, rows * width), floats_at(y + first * width * 4, rows * width)
+    source, result = floats_at(x + first * width * 4, rows * width), floats_at(y + first * width * 4, rows * width)
     for n in range(rows * width):
-        made[n] = given[n]
+        result[n] = source[n]
     if layer[_NORMALISER]:
-        normalise(address(made), rows, width, width, layer[_NORMALISER])
+        normalise(address(result), rows, width, width, layer[_NORMALISER])
     else:
-        activate(address(made), rows, width, width, layer[_ACTIVATION])
+        activate(address(result), rows, width, width, layer[_ACTIVATION])
 
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """The code of a CompiledLaunch; a row of the batch is some lines of `width` numbers."""
-    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    """Entry point of a CompiledLaunch; a batch row is `lines` lines of `width` elements."""
+    layer, x, y = ints_at(facts, _FIELDS), int_at(operands), int_at(operands + 8)
     lines, width = B * layer[_LINES], layer[_WIDTH]
-    rows = max(1, _BLOCK_NUMBERS // width)
-    threads = max(1, min(threads, lines * width // _THREAD_NUMBERS))
+    rows = max(1, _BLOCK_ELEMENTS // width)
+    threads = max(1, min(threads, lines * width // _THREAD_ELEMENTS))
     run_tasks(_block, (x, y, lines, rows, layer), (lines + rows - 1) // rows, threads)
 
 
@@ -71,10 +71,10 @@ class Rowwise:
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        # A copy from memory to memory, then what is done to it where it lies.
+        # A copy from memory to memory, then an in-place update in cache.
         cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         claim = Claim(
-            self.name, f"rowwise<{node.layer.kind}>", (node.name,), cost, "one layer by itself",
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), cost, "single layer",
             order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "",
             facts=Facts(node.layer, x.row_shape),
         )  # fmt: skip
@@ -93,13 +93,13 @@ class Rowwise:
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             x = np.ascontiguousarray(np.moveaxis(inputs[0], axis + 1, -1))
-            made = np.empty_like(x)
-            last([x], [made], threads)
-            outputs[0][...] = np.moveaxis(made, -1, axis + 1)
+            result = np.empty_like(x)
+            last([x], [result], threads)
+            outputs[0][...] = np.moveaxis(result, -1, axis + 1)
 
         return run
 
 
 def _launch(width: int, lines: int, activation: int, normaliser: int) -> CompiledLaunch:
-    told = words(width, lines, activation, normaliser)
-    return CompiledLaunch(address_of(_run), lambda threads: (address(told), told))
+    fields = words(width, lines, activation, normaliser)
+    return CompiledLaunch(address_of(_run), lambda threads: (address(fields), fields))

@@ -1,16 +1,16 @@
-"""token_max on the CPU: a folded text network up to its features, ids in, maxima over time out, in one pass.
+"""token_max on the CPU: a folded text network up to its features: ids in, maxima over time out, in one pass.
 
-Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py). For each row of the batch, the rows
-        of every position are added up block by block in registers and only the maximum so far is kept; several
-        convolutions side by side fill their parts of one output row. An activation before the maximum is applied after
-        it, which is the same for a monotonic one (ReLU, but not GELU).
-Floor   Memory: a sentence reads positions * taps rows of C numbers, from all over tables that no cache holds. Sentiment
-        (K = 3, 5, 7, 9 over 16 tokens, C = 1024): 244 rows of 4 KiB, 1.0 MB a sentence: 43 us at 23 GB/s. The direct
-        convolution is 2.05 Gflop: 6.8 ms at 300 Gflop/s.
-Order   A position's rows are read from end to end before the next position's: each stays in one page, and the
-        hardware prefetches along it. Block by block over all positions took 1.4 times as long on two Xeon cores
-        (TLB misses); prefetch instructions gained nothing over this. Branches are the outermost loop: frequent
-        rows of one table stay in L2 (1.13x with Zipf ids).
+Idea    A token convolution is a sum of table rows (plan/rewrites/embedding.py). For each batch row, the table rows of
+        every position are summed block by block in registers, and only the running maximum is written; parallel
+        convolutions fill their columns of one output row. An activation before the maximum is applied after it, which
+        is equivalent for monotonic ones (ReLU, but not GELU).
+Floor   Memory: a sentence reads positions * taps rows of C elements, at random from tables larger than any cache.
+        Sentiment (K = 3, 5, 7, 9 over 16 tokens, C = 1024): 244 rows of 4 KiB, 1.0 MB per sentence: 43 us at 23 GB/s.
+        The direct convolution is 2.05 Gflop: 6.8 ms at 300 Gflop/s.
+Order   A position's rows are read completely before the next position's: each is one page, and the hardware prefetches
+        it. Block by block over all positions took 1.4 times as long on two Xeon cores (TLB misses); prefetch
+        instructions gained nothing. Branches are the outermost loop: frequent rows of one table stay in L2 (1.13x with
+        Zipf ids).
 Limits  float32 tables, or 16-bit and 8-bit ones on request; int32 and int64 ids; any sizes.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.errors import KernelError
-from onchip.kernels.chain import given_ids
+from onchip.kernels.chain import ids_input
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, compiled
 from onchip.kernels.cpu.cost import CoreCost
@@ -30,7 +30,7 @@ from onchip.kernels.cpu.embedding.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.activation import activate, code_of
 from onchip.kernels.cpu.microkernels.tile import padded, padded_bias
-from onchip.kernels.cpu.threading.threads import Spare, run_tasks
+from onchip.kernels.cpu.threading.threads import FreeList, run_tasks
 from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
@@ -83,7 +83,7 @@ def _branch(ids: Array, P: int, table: int, bias: int, facts: Array, dtype: int,
         count = 0
         for k in range(K):
             at = p * stride - before + k
-            if 0 <= at < S:  # a pad adds nothing
+            if 0 <= at < S:  # pads contribute nothing
                 rows[count] = table + (ids[at] * K + k) * C_row * size
                 count += 1
         c = 0
@@ -95,11 +95,11 @@ def _branch(ids: Array, P: int, table: int, bias: int, facts: Array, dtype: int,
 
 @compiled()
 def _features(
-    worker: int, piece: int, ids: Array, lengths: Array, tables: Array, biases: Array, scales: Array, facts: Array,
+    worker: int, task: int, ids: Array, lengths: Array, tables: Array, biases: Array, scales: Array, facts: Array,
     dtype: int, y: Array, scratch: Array, addresses: Array,
 ) -> None:  # fmt: skip
-    """One branch's maxima of one sentence, in their columns of y: all sentences of a branch, then the next branch."""
-    i, b = divmod(piece, len(ids))
+    """One branch's maxima for one sentence, in their columns of y; tasks are ordered by branch."""
+    i, b = divmod(task, len(ids))
     C, code, column, window = facts[i, 5], facts[i, 6], facts[i, 7], facts[i, 8]
     P = facts[i, 3]
     if window:
@@ -110,9 +110,9 @@ def _features(
         for n in range(C):
             out[n] = out[n] * scales[i, 0, n] + scales[i, 1, n]
     activate(address(out), 1, C, C, code)
-    target = y[b, column : column + C]
+    dst = y[b, column : column + C]
     for n in range(C):
-        target[n] = out[n]
+        dst[n] = out[n]
 
 
 @compiled()
@@ -123,9 +123,9 @@ def _run(
     """y (B, D_out): each branch's maxima in its columns.
 
     lengths (B) int64, read where a branch has a window
-    scales  (branches, 2, padded C) of 8-bit tables: what maxima are multiplied by and what is added then
-    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y, window
-    scratch, addresses  a row per thread
+    scales  (branches, 2, padded C) for 8-bit tables: scale and bias, applied to the maxima
+    facts   per branch: K, stride, leading pads, positions, padded C, C, activation, first column of y, window
+    scratch, addresses  one row per thread
     """
     arguments = (ids, lengths, tables, biases, scales, facts, dtype, y, scratch, addresses)
     run_tasks(_features, arguments, len(ids) * len(facts), threads)
@@ -133,7 +133,7 @@ def _run(
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    table: Array  # a row a branch, as _run reads it
+    table: Array  # one row per branch, as _run reads it
     dtype: int
 
 
@@ -150,11 +150,11 @@ class TokenMax:
             yield Refusal(self.name, net.nodes[start].name, REFUSED)
             return
         branches, nodes, column = found.branches, found.nodes, found.columns(net)
-        if given_ids(net, branches[0].conv.inputs[0]) is None:
-            yield Refusal(self.name, nodes[0].name, "ids are computed, and nobody could check them before the launch")
+        if ids_input(net, branches[0].conv.inputs[0]) is None:
+            yield Refusal(self.name, nodes[0].name, "ids are computed, so they cannot be checked before the launch")
             return
         if any(net.weight_type(name).dtype != "float32" for b in branches for name in b.conv.weights.values()):
-            yield Refusal(self.name, nodes[0].name, "computes on float32 tables")
+            yield Refusal(self.name, nodes[0].name, "float32 tables only")
             return
         stored, dtype = _STORED[job.tables]
         rows, recipes = [], {}
@@ -176,10 +176,10 @@ class TokenMax:
             recipes[f"bias{i}"] = padded_bias(bias, C)
             if dtype == FLOAT8:
                 recipes[f"peaks{i}"] = peaks_of(conv.weights["weight"], C)
-            reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
-        added = 4 * sum(net.row_looked_up(branch.conv) for branch in branches)  # in float32, however it is stored
+            reads += net.row_lookup_elements(conv) * DTYPE_BYTES[stored]
+        added = 4 * sum(net.row_lookup_elements(branch.conv) for branch in branches)  # in float32, for any table dtype
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
-            reads = 0  # such tables come from the cache
+            reads = 0  # the tables stay in cache
         ids = net.types[branches[0].conv.inputs[0]]
         cost = CoreCost(
             sum(map(net.row_flop, nodes)), ids.row_bytes + reads + net.types[nodes[-1].name].row_bytes,
@@ -189,7 +189,7 @@ class TokenMax:
         yield Claim(
             self.name, f"token_max<{taps},{rows[0][5]}{'' if job.tables == 'fp32' else ',' + job.tables}>",
             tuple(node.name for node in nodes), cost,
-            why=f"{sum(row[0] * row[3] for row in rows)} rows looked up and added a sentence, maxima in registers",
+            why=f"{sum(row[0] * row[3] for row in rows)} table rows summed per sentence, maxima in registers",
             recipes=recipes, fast_bytes=4 * sum(row[4] for row in rows), facts=Facts(np.array(rows, np.int64), dtype),
             order="the bias, then taps in order",
         )  # fmt: skip
@@ -203,9 +203,9 @@ class TokenMax:
             scratch = aligned_zeros(threads * int(facts[:, 4].max())).reshape(threads, -1)
             return scratch, np.zeros((threads, int(facts[:, 0].max())), np.int64)
 
-        spare = Spare(make)
+        spare = FreeList(make)
         scales = np.zeros((count, 2, int(facts[:, 4].max())), np.float32)
-        if dtype == FLOAT8:  # the bias comes behind the factor
+        if dtype == FLOAT8:  # the bias is added after scaling
             for i in range(count):
                 scales[i, 0, : facts[i, 5]] = channel_scales(weights[f"peaks{i}"])
                 scales[i, 1, : facts[i, 4]] = weights[f"bias{i}"]
@@ -213,7 +213,7 @@ class TokenMax:
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             ids = inputs[0].astype(np.int64, copy=False)
-            lengths = inputs[-1].reshape(-1).astype(np.int64, copy=False)  # the ids, where no branch reads any
+            lengths = inputs[-1].reshape(-1).astype(np.int64, copy=False)  # the ids, if no branch reads lengths
             y = outputs[0].reshape(len(ids), -1)
             tables = np.array([weights[f"table{i}"].ctypes.data for i in range(count)])
             biases = np.array([weights[f"bias{i}"].ctypes.data for i in range(count)])
@@ -226,25 +226,25 @@ class TokenMax:
 
 @recipe_op
 def token_table(T: Array, width: int, tables: str) -> Array:
-    """(V, K, C) -> (V, K, width), zeros behind C; in half precision and in 8 bits as bits."""
+    """(V, K, C) -> (V, K, width), padded with zeros; 16-bit and 8-bit dtypes as integers."""
     V, K, C = T.shape
     out = np.zeros((V, K, width), _STORED[tables][0])
     if tables == "fp8":
         _check_finite(T, tables)
         out[:, :, :C] = in_fp8(T, table_peaks(T)).view(np.uint8)
         return out
-    for v in range(0, V, 1024):  # a piece at a time: tables are large
-        piece = T[v : v + 1024]
-        out[v : v + 1024, :, :C] = piece if tables == "fp32" else _half_bits(piece, tables)
+    for v in range(0, V, 1024):  # in chunks: tables are large
+        chunk = T[v : v + 1024]
+        out[v : v + 1024, :, :C] = chunk if tables == "fp32" else _half_bits(chunk, tables)
     return out
 
 
-def _half_bits(piece: Array, tables: str) -> Array:
-    """float32 as the bits of float16 or bfloat16, rounded to the nearest."""
+def _half_bits(chunk: Array, tables: str) -> Array:
+    """float32 rounded to float16 or bfloat16, as int16 bits."""
     import ml_dtypes
 
     with np.errstate(over="ignore"):
-        half = piece.astype(np.float16 if tables == "fp16" else ml_dtypes.bfloat16)
+        half = chunk.astype(np.float16 if tables == "fp16" else ml_dtypes.bfloat16)
     _check_finite(half.astype(np.float32), tables)
     bits: Array = half.view(np.int16)
     return bits
@@ -253,6 +253,6 @@ def _half_bits(piece: Array, tables: str) -> Array:
 def _check_finite(rounded: Array, tables: str) -> None:
     if not np.isfinite(rounded).all():
         raise KernelError(
-            f"a table does not fit into {tables}", got="numbers that are infinite there, or are none",
-            expected="finite numbers within its range", hint="tables bf16 (the range of fp32), or fp32",
+            f"a table does not fit into {tables}", got="values that overflow, or are inf or NaN",
+            expected="finite values within its range", hint="tables bf16 (the range of fp32), or fp32",
         )  # fmt: skip

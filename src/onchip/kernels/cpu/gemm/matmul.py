@@ -1,10 +1,10 @@
-"""matmul: batched gemm of two values, and attention: softmax(scale a b + mask) c, with the moves around them fused.
+"""matmul: batched gemm, or attention, softmax(scale a b + mask) c, fused with the slices and permutes around it.
 
 Idea      A worker computes _ROWS rows of one matrix. It packs b into panels and multiplies with the register tile. For
           attention it applies the softmax while the scores are in L1, packs c, and writes the second gemm to its final
           layout. Operands are read through strides, so heads are neither sliced nor transposed in memory.
 Floor     2 M N (K + D) flop per matrix. 4 heads of 32 x 16, 256 rows: 67 Mflop, 1 ms at 67 Gflop/s.
-Order     Sums run over k in order, in chunks of dense's size; the softmax reduces in order, in float64.
+Order     Sums run over k in order, in the chunks of dense.py; the softmax reduces in order, in float64.
 Limits    float32 only; the plain kernel runs other dtypes.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import TILE_SHARE, CoreCost
-from onchip.kernels.cpu.gemm.strided import Run, Seen, find_run
+from onchip.kernels.cpu.gemm.strided import Run, View, find_run
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels import tile
 from onchip.kernels.cpu.microkernels.activation import SOFTMAX, normalise
@@ -32,128 +32,127 @@ from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_ROWS = 64  # matrix rows per work item
-_THREAD_FLOP = 100_000  # per thread: below this a thread is not woken
-_MAX_FRONT = 6
-# Time on one core besides the gemms: per row block of a matrix, per copied line, per softmax element. Measured at
-# 2.5 GHz with 512-bit vectors.
-_MATRIX_US, _LINE_US, _WEIGHT_US = 0.2, 0.015, 0.003
+_ROWS = 64  # matrix rows per task
+_THREAD_FLOP = 100_000  # the least work per thread that is worth waking it
+_MAX_BATCH_AXES = 6
+# Time on one core in addition to the gemms: per row block of a matrix, per copied line, per softmax element. Measured
+# at 2.5 GHz with 512-bit vectors.
+_MATRIX_US, _LINE_US, _SOFTMAX_US = 0.2, 0.015, 0.003
 _NO_FLOOR, _ONE, _ZERO = np.float32(-np.inf), np.float32(1), np.float32(0)
 
 # Layout of the table that `_run` reads: sizes; softmax and mask flags; address of the scale, or 0; scratch and its
-# floats per worker; zeros. Then for each of a, b, c, mask and y: operand index or, for a weight, -1; its address then;
-# strides of the batch, of matrix rows and of columns; offset. Then for each batch axis: its size and these five
-# strides.
-_M, _K, _N, _D, _IS_ATTENTION, _HAS_MASK, _SCALE, _SCRATCH, _OWN, _ZEROS, _FLOP, _FRONT, _MATRICES = range(13)
+# floats per worker; zeros. Then for each of a, b, c, mask and y: operand index, or -1 and the address of a weight;
+# strides of the batch, of matrix rows and of columns; offset. Then for each batch axis: its size and five strides.
+_M, _K, _N, _D, _IS_ATTENTION, _HAS_MASK, _SCALE, _SCRATCH, _FLOATS, _ZEROS, _FLOP, _BATCH_AXES, _MATRICES = range(13)
 _A, _B, _C, _MASK, _Y, _AXES = 13, 19, 25, 31, 37, 43
-_WORDS = _AXES + 6 * _MAX_FRONT
-_FROM, _WHERE, _BATCH, _ROW, _ALONG, _AT = range(6)
+_FIELDS = _AXES + 6 * _MAX_BATCH_AXES
+_OPERAND, _ADDRESS, _BATCH, _ROW, _COLUMN, _OFFSET = range(6)
 
 
 @linked(*(types.int64,) * 6)
-def pack_panels(source: int, row: int, along: int, K: int, N: int, to: int) -> None:
+def pack_panels(source: int, row: int, column: int, K: int, N: int, dst: int) -> None:
     """Pack b (K, N), strides in elements, into the panels that dense reads (tile.pack)."""
     n = 0
     while n < N:
         width = next_panel(padded_width(N) - n)
-        some = min(width, N - n)
+        count = min(width, N - n)
         for k in range(K):
-            given, made = (
-                floats_at(source + (k * row + n * along) * 4, ALL),
-                floats_at(to + (n * K + k * width) * 4, width),
+            src_row, dst_row = (
+                floats_at(source + (k * row + n * column) * 4, ALL),
+                floats_at(dst + (n * K + k * width) * 4, width),
             )
-            if along == 1:
-                for i in range(some):
-                    made[i] = given[i]
+            if column == 1:
+                for i in range(count):
+                    dst_row[i] = src_row[i]
             else:
-                for i in range(some):
-                    made[i] = given[i * along]
-            for i in range(some, width):
-                made[i] = _ZERO
+                for i in range(count):
+                    dst_row[i] = src_row[i * column]
+            for i in range(count, width):
+                dst_row[i] = _ZERO
         n += width
 
 
 @compiled(inline=True)
-def _place(run: Array, which: int, operands: int, row: int) -> int:
+def _base(table: Array, which: int, operands: int, row: int) -> int:
     """Address of an operand's first matrix for one batch row."""
-    base = int_at(operands + run[which + _FROM] * 8) if run[which + _FROM] >= 0 else run[which + _WHERE]
-    return base + (row * run[which + _BATCH] + run[which + _AT]) * 4  # type: ignore[no-any-return]
+    base = int_at(operands + table[which + _OPERAND] * 8) if table[which + _OPERAND] >= 0 else table[which + _ADDRESS]
+    return base + (row * table[which + _BATCH] + table[which + _OFFSET]) * 4  # type: ignore[no-any-return]
 
 
 @compiled()
-def _product(run: Array, source: int, source_row: int, rows: int, K: int, N: int, w: int, to: int) -> None:
-    dense(source, source_row, rows, w, K, padded_width(N), run[_ZEROS], to, padded_width(N) * 4, _NO_FLOOR)
+def _gemm(table: Array, source: int, source_row: int, rows: int, K: int, N: int, w: int, dst: int) -> None:
+    dense(source, source_row, rows, w, K, padded_width(N), table[_ZEROS], dst, padded_width(N) * 4, _NO_FLOOR)
 
 
 @compiled()
-def _scores(run: Array, at: int, mask: int, rows: int) -> None:
+def _scores(table: Array, at: int, mask: int, rows: int) -> None:
     """Scale the scores and add the mask, in place."""
-    N, stride = run[_N], padded_width(run[_N])
+    N, stride = table[_N], padded_width(table[_N])
     for r in range(rows):
         row = floats_at(at + r * stride * 4, N)
-        if run[_SCALE]:
-            factor = floats_at(run[_SCALE], 1)[0]
+        if table[_SCALE]:
+            factor = floats_at(table[_SCALE], 1)[0]
             for n in range(N):
                 row[n] = row[n] * factor
-        if run[_HAS_MASK]:
-            added, along = floats_at(mask + r * run[_MASK + _ROW] * 4, ALL), run[_MASK + _ALONG]
+        if table[_HAS_MASK]:
+            added, column = floats_at(mask + r * table[_MASK + _ROW] * 4, ALL), table[_MASK + _COLUMN]
             for n in range(N):
-                row[n] = row[n] + added[n * along]
+                row[n] = row[n] + added[n * column]
 
 
 @compiled()
-def _matrix(worker: int, piece: int, run: Array, operands: int) -> None:
-    """One work item: up to _ROWS rows of one matrix."""
-    M, K, N, D = run[_M], run[_K], run[_N], run[_D]
-    parts = (M + _ROWS - 1) // _ROWS
-    number, first = piece // parts, piece % parts * _ROWS
-    rows, row = min(_ROWS, M - first), number // run[_MATRICES]
-    a, b, y = _place(run, _A, operands, row), _place(run, _B, operands, row), _place(run, _Y, operands, row)
-    c = _place(run, _C, operands, row) if run[_IS_ATTENTION] else 0
-    mask = _place(run, _MASK, operands, row) if run[_HAS_MASK] else 0
-    number %= run[_MATRICES]
-    for axis in range(run[_FRONT] - 1, -1, -1):
-        steps = run[_AXES + 6 * axis : _AXES + 6 * axis + 6]
-        i = number % steps[0] * 4
-        number //= steps[0]
+def _matrix(worker: int, task: int, table: Array, operands: int) -> None:
+    """One task: up to _ROWS rows of one matrix."""
+    M, K, N, D = table[_M], table[_K], table[_N], table[_D]
+    row_blocks = (M + _ROWS - 1) // _ROWS
+    matrix, first = task // row_blocks, task % row_blocks * _ROWS
+    rows, row = min(_ROWS, M - first), matrix // table[_MATRICES]
+    a, b, y = _base(table, _A, operands, row), _base(table, _B, operands, row), _base(table, _Y, operands, row)
+    c = _base(table, _C, operands, row) if table[_IS_ATTENTION] else 0
+    mask = _base(table, _MASK, operands, row) if table[_HAS_MASK] else 0
+    matrix %= table[_MATRICES]
+    for axis in range(table[_BATCH_AXES] - 1, -1, -1):
+        steps = table[_AXES + 6 * axis : _AXES + 6 * axis + 6]
+        i = matrix % steps[0] * 4
+        matrix //= steps[0]
         a, b, c, mask, y = a + i * steps[1], b + i * steps[2], c + i * steps[3], mask + i * steps[4], y + i * steps[5]
-    panels = run[_SCRATCH] + worker * run[_OWN] * 4
+    panels = table[_SCRATCH] + worker * table[_FLOATS] * 4
     scores = panels + max(K * padded_width(N), N * padded_width(D)) * 4
-    made = scores + _ROWS * padded_width(N) * 4
-    lines = made + _ROWS * padded_width(D) * 4  # rows of a, copied where they are not contiguous
-    a, a_row = a + first * run[_A + _ROW] * 4, run[_A + _ROW] * 4
-    if run[_A + _ALONG] != 1:
+    result = scores + _ROWS * padded_width(N) * 4
+    lines = result + _ROWS * padded_width(D) * 4  # rows of a, copied where they are not contiguous
+    a, a_row = a + first * table[_A + _ROW] * 4, table[_A + _ROW] * 4
+    if table[_A + _COLUMN] != 1:
         for r in range(rows):
-            given, line = floats_at(a + r * a_row, ALL), floats_at(lines + r * K * 4, K)
+            src, line = floats_at(a + r * a_row, ALL), floats_at(lines + r * K * 4, K)
             for k in range(K):
-                line[k] = given[k * run[_A + _ALONG]]
+                line[k] = src[k * table[_A + _COLUMN]]
         a, a_row = lines, K * 4
-    pack_panels(b, run[_B + _ROW], run[_B + _ALONG], K, N, panels)
-    _product(run, a, a_row, rows, K, N, panels, scores)
-    _scores(run, scores, mask + first * run[_MASK + _ROW] * 4, rows)
+    pack_panels(b, table[_B + _ROW], table[_B + _COLUMN], K, N, panels)
+    _gemm(table, a, a_row, rows, K, N, panels, scores)
+    _scores(table, scores, mask + first * table[_MASK + _ROW] * 4, rows)
     width = N
-    if run[_IS_ATTENTION]:
+    if table[_IS_ATTENTION]:
         normalise(scores, rows, N, padded_width(N), SOFTMAX)
-        pack_panels(c, run[_C + _ROW], run[_C + _ALONG], N, D, panels)
-        _product(run, scores, padded_width(N) * 4, rows, N, D, panels, made)
-        scores, width = made, D
+        pack_panels(c, table[_C + _ROW], table[_C + _COLUMN], N, D, panels)
+        _gemm(table, scores, padded_width(N) * 4, rows, N, D, panels, result)
+        scores, width = result, D
     for r in range(rows):
-        source = floats_at(scores + r * padded_width(width) * 4, width)
-        target, along = floats_at(y + (first + r) * run[_Y + _ROW] * 4, ALL), run[_Y + _ALONG]
-        if along == 1:
+        src = floats_at(scores + r * padded_width(width) * 4, width)
+        dst, column = floats_at(y + (first + r) * table[_Y + _ROW] * 4, ALL), table[_Y + _COLUMN]
+        if column == 1:
             for n in range(width):
-                target[n] = source[n]
+                dst[n] = src[n]
         else:
             for n in range(width):
-                target[n * along] = source[n]
+                dst[n * column] = src[n]
 
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """Entry point of a CompiledLaunch."""
-    run = ints_at(facts, _WORDS)
-    pieces = B * run[_MATRICES] * ((run[_M] + _ROWS - 1) // _ROWS)
-    run_tasks(_matrix, (run, operands), pieces, max(1, min(threads, B * run[_FLOP] // _THREAD_FLOP)))
+    table = ints_at(facts, _FIELDS)
+    tasks = B * table[_MATRICES] * ((table[_M] + _ROWS - 1) // _ROWS)
+    run_tasks(_matrix, (table, operands), tasks, max(1, min(threads, B * table[_FLOP] // _THREAD_FLOP)))
 
 
 @dataclass(frozen=True)
@@ -173,14 +172,14 @@ class MatMulKernel:
         run = None if job.is_training else find_run(net, start)
         if run is None:
             return
-        seen = [each for each in (run.a, run.b, run.c, run.mask) if each is not None]
-        weights = tuple(dict.fromkeys([*(each.source for each in seen if each.is_weight), *dict(run.scale)]))
-        used = [net.types[each.source] for each in seen if not each.is_weight]
-        if any(given.dtype != "float32" for given in (*used, *map(net.weight_type, weights))):
+        views = [view for view in (run.a, run.b, run.c, run.mask) if view is not None]
+        weights = tuple(dict.fromkeys([*(view.source for view in views if view.is_weight), *dict(run.scale)]))
+        used = [net.types[view.source] for view in views if not view.is_weight]
+        if any(t.dtype != "float32" for t in (*used, *map(net.weight_type, weights))):
             yield Refusal(self.name, run.nodes[0].name, "computes on float32")
             return
-        if len(run.front) > _MAX_FRONT:
-            yield Refusal(self.name, run.nodes[0].name, f"walks over {_MAX_FRONT} axes in front of its matrices")
+        if len(run.batch_shape) > _MAX_BATCH_AXES:
+            yield Refusal(self.name, run.nodes[0].name, f"more than {_MAX_BATCH_AXES} batch axes")
             return
         inside = {node.name for node in run.nodes}
         inputs = tuple(dict.fromkeys(v for node in run.nodes for v in node.inputs if v not in inside))
@@ -189,65 +188,65 @@ class MatMulKernel:
             for i, name in enumerate(weights)
         }
         M, K, N, D = run.sizes
-        flop, matrices = sum(map(net.row_flop, run.nodes)), math.prod(run.front)
+        flop, matrices = sum(map(net.row_flop, run.nodes)), math.prod(run.batch_shape)
         moved = sum(net.types[value].row_bytes for value in (*inputs, run.nodes[-1].name))
-        parts = -(-M // _ROWS)
-        lines = parts * (K + (N if D else 0)) + M  # packed into panels, and written
+        row_blocks = -(-M // _ROWS)
+        lines = row_blocks * (K + (N if D else 0)) + M  # packed into panels, and written
         cost = CoreCost(
             flop, moved, sum(recipe.nbytes for recipe in recipes.values()),
             share=TILE_SHARE * N * (K + D) / (K * padded(N) + N * padded(D)), tile_rows=1,
-            tile_us=matrices * (_MATRIX_US * parts + _LINE_US * lines + (_WEIGHT_US * M * N if D else 0)),
+            tile_us=matrices * (_MATRIX_US * row_blocks + _LINE_US * lines + (_SOFTMAX_US * M * N if D else 0)),
         )  # fmt: skip
         label = f"attention<{matrices},{M},{K},{N},{D}>" if run.c else f"matmul<{M},{K},{N}>"
-        why = "scores stay in cache, heads are read where they lie" if run.c else "a product of two values"
+        why = "scores stay in cache, heads are read through strides" if run.c else "gemm of two values"
         yield Claim(
             self.name, label, tuple(node.name for node in run.nodes), cost, why, recipes,
-            fast_bytes=4 * _own(run.sizes), order=f"{tile.ORDER}; softmax in order" if run.c else tile.ORDER,
+            fast_bytes=4 * _worker_floats(run.sizes), order=f"{tile.ORDER}; softmax in order" if run.c else tile.ORDER,
             facts=Facts(run, inputs, flop, weights),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
-        told = claim.facts
-        assert isinstance(told, Facts)
-        run, front = told.run, told.run.front
-        kept = {name: np.ascontiguousarray(weights[f"w{i}"]) for i, name in enumerate(told.weights)}
+        meta = claim.facts
+        assert isinstance(meta, Facts)
+        run, batch = meta.run, meta.run.batch_shape
+        arrays = {name: np.ascontiguousarray(weights[f"w{i}"]) for i, name in enumerate(meta.weights)}
         scale = np.ones(1, np.float32)
         for name, kind in run.scale:
-            scale = scale * kept[name].reshape(1) if kind == "Mul" else scale / kept[name].reshape(1)
+            scale = scale * arrays[name].reshape(1) if kind == "Mul" else scale / arrays[name].reshape(1)
         M, K, N, D = run.sizes
         operands = run.a, run.b, run.c, run.mask, run.y
-        placed = [number for seen in operands for number in _placed(seen, told.inputs, kept)]
-        stacks = [seen.stack(front) if seen is not None else (0,) * len(front) for seen in operands]
-        axes = [number for column in zip(front, *stacks, strict=True) for number in column]
+        view_fields = [field for view in operands for field in _operand_fields(view, meta.inputs, arrays)]
+        strides = [view.batch_strides(batch) if view is not None else (0,) * len(batch) for view in operands]
+        axes = [field for column in zip(batch, *strides, strict=True) for field in column]
         zeros = aligned_zeros(max(padded(N), padded(D)))
 
         def facts(threads: int) -> tuple[int, object]:
-            own = _own(run.sizes)
-            scratch = aligned_zeros(threads * own)
+            floats = _worker_floats(run.sizes)
+            scratch = aligned_zeros(threads * floats)
             has = int(run.c is not None), int(run.mask is not None), scale if run.scale else 0
-            numbers = words(
-                M, K, N, D, *has, scratch, own, zeros, told.flop, len(front), math.prod(front), *placed, *axes,
-                *[0] * 6 * (_MAX_FRONT - len(front)),
+            fields = words(
+                M, K, N, D, *has, scratch, floats, zeros, meta.flop, len(batch), math.prod(batch), *view_fields, *axes,
+                *[0] * 6 * (_MAX_BATCH_AXES - len(batch)),
             )  # fmt: skip
-            return address(numbers), (numbers, scratch, zeros, scale, kept)
+            return address(fields), (fields, scratch, zeros, scale, arrays)
 
         return CompiledLaunch(address_of(_run), facts)
 
 
-def _placed(seen: Seen | None, inputs: tuple[str, ...], weights: dict[str, Array]) -> tuple[int | Array, ...]:
+def _operand_fields(view: View | None, inputs: tuple[str, ...], weights: dict[str, Array]) -> tuple[int | Array, ...]:
     """One operand's part of the table that `_run` reads."""
-    if seen is None:
+    if view is None:
         return (0,) * 6
     # Size 1 broadcasts: a mask may have one row, or one column.
-    row, along = (step if size > 1 else 0 for size, step in zip(seen.sizes[-2:], seen.steps[-2:], strict=True))
-    if seen.is_weight:
-        return -1, weights[seen.source], 0, row, along, seen.at
-    number = inputs.index(seen.source) if seen.source in inputs else len(inputs)
-    return number, 0, seen.row, row, along, seen.at
+    row, column = (step if size > 1 else 0 for size, step in zip(view.sizes[-2:], view.strides[-2:], strict=True))
+    if view.is_weight:
+        return -1, weights[view.source], 0, row, column, view.offset
+    operand = inputs.index(view.source) if view.source in inputs else len(inputs)
+    return operand, 0, view.row, row, column, view.offset
 
 
-def _own(sizes: tuple[int, int, int, int]) -> int:
+def _worker_floats(sizes: tuple[int, int, int, int]) -> int:
     """Scratch floats per worker: panels of b or c, scores, the result, rows of a; whole cache lines."""
     _, K, N, D = sizes
-    whole = max(K * padded(N), N * padded(D)) + _ROWS * (padded(N) + padded(D) + K)
-    return -(-whole // 16) * 16
+    floats = max(K * padded(N), N * padded(D)) + _ROWS * (padded(N) + padded(D) + K)
+    return -(-floats // 16) * 16

@@ -1,9 +1,9 @@
-"""select: Slice, Gather, Pad, Tile and NearestResize: numbers of rows, chosen axis by axis.
+"""select: Slice, Gather, Pad, Tile and NearestResize: elements selected axis by axis.
 
-Idea      A line of y, all that lies along its last axis, is some stretches of a line of x, or of what stands for none.
-          They are found once; then every line is as many copies. Where stretches are short, number by number. Where a
-          line is one stretch, as in Slices, lines are copied without a look at the table.
-Floor     Memory: what is chosen of x in, y out.
+Idea      A line of y, its last axis, is a list of segments: contiguous elements of a line of x, or fill. The list is
+          computed once, and every line is copied segment by segment, or word by word if segments are short. A line of
+          one segment, as in a Slice, is copied without the list.
+Floor     Memory: reads the selected elements of x, writes y.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
-_TASK_NUMBERS = 1 << 13  # of y that a thread takes at a time, at least
-_SHORT = 16  # numbers of a stretch, on average
+_TASK_WORDS = 1 << 13  # of y per task, at least
+_SHORT = 16  # mean words per segment; below this, copy word by word
 
-
-# What `_run` is told of a layer once: addresses, then numbers. A word is four bytes, or one.
-_FIRST, _SECOND, _STRETCHES, _EACH, _FILL, _N1, _N2, _PARTS, _SINGLES, _FILLS, _ROW_LINES, _X_ROW, _WIDTH = range(13)
+# Fields of a layer: addresses, then sizes and flags. A word is four bytes, or one for narrower dtypes.
+_FIRST, _SECOND, _SEGMENTS, _SOURCES, _FILL = range(5)
+_N1, _N2, _N_SEGMENTS, _N_SOURCES, _N_FILL, _ROW_LINES, _X_ROW, _WIDTH = range(5, 13)
 _IS_BYTES, _IS_COPY, _WORDS = 13, 14, 15
 
 
 @compiled()
-def _line(made: Array, given: Array, fill: Array, layer: Array) -> None:
-    """A line of y of the numbers behind a place of x."""
-    stretches, each = ints_at(layer[_STRETCHES], 3 * layer[_PARTS]), ints_at(layer[_EACH], layer[_SINGLES])
-    for n in range(len(each)):
-        made[n] = given[each[n]] if each[n] >= 0 else fill[n % len(fill)]
-    for s in range(layer[_PARTS]):
-        at, source, count = stretches[3 * s], stretches[3 * s + 1], stretches[3 * s + 2]
-        to = made[at : at + count]
+def _line(out: Array, x: Array, fill: Array, layer: Array) -> None:
+    """Fill a line of y from a line of x."""
+    segments, sources = ints_at(layer[_SEGMENTS], 3 * layer[_N_SEGMENTS]), ints_at(layer[_SOURCES], layer[_N_SOURCES])
+    for n in range(len(sources)):
+        out[n] = x[sources[n]] if sources[n] >= 0 else fill[n % len(fill)]
+    for s in range(layer[_N_SEGMENTS]):
+        begin, source, count = segments[3 * s], segments[3 * s + 1], segments[3 * s + 2]
+        target = out[begin : begin + count]
         if source < 0:
             for n in range(count):
-                to[n] = fill[n % len(fill)]
+                target[n] = fill[n % len(fill)]
         else:
-            stretch = given[source : source + count]
+            segment = x[source : source + count]
             for n in range(count):
-                to[n] = stretch[n]
+                target[n] = segment[n]
 
 
 @linked(*(types.int64,) * 5)
-def copy_stretches(x: int, y: int, begin: int, end: int, facts: int) -> None:
-    """Lines of y, begin to end - 1, where each is one stretch of a line of x."""
+def copy_segments(x: int, y: int, begin: int, end: int, facts: int) -> None:
+    """Copy lines `begin` to `end` - 1 of y, each one segment of a line of x."""
     layer = ints_at(facts, _WORDS)
     n1, n2, width, x_row = layer[_N1], layer[_N2], layer[_WIDTH], layer[_X_ROW]
-    first, second, source = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), ints_at(layer[_STRETCHES], 3)[1]
+    first, second, source = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), ints_at(layer[_SEGMENTS], 3)[1]
     row, i, j = begin // (n1 * n2), begin // n2 % n1, begin % n2
     for line in range(begin, end):
         at = x + (row * x_row + first[i] + second[j] + source) * 4
-        made, given = floats_at(y + line * width * 4, width), floats_at(at, width)
+        target, line_x = floats_at(y + line * width * 4, width), floats_at(at, width)
         for n in range(width):
-            made[n] = given[n]
+            target[n] = line_x[n]
         j += 1
         if j == n2:
             i, j = i + 1, 0
@@ -84,57 +84,57 @@ def copy_stretches(x: int, y: int, begin: int, end: int, facts: int) -> None:
 
 
 @compiled()
-def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, facts: int) -> None:
-    """Some lines of y, of `width` words each.
+def _lines(worker: int, task: int, x: int, y: int, lines: int, per_task: int, facts: int) -> None:
+    """Fill lines of y, of `width` words each.
 
-    first, second  where lines of y come from, along two axes; -1: nowhere
-    stretches      (?, 3): where each begins in a line of y and in one of x, or -1, and how long it is
-    each           where each word of a line comes from, or -1; none: copy the stretches
-    fill           the words of a number
+    first, second  source offset of a line, per index of two axes; -1: fill
+    segments       (?, 3): offset in a line of y, offset in a line of x or -1 for fill, and length
+    sources        source offset per word of a line, or -1; empty: copy segments
+    fill           the words of an element
     """
     layer = ints_at(facts, _WORDS)
     n1, n2, width = layer[_N1], layer[_N2], layer[_WIDTH]
-    first, second, fills = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), layer[_FILLS]
+    first, second, fills = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), layer[_N_FILL]
     if layer[_IS_COPY]:
-        copy_stretches(x, y, piece * together, min(lines, (piece + 1) * together), facts)
+        copy_segments(x, y, task * per_task, min(lines, (task + 1) * per_task), facts)
         return
-    for line in range(piece * together, min(lines, (piece + 1) * together)):
+    for line in range(task * per_task, min(lines, (task + 1) * per_task)):
         a, b = first[line // n2 % n1], second[line % n2]
-        begin, is_none = line // (n1 * n2) * layer[_X_ROW] + a + b, a < 0 or b < 0
+        begin, is_fill = line // (n1 * n2) * layer[_X_ROW] + a + b, a < 0 or b < 0
         if layer[_IS_BYTES]:
-            made, fill = bytes_at(y + line * width, width), bytes_at(layer[_FILL], fills)
-            if is_none:
+            out, fill = bytes_at(y + line * width, width), bytes_at(layer[_FILL], fills)
+            if is_fill:
                 for n in range(width):
-                    made[n] = fill[n % fills]
+                    out[n] = fill[n % fills]
             else:
-                _line(made, bytes_at(x + begin, ALL), fill, layer)
+                _line(out, bytes_at(x + begin, ALL), fill, layer)
         else:
-            words_made, words_fill = floats_at(y + line * width * 4, width), floats_at(layer[_FILL], fills)
-            if is_none:
+            out_words, fill_words = floats_at(y + line * width * 4, width), floats_at(layer[_FILL], fills)
+            if is_fill:
                 for n in range(width):
-                    words_made[n] = words_fill[n % fills]
+                    out_words[n] = fill_words[n % fills]
             else:
-                _line(words_made, floats_at(x + begin * 4, ALL), words_fill, layer)
+                _line(out_words, floats_at(x + begin * 4, ALL), fill_words, layer)
 
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """The code of a CompiledLaunch."""
+    """Entry point of a CompiledLaunch."""
     layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     lines, width = B * layer[_ROW_LINES], layer[_WIDTH]
     if width == 0:
         return
-    together = max(1, _TASK_NUMBERS // width)
-    threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
-    run_tasks(_lines, (x, y, lines, together, facts), (lines + together - 1) // together, threads)
+    per_task = max(1, _TASK_WORDS // width)
+    threads = max(1, min(threads, lines * width // _TASK_WORDS))
+    run_tasks(_lines, (x, y, lines, per_task, facts), (lines + per_task - 1) // per_task, threads)
 
 
-def stretches_of(places: Array, run: int) -> Array:
-    """The stretches of a line whose runs of so many numbers come from these places."""
-    follow = (places[1:] == places[:-1] + run) & (places[:-1] >= 0) | (places[1:] < 0) & (places[:-1] < 0)
-    begins = np.flatnonzero(np.concatenate((np.ones(len(places[:1]), bool), ~follow)))
-    counts = np.diff(np.append(begins, len(places)))
-    return np.stack((begins * run, places[begins], counts * run), axis=1)
+def segments_of(offsets: Array, run: int) -> Array:
+    """The segments of a line of y: runs of `run` elements from these source offsets, merged where contiguous."""
+    continues = (offsets[1:] == offsets[:-1] + run) & (offsets[:-1] >= 0) | (offsets[1:] < 0) & (offsets[:-1] < 0)
+    begins = np.flatnonzero(np.concatenate((np.ones(len(offsets[:1]), bool), ~continues)))
+    counts = np.diff(np.append(begins, len(offsets)))
+    return np.stack((begins * run, offsets[begins], counts * run), axis=1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Facts:
 class Select:
     name = "select"
     device_kind = "cpu"
-    precisions = ("fp32",)  # numbers are only moved
+    precisions = ("fp32",)  # a copy: any dtype
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -161,33 +161,33 @@ class Select:
             yield Claim(
                 self.name, f"{self.name}<{layer.kind}>", (node.name,),
                 CoreCost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, row_cache_bytes=y.row_bytes),
-                "one layer by itself", facts=Facts(layer, x.row_shape, x.dtype, layout),
+                "single layer", facts=Facts(layer, x.row_shape, x.dtype, layout),
                 reads={node.inputs[0]: Use(layout)} if is_last else {}, writes={node.name: layout} if is_last else {},
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts
         assert isinstance(facts, Facts)
-        made = tables_for(facts.layer, facts.row_shape, facts.layout)
+        tables = tables_for(facts.layer, facts.row_shape, facts.layout)
         nbytes = DTYPE_BYTES[facts.dtype]
-        word = 4 if nbytes % 4 == 0 else 1
-        each_word = nbytes // word  # words of a number
-        first, second, third = (_in_words(places, each_word) for places in made.places)
-        run = made.run * each_word
-        stretches, width = stretches_of(third, run), len(third) * run
-        each = np.empty(0, np.int64)
-        is_copy = word == 4 and len(stretches) == 1 and all((places >= 0).all() for places in made.places)
-        if width < _SHORT * len(stretches) and not is_copy:
-            numbers = third[:, None] + np.arange(run)
-            stretches, each = stretches[:0], np.where(third[:, None] < 0, -1, numbers).reshape(-1)
+        word_bytes = 4 if nbytes % 4 == 0 else 1
+        per_item = nbytes // word_bytes  # words per element
+        first, second, third = (_in_words(offsets, per_item) for offsets in tables.offsets)
+        run = tables.run * per_item
+        segments, width = segments_of(third, run), len(third) * run
+        sources = np.empty(0, np.int64)
+        is_copy = word_bytes == 4 and len(segments) == 1 and all((offsets >= 0).all() for offsets in tables.offsets)
+        if width < _SHORT * len(segments) and not is_copy:
+            offsets_in_runs = third[:, None] + np.arange(run)
+            segments, sources = segments[:0], np.where(third[:, None] < 0, -1, offsets_in_runs).reshape(-1)
         fill = np.array([facts.layer.fill]).astype(numpy_dtype(facts.dtype))
-        kept = tuple(map(np.ascontiguousarray, (first, second, stretches, each, fill)))
-        counts = len(first), len(second), len(stretches), len(each), each_word
-        row_lines = made.outer * len(first) * len(second)
-        told = words(*kept, *counts, row_lines, made.x_row * each_word, width, int(word == 1), int(is_copy))
-        return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, kept)))
+        arrays = tuple(map(np.ascontiguousarray, (first, second, segments, sources, fill)))
+        counts = len(first), len(second), len(segments), len(sources), per_item
+        row_lines = tables.outer * len(first) * len(second)
+        fields = words(*arrays, *counts, row_lines, tables.x_row * per_item, width, int(word_bytes == 1), int(is_copy))
+        return CompiledLaunch(address_of(_run), lambda threads: (address(fields), (fields, arrays)))
 
 
-def _in_words(places: Array, each: int) -> Array:
-    """Places of numbers as places of their words; -1 stays what it is."""
-    return np.where(places < 0, -1, places * each)
+def _in_words(offsets: Array, per_item: int) -> Array:
+    """Element offsets as word offsets; -1 is unchanged."""
+    return np.where(offsets < 0, -1, offsets * per_item)

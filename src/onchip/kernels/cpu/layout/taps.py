@@ -1,8 +1,8 @@
 """taps: each element of y is a weighted sum of a few of x along one axis: cubic and smoothed Resize.
 
-Idea      They are read as Gather, Reshape, Mask, Mul and GlobalSum: every tap of every output would go through memory
-          three times. Here a line of y is summed tap by tap in a thread's cache. Taps that a Mask leaves out are not
-          read, so what they hold does not matter. Along the last axis lines are transposed, a vector of them at once.
+Idea      The file readers emit them as Gather, Reshape, Mask, Mul and GlobalSum; run one by one, every tap of every
+          output goes through memory three times. Here a line of y is summed tap by tap in a thread's cache. Masked taps
+          are not read, so NaN there has no effect. Along the last axis, LANES lines at a time are transposed.
 Order     Tap by tap, first to last, in float32.
 Floor     Memory: x in, y out.
 """
@@ -29,36 +29,36 @@ from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_TASK_ELEMENTS = 1 << 12  # of y that a thread takes at a time, at least
-_TOGETHER = LANES  # lines that are summed as one where the axis is the last: vectors run across them
+_TASK_ELEMENTS = 1 << 12  # minimum of y per task
+_TILE_LINES = LANES  # lines transposed into one if the axis is the last: a vector holds an element of each
 _KINDS: tuple[type[Layer], ...] = (Gather, Reshape, Mask, Mul, GlobalSum)
 
-# What `_run` reads of a group: addresses of the first tap of each output, of the taps' positions and of their weights,
-# and of scratch memory; then sizes. A position counts vectors of x from the beginning of its line.
-_FIRST, _PLACES, _FACTORS, _SCRATCH, _OUTPUTS, _INNER, _X_SIZE, _ROW_LINES, _WORDS = range(9)
+# Fields of a group: addresses of the first tap of each output, of the taps' positions and weights, and of scratch; then
+# sizes. A position indexes the reduced axis of x.
+_FIRST, _POSITIONS, _FACTORS, _SCRATCH, _OUTPUTS, _INNER, _X_SIZE, _ROW_LINES, _WORDS = range(9)
 
 
 @intrinsic
 def _vector_sum(
-    typing_context: Any, x: Any, pitch: Any, places: Any, factors: Any, begin: Any, end: Any, to: Any
+    typing_context: Any, x: Any, pitch: Any, positions: Any, factors: Any, begin: Any, end: Any, out: Any
 ) -> Any:
-    """LANES adjacent elements of an output, the taps `begin` to `end` - 1; the sum stays in a register.
+    """LANES adjacent elements of an output, taps `begin` to `end` - 1, accumulated in a register.
 
-    x, places, factors, to  addresses
-    pitch                   bytes from one position of x to the next
+    x, positions, factors, out  addresses
+    pitch                       bytes from one position of x to the next
     """
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, pitch, places, factors, begin, end, to = args
+        x, pitch, positions, factors, begin, end, out = args
 
         def add_tap(tap: Any, sums: list[Any]) -> list[Any]:
-            place = emit.load(b, b.add(places, b.mul(tap, emit.INT(8))), emit.INT)
+            position = emit.load(b, b.add(positions, b.mul(tap, emit.INT(8))), emit.INT)
             factor = emit.load(b, b.add(factors, b.mul(tap, emit.INT(4))), emit.FLOAT)
-            values = emit.load(b, b.add(x, b.mul(place, pitch)), emit.VECTOR)
+            values = emit.load(b, b.add(x, b.mul(position, pitch)), emit.VECTOR)
             return [emit.multiply_add(b, values, emit.splat(b, factor), sums[0])]
 
         (total,) = emit.loop(b, begin, end, 1, [emit.zeros()], add_tap)
-        emit.store(b, total, to)
+        emit.store(b, total, out)
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * 7), codegen
@@ -66,48 +66,48 @@ def _vector_sum(
 
 @compiled()
 def _sum_taps(x: int, y: int, inner: int, group: Array) -> None:
-    """A line of y, (outputs, inner), of one of x, (x_size, inner)."""
+    """A line of y, (outputs, inner), from one of x, (x_size, inner)."""
     first = ints_at(group[_FIRST], group[_OUTPUTS] + 1)
     count = first[group[_OUTPUTS]]
-    places, factors = ints_at(group[_PLACES], count), floats_at(group[_FACTORS], count)
+    positions, factors = ints_at(group[_POSITIONS], count), floats_at(group[_FACTORS], count)
     for i in range(group[_OUTPUTS]):
-        begin, end, to = first[i], first[i + 1], y + i * inner * 4
+        begin, end, out = first[i], first[i + 1], y + i * inner * 4
         if inner < LANES:
-            few, values = floats_at(to, inner), floats_at(x, group[_X_SIZE] * inner)
+            target, values = floats_at(out, inner), floats_at(x, group[_X_SIZE] * inner)
             for n in range(inner):
                 total = np.float32(0)
                 for tap in range(begin, end):
-                    total += factors[tap] * values[places[tap] * inner + n]
-                few[n] = total
+                    total += factors[tap] * values[positions[tap] * inner + n]
+                target[n] = total
         for vector in range(0, inner if inner >= LANES else 0, LANES):
             n = min(vector, inner - LANES)  # the last one overlaps
-            _vector_sum(x + n * 4, inner * 4, group[_PLACES], group[_FACTORS], begin, end, to + n * 4)
+            _vector_sum(x + n * 4, inner * 4, group[_POSITIONS], group[_FACTORS], begin, end, out + n * 4)
 
 
 @compiled(inline=True)
 def _transpose(to: int, source: int, rows: int, columns: int, pitch_to: int, pitch: int) -> None:
-    """(columns, rows) of (rows, columns)."""
-    made, given = floats_at(to, columns * pitch_to), floats_at(source, rows * pitch)
+    """(rows, columns) to (columns, rows)."""
+    out, x = floats_at(to, columns * pitch_to), floats_at(source, rows * pitch)
     for row in range(rows):
         for column in range(columns):
-            made[column * pitch_to + row] = given[row * pitch + column]
+            out[column * pitch_to + row] = x[row * pitch + column]
 
 
 @compiled()
-def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, group: Array) -> None:
+def _lines(worker: int, task: int, x: int, y: int, lines: int, per_task: int, group: Array) -> None:
     inner, outputs, x_size = group[_INNER], group[_OUTPUTS], group[_X_SIZE]
-    begin, end = piece * together, min(lines, (piece + 1) * together)
+    begin, end = task * per_task, min(lines, (task + 1) * per_task)
     if inner > 1:
         for line in range(begin, end):
             _sum_taps(x + line * x_size * inner * 4, y + line * outputs * inner * 4, inner, group)
         return
-    own = group[_SCRATCH] + worker * (x_size + outputs) * _TOGETHER * 4
-    made = own + x_size * _TOGETHER * 4
-    for line in range(begin, end, _TOGETHER):
-        count = min(_TOGETHER, end - line)
-        _transpose(own, x + line * x_size * 4, count, x_size, _TOGETHER, x_size)
-        _sum_taps(own, made, _TOGETHER, group)
-        _transpose(y + line * outputs * 4, made, outputs, count, outputs, _TOGETHER)
+    scratch = group[_SCRATCH] + worker * (x_size + outputs) * _TILE_LINES * 4
+    sums = scratch + x_size * _TILE_LINES * 4
+    for line in range(begin, end, _TILE_LINES):
+        count = min(_TILE_LINES, end - line)
+        _transpose(scratch, x + line * x_size * 4, count, x_size, _TILE_LINES, x_size)
+        _sum_taps(scratch, sums, _TILE_LINES, group)
+        _transpose(y + line * outputs * 4, sums, outputs, count, outputs, _TILE_LINES)
 
 
 @linked(*(types.int64,) * 4)
@@ -115,16 +115,16 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """The code of a CompiledLaunch."""
     group, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     lines, width = B * group[_ROW_LINES], group[_OUTPUTS] * group[_INNER]
-    together = max(1, _TASK_ELEMENTS // max(1, width))
+    per_task = max(1, _TASK_ELEMENTS // max(1, width))
     if group[_INNER] == 1:
-        together = (together + _TOGETHER - 1) // _TOGETHER * _TOGETHER
+        per_task = (per_task + _TILE_LINES - 1) // _TILE_LINES * _TILE_LINES
     threads = max(1, min(threads, lines * width // _TASK_ELEMENTS))
-    run_tasks(_lines, (x, y, lines, together, group), (lines + together - 1) // together, threads)
+    run_tasks(_lines, (x, y, lines, per_task, group), (lines + per_task - 1) // per_task, threads)
 
 
 @dataclass(frozen=True)
 class Facts:
-    places: tuple[int, ...]  # (taps * outputs,), of the Gather
+    positions: tuple[int, ...]  # (taps * outputs,), of the Gather
     outputs: int
     inner: int  # elements after the axis
     x_size: int  # of x along the axis
@@ -132,7 +132,7 @@ class Facts:
 
 
 def _group(net: Network, start: int) -> list[Node]:
-    """The nodes of weighted taps that begin here, the Mask only where there is one; none if there are none."""
+    """The nodes of a group that begins here, with or without a Mask; [] if none begins."""
     found: list[Node] = []
     for kind in _KINDS:
         node = net.nodes[start + len(found)] if start + len(found) < len(net.nodes) else None
@@ -179,7 +179,7 @@ class Taps:
             for name in node.weights.values()
         }
         inner, lines = math.prod(row[axis + 1 :]), math.prod(row[:axis])
-        # A tap of a vector is a third of a copy; what is less than a vector is summed by itself.
+        # A tap of a vector costs a third of a copy; less than a vector is summed in scalars.
         summed = taps * y.row_bytes // 3 if inner == 1 or inner >= LANES else 4 * taps * y.row_bytes
         transposed = 2 * (x.row_bytes + y.row_bytes) if inner == 1 else 0
         cost = CoreCost(sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, row_cache_bytes=summed + transposed)
@@ -190,23 +190,23 @@ class Taps:
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
-        told = claim.facts
-        assert isinstance(told, Facts)
-        # (outputs, taps): an output's taps are contiguous, without those that a Mask leaves out.
-        factors = weights["Mul"].reshape(-1, told.outputs).T
-        places = np.array(told.places, np.int64).reshape(-1, told.outputs).T
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        # (outputs, taps): the unmasked taps of an output are contiguous.
+        factors = weights["Mul"].reshape(-1, facts.outputs).T
+        positions = np.array(facts.positions, np.int64).reshape(-1, facts.outputs).T
         is_read = (
-            weights["Mask"].reshape(-1, told.outputs).T != 0 if "Mask" in weights else np.ones(factors.shape, bool)
+            weights["Mask"].reshape(-1, facts.outputs).T != 0 if "Mask" in weights else np.ones(factors.shape, bool)
         )
         first = np.concatenate([[0], np.cumsum(is_read.sum(axis=1))]).astype(np.int64)
-        kept = np.ascontiguousarray(places[is_read]), np.ascontiguousarray(factors[is_read], np.float32)
+        unmasked = np.ascontiguousarray(positions[is_read]), np.ascontiguousarray(factors[is_read], np.float32)
 
-        def facts(threads: int) -> tuple[int, object]:
-            # Zeros: lanes of a last tile that have no line are summed, too.
+        def build_facts(threads: int) -> tuple[int, object]:
+            # Zeros: lanes without a line in the last tile are summed, too.
             scratch = np.zeros(
-                (threads, (told.x_size + told.outputs) * _TOGETHER if told.inner == 1 else 0), np.float32
+                (threads, (facts.x_size + facts.outputs) * _TILE_LINES if facts.inner == 1 else 0), np.float32
             )
-            group = words(first, *kept, scratch, told.outputs, told.inner, told.x_size, told.row_lines)
-            return address(group), (group, scratch, first, kept)
+            group = words(first, *unmasked, scratch, facts.outputs, facts.inner, facts.x_size, facts.row_lines)
+            return address(group), (group, scratch, first, unmasked)
 
-        return CompiledLaunch(address_of(_run), facts)
+        return CompiledLaunch(address_of(_run), build_facts)

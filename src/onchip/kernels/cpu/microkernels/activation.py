@@ -1,7 +1,7 @@
-"""Activations and softmax on rows that lie in cache.
+"""Activations and softmax on rows in cache.
 
-The exponential is our own: plain arithmetic that LLVM turns into vector code, so a number's bits depend
-neither on its place in a row nor on which math library is installed.
+The exponential is implemented here, in arithmetic that LLVM vectorises: an element's bits depend neither on its
+position nor on the installed math library.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ NO_NORMALISER, SOFTMAX, LOG_SOFTMAX = 0, 1, 2
 NORMALISERS = {"": NO_NORMALISER, "Softmax": SOFTMAX, "LogSoftmax": LOG_SOFTMAX}
 
 
-_PAIRS: dict[tuple[np.float32, ...], Array] = {}  # parameters of activations that have two: they stay where they are
+_PARAMETERS: dict[tuple[np.float32, ...], Array] = {}  # pairs, kept alive: codes contain their addresses
 
 
 def code_of(layer: Elementwise | None) -> int:
-    """The number by which the loops below know an activation, in this process alone: above its 8 bits stand those of
-    its parameter or, where it has two, their address. Its code is compiled, or loaded, now."""
+    """The code of an activation for the loops below, valid in this process: 8 bits for the kind; above them the bits of
+    its parameter or, if it has two, their address. Compiles or loads the activation's loop."""
     if layer is None:
         return IDENTITY
     row = operation_of(layer)
     assert row is not None
     assert row.cpu is not None, layer
     link_activation(row.cpu)
-    told = row.told(layer)
-    if len(told) < 2:
-        return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in told)
-    return row.cpu | _PAIRS.setdefault(told, np.array(told, np.float32)).ctypes.data << 8
+    parameters = row.float32_parameters(layer)
+    if len(parameters) < 2:
+        return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in parameters)
+    return row.cpu | _PARAMETERS.setdefault(parameters, np.array(parameters, np.float32)).ctypes.data << 8
 
 
 _f = np.float32
 _LOG2_E = _f(math.log2(math.e))
-# ln 2 in two parts: n * _LN2_HIGH is exact for |n| < 2^11, the rest makes up the difference.
+# ln 2 as a sum of two: n * _LN2_HIGH is exact for |n| < 2^11.
 _LN2_HIGH = _f(0.693359375)
 _LN2_LOW = _f(math.log(2) - 0.693359375)
-_LOWEST = _f(-88.0)  # exp of less is below the smallest normal float32; it becomes 0, as 2^-127 does
+_LOWEST = _f(-88.0)  # below, exp is subnormal in float32 and flushed to 0
 _ROUND, _ROUND_BITS, _ONE_BITS = _f(1.5 * 2.0**23), np.int32(0x4B400000), np.int32(127 << 23)
-# (exp(r) - 1 - r) / r^2, lowest power first: a fit of degree 4 on 4,000 Chebyshev points of |r| < ln 2 / 2 whose
-# largest error, 3e-9 of 1, is as small as can be.
+# (exp(r) - 1 - r) / r^2, lowest power first: a minimax fit of degree 4 on 4,000 Chebyshev points of |r| < ln 2 / 2,
+# error 3e-9.
 _C2, _C3, _C4, _C5, _C6 = (
     _f(c) for c in (0.5000000053644, 0.1666651910543, 0.0416662073135, 0.0083689228773, 0.0013950482011)
 )
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
-_HIGHEST = _f(89.0)  # exp of more is no float32; it becomes an infinity
+_HIGHEST = _f(89.0)  # above, exp overflows to infinity
 _INFINITY, _NAN, _SMALLEST_NORMAL, _TWO_23, _TWENTY_THREE = _f(np.inf), _f(np.nan), _f(2.0**-126), _f(2.0**23), _f(23)
 _ROOT_HALF_BITS, _FRACTION = np.int32(0x3F3504F3), np.int32(0x7FFFFF)
 _SIXTH, _SELU_SCALE, _SELU_ALPHA = _f(1 / 6), _f(SELU.SCALE), _f(SELU.ALPHA)
@@ -91,10 +91,9 @@ _E0, _E1, _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10 = (
 
 @compiled(inline=True)
 def _exp_parts(x: np.float32) -> tuple[np.int32, np.float32]:
-    """n and q of exp(x) = 2^n (1 + q), |r| <= ln 2 / 2, q = r + r^2/2 + ... (error 3e-9 of 1), for -88 <= x <= 89.
+    """n and q of exp(x) = 2^n (1 + q), |r| <= ln 2 / 2, q = r + r^2/2 + ... (error 3e-9), for -88 <= x <= 89.
 
-    n is rounded, and becomes an integer, without a conversion: n + 1.5 * 2^23 has it in its last bits, and other bits
-    above them.
+    Adding 1.5 * 2^23 rounds n to an integer and leaves it in the low bits; the high bits are garbage.
     """
     t = np.float32(multiply_add(x, _LOG2_E, _ROUND))
     n = t - _ROUND
@@ -152,7 +151,7 @@ def gelu_tanh(x: np.float32) -> np.float32:
 
 @compiled(inline=True)
 def exponential(x: np.float32) -> np.float32:
-    """exp of any number; 0 below -88. The power of 2 comes in two factors: 2^128 is no float32."""
+    """exp of any float; 0 below -88. The power of 2 is applied as two factors: 2^128 overflows."""
     inside = _LOWEST if x < _LOWEST else x
     last, q = _exp_parts(_HIGHEST if inside > _HIGHEST else inside)
     n = last - _ROUND_BITS
@@ -225,8 +224,8 @@ def mish(x: np.float32) -> np.float32:
     return x * (above / below)
 
 
-# In the loops below every row is cut out as a slice first: Numba allows negative indices, and only an index that
-# counts from 0 is known not to be one, which is what lets LLVM turn the loop into vector code.
+# The loops below slice each row first: Numba supports negative indices, and LLVM only vectorises loops whose index is
+# known to be non-negative, as one that counts from 0 is.
 
 
 @compiled(inline=True)
@@ -239,8 +238,8 @@ def selu(x: np.float32) -> np.float32:
     return _SELU_SCALE * elu(x, _SELU_ALPHA)
 
 
-def _apart(kind: int, function: Any) -> Any:
-    """A loop over rows that is compiled by itself, as `activate` calls it."""
+def _linked_loop(kind: int, function: Any) -> Any:
+    """A separately compiled loop over rows, called by `activate`."""
 
     def rows(where: int, count: int, width: int, stride: int, code: int) -> None:
         for r in range(count):
@@ -261,51 +260,51 @@ def _elu_rows(where: int, count: int, width: int, stride: int, code: int) -> Non
             row[n] = elu(row[n], alpha)
 
 
-# Those that need an exponential, by kind: each takes 0.3 s to compile, and few networks have more than one or two.
-_APART: dict[int, Any] = {ELU_CODE: _elu_rows} | {
-    kind: _apart(kind, function)
+# Loops with an exponential, by kind: each takes 0.3 s to compile, and few networks use more than two.
+_LINKED: dict[int, Any] = {ELU_CODE: _elu_rows} | {
+    kind: _linked_loop(kind, function)
     for kind, function in (
         (SILU, silu), (GELU_ERF, gelu), (GELU_TANH, gelu_tanh), (SIGMOID, sigmoid), (TANH, tanh), (SELU_CODE, selu),
         (SOFTPLUS, softplus), (MISH, mish),
     )
 }  # fmt: skip
-_FEW = 64  # exponentials that wait to be added up
-_PLACES = np.zeros(256, np.int64)  # where their code lies, of those that are linked
+_CHUNK = 64  # exponentials per chunk of log-softmax
+_PLACES = np.zeros(256, np.int64)  # addresses of linked loops, by kind
 llvm.add_symbol("onchip_activations", _PLACES.ctypes.data)
 
 
 def link_activation(kind: int) -> None:
-    """From now on `activate` can apply it."""
-    if kind in _APART and not _PLACES[kind]:
-        _PLACES[kind] = address_of(_APART[kind])
+    """Make an activation available to `activate`."""
+    if kind in _LINKED and not _PLACES[kind]:
+        _PLACES[kind] = address_of(_LINKED[kind])
 
 
 @intrinsic
-def _places(typing_context: Any) -> Any:
+def _addresses(typing_context: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        symbol = ir.FunctionType(ir.VoidType(), [])  # as a function: those are found wherever they lie
+        symbol = ir.FunctionType(ir.VoidType(), [])  # declared as a function: resolves at any address
         return b.ptrtoint(cgutils.get_or_insert_function(b.module, symbol, "onchip_activations"), ir.IntType(64))
 
     return types.int64(), codegen
 
 
-_apply = code_call(5)  # of where, count, width, stride, code
-_OF_TWO = 1 << CLIP | 1 << HARD_SIGMOID  # sets of kinds, as bits: `in` takes 0.1 s to compile
-_HERE = 1 << RELU | 1 << LEAKY | 1 << HARD_SWISH | 1 << SOFTSIGN
+_call_loop = code_call(5)  # where, count, width, stride, code
+_TWO_PARAMETERS = 1 << CLIP | 1 << HARD_SIGMOID  # bit sets of kinds: `in` takes 0.1 s to compile
+_INLINE = 1 << RELU | 1 << LEAKY | 1 << HARD_SWISH | 1 << SOFTSIGN
 
 
 @linked(*(types.int64,) * 5)
 def activate(where: int, count: int, width: int, stride: int, code: int) -> None:
-    """Apply an activation (code_of) in place to `count` rows of `width` numbers, `stride` numbers apart."""
+    """Apply an activation (code_of) in place to `count` rows of `width` elements, `stride` elements apart."""
     kind = code & 255
     slope = np.int32(code >> 8).view(np.float32)
     first, second = _ZERO, _ZERO
-    if _OF_TWO >> kind & 1:
+    if _TWO_PARAMETERS >> kind & 1:
         pair = floats_at(code >> 8, 2)
         first, second = pair[0], pair[1]
-    elif not _HERE >> kind & 1:
+    elif not _INLINE >> kind & 1:
         if kind != IDENTITY:
-            _apply(int_at(_places() + kind * 8), where, count, width, stride, code)
+            _call_loop(int_at(_addresses() + kind * 8), where, count, width, stride, code)
         return
     for r in range(count):
         row = floats_at(where + r * stride * 4, width)
@@ -330,12 +329,12 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
 
 
 @intrinsic
-def _some_floats(typing_context: Any) -> Any:
-    """The address of _FEW floats of the function's own."""
+def _stack_floats(typing_context: Any) -> Any:
+    """The address of _CHUNK floats on the stack."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kept = cgutils.alloca_once(b, ir.ArrayType(ir.FloatType(), _FEW))
-        return b.ptrtoint(kept, ir.IntType(64))
+        buffer = cgutils.alloca_once(b, ir.ArrayType(ir.FloatType(), _CHUNK))
+        return b.ptrtoint(buffer, ir.IntType(64))
 
     return types.int64(), codegen
 
@@ -348,7 +347,7 @@ def _larger(a: np.float32, b: np.float32) -> np.float32:
 
 @compiled()
 def _largest(where: int, width: int) -> np.float32:
-    """In four by turns, which do not wait for each other."""
+    """The maximum of a row, in four independent chains."""
     row, whole = floats_at(where, width), width // 4
     a, b, c, d = row[0], row[0], row[0], row[0]
     for n in range(whole):
@@ -361,14 +360,14 @@ def _largest(where: int, width: int) -> np.float32:
 
 @linked(*(types.int64,) * 5)
 def normalise(where: int, count: int, width: int, stride: int, code: int) -> None:
-    """Softmax or log-softmax of such rows, in place, sums in order of n."""
-    few_at = _some_floats()
-    few = floats_at(few_at, _FEW)
+    """Softmax or log-softmax of rows as in `activate`, in place; sums run in order."""
+    exps_at = _stack_floats()
+    exps = floats_at(exps_at, _CHUNK)
     for r in range(count):
         row = floats_at(where + r * stride * 4, width)
         highest = _largest(where + r * stride * 4, width)
         total = 0.0  # float64: a float32 sum over a very wide row would lose digits
-        if code == SOFTMAX:  # a loop of its own for the sum: the one before becomes vector code
+        if code == SOFTMAX:  # the sum is a separate loop, so that the exponentials vectorise
             for n in range(width):
                 _, e = expm1_exp(row[n] - highest)
                 row[n] = e
@@ -378,14 +377,14 @@ def normalise(where: int, count: int, width: int, stride: int, code: int) -> Non
             for n in range(width):
                 row[n] = row[n] / scale
         else:
-            for first in range(0, width, _FEW):  # some at a time, so that these are vector code, too
-                some = floats_at(where + (r * stride + first) * 4, min(_FEW, width - first))
-                for n in range(len(some)):
-                    some[n] -= highest
-                for n in range(len(some)):
-                    _, few[n] = expm1_exp(some[n])
-                for n in range(len(some)):
-                    total += np.float64(few[n])
+            for first in range(0, width, _CHUNK):  # in chunks, so that the exponentials vectorise
+                chunk = floats_at(where + (r * stride + first) * 4, min(_CHUNK, width - first))
+                for n in range(len(chunk)):
+                    chunk[n] -= highest
+                for n in range(len(chunk)):
+                    _, exps[n] = expm1_exp(chunk[n])
+                for n in range(len(chunk)):
+                    total += np.float64(exps[n])
             log_total = np.float32(math.log(total))
             for n in range(width):
                 row[n] = row[n] - log_total

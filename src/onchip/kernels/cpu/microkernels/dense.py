@@ -41,7 +41,7 @@ def multiply_panel(
         tiles = (rows + _MAX_PAIR - 1) // _MAX_PAIR
     else:
         tiles = (rows + _MAX_SINGLE - 1) // _MAX_SINGLE
-    few = rows // tiles  # one division for all tiles: it takes as long as a small tile
+    few = rows // tiles  # one division for all tiles: a division takes as long as a small tile
     larger = rows - few * tiles  # tiles with one more row
     r = 0
     for tile in range(tiles):
@@ -80,12 +80,12 @@ def dense(
         last = min(first + block, N_padded)
         for k in range(0, K, CHUNK):
             steps = min(CHUNK, K - k)
-            below = floor if k + CHUNK >= K else _NO_FLOOR
+            chunk_floor = floor if k + CHUNK >= K else _NO_FLOOR
             n = first
             while rows == 1 and n + LINE_PANELS * PANEL <= last:
                 init = bias + n * 4 if k == 0 else dst + n * 4
                 multiply_line(
-                    src + k * 4, w + n * K * 4 + k * PANEL * 4, K * PANEL * 4, init, dst + n * 4, steps, below
+                    src + k * 4, w + n * K * 4 + k * PANEL * 4, K * PANEL * 4, init, dst + n * 4, steps, chunk_floor
                 )
                 n += LINE_PANELS * PANEL
             while n < last:
@@ -93,5 +93,5 @@ def dense(
                 init = bias + n * 4 if k == 0 else dst + n * 4
                 init_row = 0 if k == 0 else dst_row
                 x, panel, y = src + k * 4, w + n * K * 4 + k * width * 4, dst + n * 4
-                multiply_panel(x, src_row, rows, panel, width, init, init_row, y, dst_row, 1, 0, steps, below)
+                multiply_panel(x, src_row, rows, panel, width, init, init_row, y, dst_row, 1, 0, steps, chunk_floor)
                 n += width

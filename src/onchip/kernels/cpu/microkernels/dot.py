@@ -5,9 +5,9 @@
 Idea      multiply_tile maps columns to lanes, so three columns use three lanes of sixteen. Here a vector holds LANES
           consecutive products of one sum; a horizontal reduction adds up the lanes of all sums once at the end.
 Floor     ROWS x OUTS FMAs for ROWS + OUTS loads: 4 x 3 is compute-bound. Reducing the lanes costs 3 operations per sum.
-Order     The position of a K element fixes its place in the reduction order, for any ROWS.
-Accuracy  Where products cancel, shorter chains of additions lose fewer digits. BLAS libraries reduce such products in
-          many chains, so dense_narrow keeps CHAINS vectors of partial sums per output.
+Order     The position of an element along K fixes when it is added, for any ROWS.
+Accuracy  Where terms cancel, shorter chains of additions lose fewer digits. BLAS libraries split dot products into many
+          chains, so dense_narrow keeps CHAINS vectors of partial sums per output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 ROWS = 4
 NARROW = max(2, LANES // 4)  # columns up to which lanes along K are as fast as lanes along the columns
 CHAINS = 4  # vectors of partial sums per output of dense_narrow: as many as fit in registers with ROWS rows
-ORDER = f"k in {CHAINS} x {LANES} lanes, then these in pairs"  # of dense_narrow
+ORDER = f"k in {CHAINS} x {LANES} lanes, reduced in pairs"  # of dense_narrow
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -60,18 +60,18 @@ def _emit(b: Any, args: Any, rows: int, outs: int) -> None:
         w_at = [b.add(b.add(w, b.mul(w_out, emit.INT(n))), w_line) for n in range(outs)]
 
         def step(k: Any, sums: list[Any]) -> list[Any]:
-            along = b.mul(k, emit.INT(4))
-            x = [emit.load(b, b.add(at, along), emit.VECTOR) for at in a_at]
-            y = [emit.load(b, b.add(at, along), emit.VECTOR) for at in w_at]
+            offset = b.mul(k, emit.INT(4))
+            x = [emit.load(b, b.add(at, offset), emit.VECTOR) for at in a_at]
+            y = [emit.load(b, b.add(at, offset), emit.VECTOR) for at in w_at]
             return [emit.multiply_add(b, x[i // outs], y[i % outs], sums[i]) for i in range(count)]
 
         return emit.loop(b, emit.INT(0), K, LANES, sums, step)
 
     sums = emit.loop(b, emit.INT(0), H, 1, [emit.zeros()] * count, line)
     for first in range(0, count, LANES):
-        some = sums[first : first + LANES]
-        totals = _add_lanes(b, some + [emit.zeros()] * (LANES - len(some)))
-        for i in range(first, first + len(some)):
+        group = sums[first : first + LANES]
+        totals = _add_lanes(b, group + [emit.zeros()] * (LANES - len(group)))
+        for i in range(first, first + len(group)):
             total = b.extract_element(totals, emit.INT32(i - first))
             total = b.fadd(emit.load(b, b.add(bias, emit.INT(4 * (i % outs))), emit.FLOAT), total)
             emit.store(b, total, b.add(out, b.add(b.mul(out_row, emit.INT(i // outs)), emit.INT(4 * (i % outs)))))
@@ -83,8 +83,8 @@ def _add_lanes(b: Any, vectors: list[Any]) -> Any:
     while len(vectors) > 1:
         width //= 2
         groups = range(0, 2 * LANES, 2 * width)  # first lane of each sum, over both vectors
-        low = ir.Constant(emit.LANE_NUMBERS, [g + lane for g in groups for lane in range(width)])
-        high = ir.Constant(emit.LANE_NUMBERS, [g + width + lane for g in groups for lane in range(width)])
+        low = ir.Constant(emit.LANE_INDICES, [g + lane for g in groups for lane in range(width)])
+        high = ir.Constant(emit.LANE_INDICES, [g + width + lane for g in groups for lane in range(width)])
         vectors = [
             b.fadd(b.shuffle_vector(u, v, low), b.shuffle_vector(u, v, high))
             for u, v in zip(vectors[::2], vectors[1::2], strict=True)
@@ -120,42 +120,42 @@ def _emit_narrow(b: Any, args: Any, rows: int) -> None:
     def add(c: int, load: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], list[Any]]:
         """Accumulate the elements from k on into chain c of every row; `load` receives an address and its first k."""
 
-        def terms(k: Any, sums: list[Any]) -> list[Any]:
-            along = b.mul(k, emit.INT(4))
-            y = load(b.add(w, along), k)
+        def accumulate(k: Any, sums: list[Any]) -> list[Any]:
+            offset = b.mul(k, emit.INT(4))
+            y = load(b.add(w, offset), k)
             for r in range(rows):
-                x = load(b.add(a_at[r], along), k)
+                x = load(b.add(a_at[r], offset), k)
                 sums[r * CHAINS + c] = emit.multiply_add(b, x, y, sums[r * CHAINS + c])
             return sums
 
-        return terms
+        return accumulate
 
     def vector(at: Any, first: Any) -> Any:
         return emit.load(b, at, emit.VECTOR)
 
-    def rest(at: Any, first: Any) -> Any:
+    def remainder(at: Any, first: Any) -> Any:
         # Masked: what follows the last element may be another row's infinity, or unmapped memory.
-        return emit.load_some(b, at, b.sub(K, first))
+        return emit.masked_load(b, at, b.sub(K, first))
 
-    def turn(k: Any, sums: list[Any]) -> list[Any]:
+    def body(k: Any, sums: list[Any]) -> list[Any]:
         for c in range(CHAINS):
             sums = add(c, vector)(b.add(k, emit.INT(c * LANES)), sums)
         return sums
 
-    sums = emit.loop(b, emit.INT(0), whole, step, [emit.zeros()] * (rows * CHAINS), turn)
+    sums = emit.loop(b, emit.INT(0), whole, step, [emit.zeros()] * (rows * CHAINS), body)
     last_vector = b.sub(K, emit.INT(LANES))
-    for c in range(CHAINS):  # remainder: each chain has a whole vector, a partial one, or nothing
+    for c in range(CHAINS):  # remainder: each chain has a whole vector, a partial one, or none
         first = b.add(whole, emit.INT(c * LANES))
-        has_part = b.icmp_signed(">", first, last_vector)
-        sums = emit.loop(b, first, b.select(has_part, first, K), step, sums, add(c, vector))
-        sums = emit.loop(b, first, b.select(has_part, K, first), step, sums, add(c, rest))
+        is_partial = b.icmp_signed(">", first, last_vector)
+        sums = emit.loop(b, first, b.select(is_partial, first, K), step, sums, add(c, vector))
+        sums = emit.loop(b, first, b.select(is_partial, K, first), step, sums, add(c, remainder))
     while len(sums) > rows:
         sums = [b.fadd(u, v) for u, v in zip(sums[::2], sums[1::2], strict=True)]
     totals = _add_lanes(b, sums + [emit.zeros()] * (LANES - rows))
     for r in range(rows):
         total = b.fadd(emit.load(b, bias, emit.FLOAT), b.extract_element(totals, emit.INT32(r)))
-        kept = b.select(b.fcmp_ordered("<", total, floor), floor, total)
-        emit.store(b, kept, b.add(out, b.mul(out_row, emit.INT(r))))
+        clamped = b.select(b.fcmp_ordered("<", total, floor), floor, total)
+        emit.store(b, clamped, b.add(out, b.mul(out_row, emit.INT(r))))
 
 
 @linked(*(types.int64,) * 9, types.float32)

@@ -1,8 +1,8 @@
-"""Functions of one number and of two on blocks that lie in cache: what pointwise's operations do.
+"""Unary and binary elementwise functions on blocks in cache: the operations of pointwise.
 
-As in activation.py they are our own where LLVM can turn them into vector code. Powers are taken in float64: that is
-enough for all but the last digit of float32. What is left, angles of thousands of turns and powers of numbers that are
-not positive, is done one by one, by the C library's functions in float64.
+As in activation.py, they are implemented here where LLVM can vectorise them. Powers are computed in float64, accurate
+to one float32 ulp. The rest, huge angles and powers of non-positive bases, runs element by element through the C
+library in float64.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onchip.network.layers import (
     Sub,
 )
 
-# By their codes in `apply`.
+# Index = code in `apply`.
 FUNCTIONS: tuple[type[Layer], ...] = (
     Abs,
     Sqrt,
@@ -59,10 +59,10 @@ FUNCTIONS: tuple[type[Layer], ...] = (
     Round,
     Atan,
     Sign,
-)  # by codes
+)
 COMBINATIONS: tuple[type[Layer], ...] = (
     Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater, GreaterOrEqual, Equal, Mod,
-)  # by their codes  # fmt: skip
+)  # index = code in `combine`  # fmt: skip
 _ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF, _FLOOR, _CEIL, _ROUND_CODE, _ATAN, _SIGN = range(13)
 _ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW = range(9)
 _GREATER, _GREATER_OR_EQUAL, _EQUAL, _MOD, _TRUNCATED_MOD = range(9, 14)
@@ -71,18 +71,18 @@ _f = np.float32
 
 
 def combination_code(layer: Layer) -> int:
-    """What `combine` knows it by."""
+    """The code of a layer in `combine`."""
     return _TRUNCATED_MOD if isinstance(layer, Mod) and layer.truncated else COMBINATIONS.index(type(layer))
 
 
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
-_FARTHEST = _f(1e4)  # angles up to which products of the count of right angles and the first two parts are exact
+_MAX_ANGLE = _f(1e4)  # up to here, n * _RIGHT_1 and n * _RIGHT_2 are exact
 _RIGHT_1, _RIGHT_2, _RIGHT_3 = (
     _f(1.5703125),
     _f(0.0004837512969970703),
     _f(7.549790126404332e-08),
-)  # a right angle: 11 bits, 11 more, the rest
-_RIGHTS, _ROUND = _f(2 / math.pi), _f(1.5 * 2.0**23)  # a sum with _ROUND is whole, in its last bits
+)  # pi / 2 as a sum: 11 bits, 11 more, the rest
+_PER_RIGHT_ANGLE, _ROUND = _f(2 / math.pi), _f(1.5 * 2.0**23)  # adding _ROUND rounds to an integer in the low bits
 _S3, _S5, _S7, _S9 = (_f((-1) ** i / math.factorial(2 * i + 1)) for i in range(1, 5))
 _C4, _C6, _C8, _C10 = (_f((-1) ** i / math.factorial(2 * i)) for i in range(2, 6))
 # erf(x) / x as a polynomial of x^2, lowest power first: a least-squares fit to scipy.special.erf on 400 Chebyshev
@@ -101,17 +101,17 @@ _A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8, _A9 = (
         -0.08355068436871976, 0.05717845685657837, -0.030438311689812793, 0.010533082390852981, -0.0017111374422124775,
     )
 )  # fmt: skip
-_QUARTER_TURN, _QUARTER_REST = _f(math.pi / 2), _f(math.pi / 2 - float(_f(math.pi / 2)))
+_HALF_PI, _HALF_PI_REST = _f(math.pi / 2), _f(math.pi / 2 - float(_f(math.pi / 2)))
 _LN_2, _LOG2_E, _ROOT_HALF_BITS, _FRACTION = math.log(2), math.log2(math.e), 0x3FE6A09E667F3BCD, (1 << 52) - 1
-_TINY_ANGLE = _f(1e-4)  # its own tangent, to the last digit
+_TINY_ANGLE = _f(1e-4)  # below, tan x = x in float32
 _TINY, _LARGEST = _f(2.0**-126), np.finfo(_f).max
-_MAX_EXPONENT = 300.0  # exp of more is no float32, of less than its negative 0
+_MAX_EXPONENT = 300.0  # exp overflows float32 above this, and is 0 below its negative
 
 
 @compiled(inline=True)
 def _sine(x: np.float32, quarters: int) -> np.float32:
-    """Of |x| <= _FARTHEST, so many right angles further."""
-    t = np.float32(multiply_add(x, _RIGHTS, _ROUND))
+    """sin(x + quarters * pi / 2) for |x| <= _MAX_ANGLE."""
+    t = np.float32(multiply_add(x, _PER_RIGHT_ANGLE, _ROUND))
     n = t - _ROUND
     r = multiply_add(-n, _RIGHT_3, multiply_add(-n, _RIGHT_2, multiply_add(-n, _RIGHT_1, x)))  # -45 to 45 degrees
     q = r * r
@@ -124,15 +124,15 @@ def _sine(x: np.float32, quarters: int) -> np.float32:
 
 
 @linked(*(types.int64,) * 4)
-def turn(to: int, source: int, count: int, quarters: int) -> None:
-    """The sines of angles, so many right angles further: 1 for cosines. May be in place."""
-    y, x = floats_at(to, count), floats_at(source, count)
+def sines(dst: int, src: int, count: int, quarters: int) -> None:
+    """sin(x + quarters * pi / 2); quarters = 1 for cosines. May be in place."""
+    y, x = floats_at(dst, count), floats_at(src, count)
     is_far = False
     for n in range(count):
-        is_far |= not abs(x[n]) <= _FARTHEST  # or no number
+        is_far |= not abs(x[n]) <= _MAX_ANGLE  # or NaN
     if is_far:
         for n in range(count):
-            if abs(x[n]) <= _FARTHEST:
+            if abs(x[n]) <= _MAX_ANGLE:
                 y[n] = _sine(x[n], quarters)
             else:
                 y[n] = _f(math.cos(np.float64(x[n])) if quarters else math.sin(np.float64(x[n])))
@@ -143,7 +143,7 @@ def turn(to: int, source: int, count: int, quarters: int) -> None:
 
 @compiled(inline=True)
 def error_function(x: np.float32) -> np.float32:
-    """x P(x^2) up to 1; beyond, 1 - erfc(x), whose digits behind the last of 1 nobody sees."""
+    """x P(x^2) up to 1; above, 1 - erfc(x), whose error is below the rounding of 1."""
     q = x * x
     high = multiply_add(q, multiply_add(q, multiply_add(q, _P7, _P6), _P5), _P4)
     near = x * multiply_add(q, multiply_add(q, multiply_add(q, multiply_add(q, high, _P3), _P2), _P1), _P0)
@@ -157,8 +157,8 @@ def error_function(x: np.float32) -> np.float32:
 
 
 @compiled(inline=True)
-def _angle(x: np.float32) -> np.float32:
-    """Of a tangent: of one above 1 a right angle less that of its inverse."""
+def _arctan(x: np.float32) -> np.float32:
+    """arctan x; for |x| > 1, pi / 2 - arctan(1 / |x|)."""
     z = abs(x)
     is_steep = z > _ONE
     t = _ONE / z if is_steep else z
@@ -166,7 +166,7 @@ def _angle(x: np.float32) -> np.float32:
     high = multiply_add(q, multiply_add(q, multiply_add(q, multiply_add(q, _A9, _A8), _A7), _A6), _A5)
     low = multiply_add(q, multiply_add(q, multiply_add(q, multiply_add(q, high, _A4), _A3), _A2), _A1)
     near = t * multiply_add(q, low, _A0)
-    size: np.float32 = _QUARTER_TURN - (near - _QUARTER_REST) if is_steep else near
+    size: np.float32 = _HALF_PI - (near - _HALF_PI_REST) if is_steep else near
     y: np.float32 = size if x >= _ZERO else -size
     return x if x != x or z < _TINY_ANGLE else y
 
@@ -192,25 +192,25 @@ def _power(a: np.float32, b: np.float32) -> np.float32:
 
 @compiled(inline=True)
 def _root(a: np.float32, b: np.float32) -> np.float32:
-    """a^b for b of 1/2 or -1/2, exact. As powers the roots of -0 are those of 0, and that of -infinity is one."""
+    """a^b for b of 1/2 or -1/2, exact; as for powers, -0 and -infinity count as 0 and infinity."""
     root = np.sqrt(abs(a) if a + a == a else a)
     y: np.float32 = root if b > _ZERO else _ONE / root
     return y
 
 
 @linked(*(types.int64,) * 4)
-def raise_to(to: int, first: int, second: int, count: int) -> None:
-    """a to the power of b, number by number; y may be a."""
-    y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
-    is_odd, are_roots = False, True
+def raise_to(dst: int, first: int, second: int, count: int) -> None:
+    """a^b elementwise; may be in place."""
+    y, a, b = floats_at(dst, count), floats_at(first, count), floats_at(second, count)
+    is_special, are_roots = False, True
     for n in range(count):
         are_roots &= abs(b[n]) == _HALF
-        is_odd |= not ((a[n] >= _TINY) & (a[n] <= _LARGEST) & (abs(b[n]) <= _LARGEST)) or abs(b[n]) == _HALF
+        is_special |= not ((a[n] >= _TINY) & (a[n] <= _LARGEST) & (abs(b[n]) <= _LARGEST)) or abs(b[n]) == _HALF
     if are_roots:
         for n in range(count):
             y[n] = _root(a[n], b[n])
         return
-    if is_odd:
+    if is_special:
         for n in range(count):
             if abs(b[n]) == _HALF:
                 y[n] = _root(a[n], b[n])
@@ -224,9 +224,9 @@ def raise_to(to: int, first: int, second: int, count: int) -> None:
 
 
 @linked(*(types.int64,) * 4)
-def apply(to: int, source: int, count: int, code: int) -> None:
-    """A function of each number."""
-    y, x = floats_at(to, count), floats_at(source, count)
+def apply(dst: int, src: int, count: int, code: int) -> None:
+    """y = f(x) elementwise; code: index in FUNCTIONS, -1 to copy."""
+    y, x = floats_at(dst, count), floats_at(src, count)
     if code == _ABS:
         for n in range(count):
             y[n] = abs(x[n])
@@ -243,19 +243,19 @@ def apply(to: int, source: int, count: int, code: int) -> None:
         for n in range(count):
             y[n] = logarithm(x[n])
     elif code == _SIN:
-        turn(to, source, count, 0)
+        sines(dst, src, count, 0)
     elif code == _COS:
-        turn(to, source, count, 1)
+        sines(dst, src, count, 1)
     elif code == _ERF:
         for n in range(count):
             y[n] = error_function(x[n])
     elif code == _ATAN:
         for n in range(count):
-            y[n] = _angle(x[n])
+            y[n] = _arctan(x[n])
     elif code == _SIGN:
         for n in range(count):
-            beside = _ZERO if x[n] == _ZERO else x[n]  # 0 or NaN, where it is neither above 0 nor below
-            y[n] = _ONE if x[n] > _ZERO else -_ONE if x[n] < _ZERO else beside
+            otherwise = _ZERO if x[n] == _ZERO else x[n]  # 0 or NaN
+            y[n] = _ONE if x[n] > _ZERO else -_ONE if x[n] < _ZERO else otherwise
     elif code == _FLOOR:
         for n in range(count):
             y[n] = np.floor(x[n])
@@ -271,9 +271,9 @@ def apply(to: int, source: int, count: int, code: int) -> None:
 
 
 @linked(*(types.int64,) * 5)
-def combine(to: int, first: int, second: int, count: int, code: int) -> None:
-    """Of each number and that at its place."""
-    y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
+def combine(dst: int, first: int, second: int, count: int, code: int) -> None:
+    """y = f(a, b) elementwise; code: combination_code."""
+    y, a, b = floats_at(dst, count), floats_at(first, count), floats_at(second, count)
     if code == _ADD:
         for n in range(count):
             y[n] = a[n] + b[n]
@@ -296,7 +296,7 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
         for n in range(count):
             y[n] = a[n] * b[n] if a[n] < _ZERO else a[n]
     elif code == _POW:
-        raise_to(to, first, second, count)
+        raise_to(dst, first, second, count)
     elif code == _MASK:
         for n in range(count):
             y[n] = _ZERO if b[n] == _ZERO else a[n]
@@ -315,5 +315,5 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
     elif code == _MOD:
         for n in range(count):
             rest = np.fmod(a[n], b[n])
-            is_across = (rest < _ZERO) != (b[n] < _ZERO) and rest != _ZERO
-            y[n] = rest + b[n] if is_across else rest
+            has_other_sign = (rest < _ZERO) != (b[n] < _ZERO) and rest != _ZERO
+            y[n] = rest + b[n] if has_other_sign else rest

@@ -16,8 +16,8 @@ from onchip.network.recipe import Array, Recipe, recipe_op
 
 def layer_table(chain: Chain) -> Array:
     """One row per layer: K, N, offsets of its weights and bias in the packed arrays, activation code."""
-    places = zip(chain.layers, *_offsets(chain), strict=False)
-    rows = [(layer.D_in, layer.D_out, w, bias, code_of(layer.activation)) for layer, w, bias in places]
+    offsets = zip(chain.layers, *_offsets(chain), strict=False)
+    rows = [(layer.D_in, layer.D_out, w, bias, code_of(layer.activation)) for layer, w, bias in offsets]
     return np.array(rows, np.int64)
 
 
@@ -44,8 +44,7 @@ def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]
 
 @recipe_op
 def pack_layers(*weights: Array, size: int, narrow: int) -> Array:
-    """Concatenate weights of (D_out, D_in) in packed panels (tile.pack); those of up to `narrow` rows stay as they
-    are."""
+    """Concatenate weights of (D_out, D_in) as packed panels (tile.pack); up to `narrow` rows, row-major."""
     flat, at = aligned_zeros(size), 0
     for weight in weights:
         N, K = weight.shape

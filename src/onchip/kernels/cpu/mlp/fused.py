@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain, forward_cost, layer_before, why_not_float32
-from onchip.kernels.cpu.compiler.compile_ahead import announce
+from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import address, address_of, code_call, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
@@ -36,31 +36,31 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-MAX_TILE_ROWS = 64  # above this the tile exceeds L1 and gains nothing (bench decode)
-FAR_TILE_ROWS = 256  # where the weights exceed L2 and every tile fetches them again
-_SPLIT_BYTES = 256 << 10  # weights from which splitting a layer by columns pays for a barrier per layer
-SHARED_ROWS = 32  # rows per thread: below this, threads split the columns, and each fetches only its weights
-THREAD_WEIGHTS = 50_000  # FMAs per thread: below this, waking a thread takes longer than the work
-_WAKE_BYTES = 32 << 10  # weights per layer: below this, the layer finishes before the other threads wake up
+MAX_TILE_ROWS = 64  # larger tiles exceed L1 and are no faster (bench decode)
+STREAMED_TILE_ROWS = 256  # if the weights exceed L2, so that every tile streams them again
+_SPLIT_BYTES = 256 << 10  # of weights: above this, splitting layers by columns pays for a barrier per layer
+MIN_THREAD_ROWS = 32  # below this, threads split the columns, so that each reads only its share of the weights
+MIN_THREAD_FMAS = 50_000  # below this, waking a thread takes longer than the work
+_WAKE_BYTES = 32 << 10  # of weights: a smaller layer finishes before the other threads wake up
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
-_COLUMNS = 5  # of the table that layer_table returns
+_TABLE_COLUMNS = 5  # of layer_table
 
-# Layout of the table that `_run` reads: addresses, then sizes and flags.
+# Layout of `args`, the array that the compiled functions read: addresses, then sizes and flags.
 (
-    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MAX_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
+    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _CODE, _MAX_ROWS, _ROW_FMAS, _IS_HEAVY, _VECTORS, _FIELDS,
 ) = range(13)  # fmt: skip
 
 
 @linked(*(types.int64,) * 9)
-def _columns(
+def _layer_columns(
     src: int, src_row: int, rows: int, w: int, bias: int, dst: int, row: int, first: int, columns: int
 ) -> None:
-    """Some columns of a layer, starting at a multiple of PANEL: packed panels are contiguous.
+    """Compute some columns of a layer, from a multiple of PANEL on: packed panels are contiguous.
 
-    src, w, bias, dst  addresses; w and bias are those of all layers
+    src, w, bias, dst  addresses; w and bias point to those of all layers
     row                address of the layer's table row: K, N, offset of w, offset of bias, activation
     """
-    layer = ints_at(row, _COLUMNS)
+    layer = ints_at(row, _TABLE_COLUMNS)
     K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
     floor = _ZERO if code == RELU else _NO_FLOOR
     if N <= NARROW:  # at most one panel, so `columns` covers all of it
@@ -78,41 +78,40 @@ def _columns(
 
 
 @compiled(inline=True)
-def _row(net: Array, i: int) -> int:
+def _table_row(args: Array, i: int) -> int:
     """Address of the table row of layer i."""
-    return net[_TABLE] + i * _COLUMNS * 8  # type: ignore[no-any-return]
+    return args[_TABLE] + i * _TABLE_COLUMNS * 8  # type: ignore[no-any-return]
 
 
 @compiled(inline=True)
-def _width(net: Array, i: int) -> int:
+def _width(args: Array, i: int) -> int:
     """Input width of layer i; for i = L, the output width of the network."""
-    return int_at(_row(net, i)) if i < net[_L] else int_at(_row(net, i - 1) + 8)  # type: ignore[no-any-return]
+    return int_at(_table_row(args, i)) if i < args[_L] else int_at(_table_row(args, i - 1) + 8)  # type: ignore[no-any-return]
 
 
 @compiled()
-def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
+def _forward_tile(x: int, rows: int, y: int, scratch: int, args: Array) -> None:
     """Run the network on `rows` rows in the calling thread; layers alternate between the two halves of scratch.
 
     x, y, scratch  addresses
-    net            the table of `_run`
     """
-    src, src_row = x, _width(net, 0) * 4
-    for i in range(net[_L]):
-        dst, width = scratch + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
-        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, _row(net, i), 0, width)
+    src, src_row = x, _width(args, 0) * 4
+    for i in range(args[_L]):
+        dst, width = scratch + (i % 2) * args[_HALF], padded_width(_width(args, i + 1))
+        _layer_columns(src, src_row, rows, args[_W], args[_BIAS], dst, _table_row(args, i), 0, width)
         src, src_row = dst, width * 4
-    _finish(src, rows, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
+    _finish(src, rows, _width(args, args[_L]), args[_NORMALISE], args[_CODE], y)
 
 
-_normalise = code_call(5)  # where, count, width, stride, how
+_normalise = code_call(5)  # address, rows, width, stride, code of the normaliser
 
 
 @linked(*(types.int64,) * 6)
-def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) -> None:
-    """Copy the last layer's padded rows to y, after the normaliser (softmax), if there is one."""
+def _finish(src: int, rows: int, D_out: int, normaliser: int, code: int, y: int) -> None:
+    """Apply the normaliser (softmax; its address or 0), then copy the last layer's padded rows to y."""
     stride = padded_width(D_out)
     if normaliser:
-        _normalise(normaliser, src, rows, D_out, stride, how)
+        _normalise(normaliser, src, rows, D_out, stride, code)
     for r in range(rows):
         source, target = floats_at(src + r * stride * 4, D_out), floats_at(y + r * D_out * 4, D_out)
         for n in range(D_out):
@@ -120,46 +119,46 @@ def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) 
 
 
 @compiled()
-def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
+def _tile_task(worker: int, task: int, x: int, B: int, y: int, args: Array, tile_rows: int) -> None:
     """One row tile of the batch; worker i uses the two scratch halves from 2 * i * half on."""
-    first, own = piece * tile_rows, net[_SCRATCH] + 2 * worker * net[_HALF]
-    x, y = x + first * _width(net, 0) * 4, y + first * _width(net, net[_L]) * 4
-    _forward_tile(x, min(tile_rows, B - first), y, own, net)
+    first, scratch = task * tile_rows, args[_SCRATCH] + 2 * worker * args[_HALF]
+    x, y = x + first * _width(args, 0) * 4, y + first * _width(args, args[_L]) * 4
+    _forward_tile(x, min(tile_rows, B - first), y, scratch, args)
 
 
 @compiled()
-def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
-    """One work item of _forward_few: `columns` columns of layer i."""
-    first = piece * columns
-    columns = min(columns, padded_width(_width(net, i + 1)) - first)
-    _columns(src, src_row, B, net[_W], net[_BIAS], dst, _row(net, i), first, columns)
+def _column_task(worker: int, task: int, src: int, src_row: int, B: int, args: Array, dst: int, i: int, N: int) -> None:
+    """One task of _forward_few: N columns of layer i."""
+    first = task * N
+    columns = min(N, padded_width(_width(args, i + 1)) - first)
+    _layer_columns(src, src_row, B, args[_W], args[_BIAS], dst, _table_row(args, i), first, columns)
 
 
 @compiled()
-def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
-    """Forward pass for few rows: threads split the columns of every layer, so each fetches only its weights."""
-    src, src_row = x, _width(net, 0) * 4
-    for i in range(net[_L]):
-        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+def _forward_few(x: int, B: int, y: int, args: Array, threads: int) -> None:
+    """Forward pass for few rows: threads split every layer by columns, so each reads only its share of the weights."""
+    src, src_row = x, _width(args, 0) * 4
+    for i in range(args[_L]):
+        dst, width = args[_SCRATCH] + (i % 2) * args[_HALF], padded_width(_width(args, i + 1))
         columns = width
         if src_row * width > _WAKE_BYTES:
             columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
-        run_tasks(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
+        run_tasks(_column_task, (src, src_row, B, args, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
-    _finish(src, B, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
+    _finish(src, B, _width(args, args[_L]), args[_NORMALISE], args[_CODE], y)
 
 
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """Run the network on B batch rows; entry point of a CompiledLaunch."""
-    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
-    B = B * net[_VECTORS]
-    threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
-    share = (B + threads - 1) // threads  # small batches: one tile per thread rather than one full tile
-    tile_rows = min(net[_MAX_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
-    if net[_IS_HEAVY] and threads > 1 and share < SHARED_ROWS:
-        _forward_few(x, B, y, net, threads)
+    args, x, y = ints_at(facts, _FIELDS), int_at(operands), int_at(operands + 8)
+    B = B * args[_VECTORS]
+    threads = max(1, min(threads, B * args[_ROW_FMAS] // MIN_THREAD_FMAS))
+    thread_rows = (B + threads - 1) // threads  # small batches: one tile per thread rather than one full tile
+    tile_rows = min(args[_MAX_ROWS], (thread_rows + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
+    if args[_IS_HEAVY] and threads > 1 and thread_rows < MIN_THREAD_ROWS:
+        _forward_few(x, B, y, args, threads)
     else:
-        run_tasks(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
+        run_tasks(_tile_task, (x, B, y, args, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
 
 
 @functools.cache
@@ -171,7 +170,7 @@ def _code() -> int:
 @dataclass(frozen=True)
 class Facts:
     chain: Chain
-    vectors: int  # chain rows per batch row
+    vectors: int  # rows of the chain per batch row
     max_tile_rows: int
 
 
@@ -181,7 +180,7 @@ class MlpFused:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training or _is_taken_before(net, start):
+        if job.is_training or _is_covered(net, start):
             return
         chain = find_chain(net, start, CPU_ACTIVATIONS)
         if chain is None:
@@ -190,12 +189,12 @@ class MlpFused:
             yield Refusal(self.name, chain.nodes[0], why_not)
             return
         widest = max(padded(width) for width in chain.widths[1:])
-        fitting = device.fast_bytes // 2 // (8 * widest) // ROWS_NARROW * ROWS_NARROW
+        cached_rows = device.fast_bytes // 2 // (8 * widest) // ROWS_NARROW * ROWS_NARROW
         weight_bytes = 4 * sum(packed_size(layer.D_in, layer.D_out) for layer in chain.layers)
-        tile_rows = max(ROWS_NARROW, min(MAX_TILE_ROWS, fitting))
+        tile_rows = max(ROWS_NARROW, min(MAX_TILE_ROWS, cached_rows))
         if weight_bytes > device.fast_bytes:
-            tile_rows = FAR_TILE_ROWS
-        fast = 2 * tile_rows * widest * 4
+            tile_rows = STREAMED_TILE_ROWS
+        activation_bytes = 2 * tile_rows * widest * 4
         work = forward_cost(net, chain)
         cost = CoreCost(
             work.row_flop, work.row_bytes, work.fixed_bytes,
@@ -204,8 +203,8 @@ class MlpFused:
         )  # fmt: skip
         yield Claim(
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, cost,
-            why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
-            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
+            why=f"tiles of {tile_rows} rows ({activation_bytes // 1024} KiB) stay in cache from layer to layer",
+            recipes=packed_recipes(net, chain, NARROW), fast_bytes=activation_bytes, order=_order(chain),
             facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),
         )  # fmt: skip
 
@@ -213,30 +212,30 @@ class MlpFused:
         assert isinstance(claim.facts, Facts)
         chain, rows, vectors = claim.facts.chain, claim.facts.max_tile_rows, claim.facts.vectors
         table, half = layer_table(chain), rows * max(padded(width) for width in chain.widths[1:])
-        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
+        row_fmas = sum(layer.D_in * layer.D_out for layer in chain.layers)
         is_heavy = weights["w"].nbytes > _SPLIT_BYTES
         if chain.normaliser:
-            announce((normalise,))
+            queue_functions((normalise,))
         code = _code()
-        last = (address_of(normalise) if chain.normaliser else 0), NORMALISERS[chain.normaliser]
-        numbers = half * 4, len(table), *last, rows, row_weights, is_heavy, vectors
+        normaliser = (address_of(normalise) if chain.normaliser else 0), NORMALISERS[chain.normaliser]
+        sizes = half * 4, len(table), *normaliser, rows, row_fmas, is_heavy, vectors
 
         def facts(threads: int) -> tuple[int, object]:
             scratch = aligned_zeros(threads * 2 * half)
-            places = (address(array) for array in (weights["w"], weights["bias"], table, scratch))
-            net = np.array((*places, *numbers), np.int64)
-            return address(net), (net, scratch, table, weights)
+            addresses = (address(array) for array in (weights["w"], weights["bias"], table, scratch))
+            args = np.array((*addresses, *sizes), np.int64)
+            return address(args), (args, scratch, table, weights)
 
         return CompiledLaunch(code, facts)
 
 
 def _order(chain: Chain) -> str:
-    ways = [dot.ORDER if layer.D_out <= NARROW else tile.ORDER for layer in chain.layers]
-    return "; ".join(dict.fromkeys([*ways, "softmax in order"] if chain.normaliser else ways))
+    orders = [dot.ORDER if layer.D_out <= NARROW else tile.ORDER for layer in chain.layers]
+    return "; ".join(dict.fromkeys([*orders, "softmax in order"] if chain.normaliser else orders))
 
 
-def _is_taken_before(net: Network, start: int) -> bool:
-    """Whether a longer chain that this kernel also accepts covers this layer: avoids one claim per layer."""
+def _is_covered(net: Network, start: int) -> bool:
+    """Whether a chain that starts earlier covers this layer: only maximal chains are claimed."""
     before = layer_before(net, start, CPU_ACTIVATIONS)
-    used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
-    return bool(used) and all(given.dtype == "float32" for given in used)
+    operands = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
+    return bool(operands) and all(operand.dtype == "float32" for operand in operands)

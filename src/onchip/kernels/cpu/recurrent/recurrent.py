@@ -1,12 +1,12 @@
 """recurrent on the CPU: an LSTM, a GRU or an RNN, all steps in one call.
 
-Idea      A core takes some sequences and one direction and goes through all steps with them: the product of their
-          states with the recurrence is added to what the input gives to the gates, then gates become states. States
-          and gates stay in its caches; x is read and y written once. Any sizes are served by one compiled kernel.
-          A Linear in front, the product of inputs and gates, is done on the way: what it makes stays in cache, too.
-Floor     2 G H^2 flop a step and direction. 256 sequences of 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
-Same bits A sum of a gate runs over the units in order, in chunks of dense's size, however sequences are grouped.
-Limits    float32; others are plain's.
+Idea      A task is a tile of sequences in one direction, over all steps. Per step, states times the recurrence are
+          added to the gates' inputs, then the gates update the states. States and gates stay in the core's caches; x
+          is read and y written once. One compiled kernel handles every size. A preceding Linear that computes the
+          gates' inputs is fused: its outputs stay in cache, too.
+Floor     2 G H^2 flop per step and direction. 256 sequences, 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
+Same bits A gate sums over the units in order, in chunks of dense's size, however sequences are tiled.
+Limits    float32; `plain` runs other dtypes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from onchip.plan.kernel import Claim, Job, Refusal
 _LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
 _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
-_MAX_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
+_MAX_ROWS = 32  # sequences per tile: they share a panel of the recurrence in L1
 _NO_FLOOR, _ZERO, _ONE, _TWO = np.float32(-np.inf), np.float32(0), np.float32(1), np.float32(2)
-_FAR = np.float32(28)  # exp(-28) is 7e-13
+_MAX_EXP = np.float32(28)  # exp(-28) is 7e-13
 
 
 @linked(*(types.int64,) * 10)
@@ -68,9 +68,9 @@ def add_product(
 
 @linked(*(types.int64,) * 10)
 def feed(x: int, x_row: int, rows: int, steps: int, K: int, w: int, N: int, bias: int, fed: int, fed_row: int) -> None:
-    """fed (steps, rows, N) = x (rows, steps, K) times w plus the bias: what inputs give to gates, in whole vectors.
+    """fed (steps, rows, N) = x (rows, steps, K) @ w + bias: the gates' inputs, in whole vectors.
 
-    Addresses and byte strides, w packed. Many rows or many steps are the rows of a product, whichever are more.
+    Addresses and byte strides, w packed. The rows of each gemm are the rows or the steps, whichever are more.
     """
     if rows >= steps:
         for s in range(steps):
@@ -82,12 +82,12 @@ def feed(x: int, x_row: int, rows: int, steps: int, K: int, w: int, N: int, bias
 
 @linked(*(types.int64,) * 3)
 def copy_floats(source: int, target: int, count: int) -> None:
-    """`count` numbers; zeros where the source is no address."""
+    """Copy `count` floats; zeros if the source address is 0."""
     out = floats_at(target, count)
     if source:
-        given = floats_at(source, count)
+        x = floats_at(source, count)
         for n in range(count):
-            out[n] = given[n]
+            out[n] = x[n]
     else:
         for n in range(count):
             out[n] = _ZERO
@@ -95,63 +95,63 @@ def copy_floats(source: int, target: int, count: int) -> None:
 
 @linked(*(types.int64,) * 8)
 def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row: int, rows: int, H: int) -> None:
-    """What the recurrence is added to: the input's part; of a GRU's new state its bias, as the reset comes between."""
-    wide = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
+    """What the recurrence is added to: the gates' inputs; the bias for a GRU's new gate, which is reset first."""
+    width = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
     for r in range(rows):
-        given, out = floats_at(x + r * x_row, wide), floats_at(gates + r * gates_row, wide)
-        for n in range(wide):
-            out[n] = given[n]
+        inputs, out = floats_at(x + r * x_row, width), floats_at(gates + r * gates_row, width)
+        for n in range(width):
+            out[n] = inputs[n]
         if kind == _GRU_AFTER:
-            inside, behind = floats_at(bias, H), floats_at(gates + r * gates_row + 2 * H * 4, H)
+            late_bias, late = floats_at(bias, H), floats_at(gates + r * gates_row + 2 * H * 4, H)
             for n in range(H):
-                behind[n] = inside[n]
+                late[n] = late_bias[n]
 
 
-# Functions of single numbers are activate's, in place: loops with an exponential inside that may write to what many
-# other arrays read do not become vector code.
+# Elementwise functions are applied in place by `activate`: LLVM does not vectorise a loop with an exponential whose
+# output may alias several inputs.
 
 
 @compiled(inline=True)
-def _gate(x: np.float32) -> np.float32:
-    """As far as an exponential matters, and three of them have a product."""
-    inside = -_FAR if x < -_FAR else x
-    return _FAR if inside > _FAR else inside
+def _clamped(x: np.float32) -> np.float32:
+    """Clamp x to +-_MAX_EXP, where the product of three exponentials stays finite."""
+    low = -_MAX_EXP if x < -_MAX_EXP else x
+    return _MAX_EXP if low > _MAX_EXP else low
 
 
 @linked(*(types.int64,) * 3)
 def next_cell(gates: int, c: int, H: int) -> None:
-    """An LSTM's cell behind a step, in place, and its state in the place of its first gate: to a place of its own would
-    be one array too many for LLVM to tell them apart."""
+    """Update an LSTM's cell in place; the state overwrites its first gate. With one more array LLVM's alias checks
+    would be too many to vectorise."""
     i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
     f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
     for n in range(H):
-        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One division for all.
-        _, of_i = expm1_exp(_gate(-i[n]))
-        _, of_f = expm1_exp(_gate(-f[n]))
-        of_g, _ = expm1_exp(_gate(-_TWO * g[n]))
-        kept, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
-        new = (cell[n] * added - of_g * kept) / (kept * added)
+        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One shared division.
+        _, of_i = expm1_exp(_clamped(-i[n]))
+        _, of_f = expm1_exp(_clamped(-f[n]))
+        of_g, _ = expm1_exp(_clamped(-_TWO * g[n]))
+        keep, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
+        new = (cell[n] * added - of_g * keep) / (keep * added)
         cell[n] = new
-        _, of_o = expm1_exp(_gate(-o[n]))
-        of_c, _ = expm1_exp(_gate(-_TWO * new))
+        _, of_o = expm1_exp(_clamped(-o[n]))
+        of_c, _ = expm1_exp(_clamped(-_TWO * new))
         i[n] = -of_c / ((_ONE + of_o) * (_TWO + of_c))
 
 
 @linked(*(types.int64,) * 7)
 def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
-    """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
+    """For a GRU that resets before its matmul: r becomes r h, and the new gate starts from its input."""
     activate(gates, rows, 2 * H, gates_row // 4, SIGMOID)
     for row in range(rows):
         at = gates + row * gates_row
-        r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
+        r, state, inputs, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
         for n in range(H):
-            r[n] = r[n] * before[n]
-        copy_floats(given + H * 8, new, H)
+            r[n] = r[n] * state[n]
+        copy_floats(inputs + H * 8, new, H)
 
 
 @linked(*(types.int64,) * 9)
 def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: int, c: int, rows: int, H: int) -> None:
-    """The states of some rows behind a step, in place."""
+    """Update the states of some rows after a step, in place."""
     stride = gates_row // 4
     if kind == _LSTM:
         for row in range(rows):
@@ -163,13 +163,13 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
             activate(gates, rows, 2 * H, stride, SIGMOID)
             for row in range(rows):
                 at = gates + row * gates_row
-                r, new, given = (
+                r, new, inputs = (
                     floats_at(at + H * 4, H),
                     floats_at(at + H * 8, H),
                     floats_at(x + row * x_row + H * 8, H),
                 )
                 for n in range(H):
-                    new[n] = given[n] + r[n] * new[n]
+                    new[n] = inputs[n] + r[n] * new[n]
         activate(gates + H * 8, rows, H, stride, TANH)
         for row in range(rows):
             at = gates + row * gates_row
@@ -183,48 +183,48 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
 
 
 @compiled()
-def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
-    """Some sequences in one direction."""
+def _tile(worker: int, task: int, sizes: Array, ptrs: Array) -> None:
+    """Run all steps of a tile of sequences in one direction."""
     N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     kind, output, is_reverse, most, K = sizes[5], sizes[6], sizes[7], sizes[8], sizes[11]
-    x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
+    x, y, first_h, first_c, R, late, bias = ptrs[0], ptrs[1], ptrs[2], ptrs[3], ptrs[4], ptrs[5], ptrs[6]
     all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
     gates_row = sizes[9]
-    gates = places[9] + worker * sizes[10]
+    gates = ptrs[9] + worker * sizes[10]
     h = gates + _MAX_ROWS * gates_row
     c = h + _MAX_ROWS * H * 4
     fed = gates + sizes[12]
-    d, begin = piece % D, piece // D * most
+    d, begin = task % D, task // D * most
     rows = min(most, N - begin)
     backwards = is_reverse or d == 1
-    block, low = _MAX_ROWS // rows, 0  # steps that are fed at a time, and the first of them
-    given, given_row = fed, gates_row
+    block, low = _MAX_ROWS // rows, 0  # steps per `feed`, and the first of them
+    inputs, inputs_row = fed, gates_row
     for r in range(rows):
-        place = ((begin + r) * D + d) * H * 4
-        copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
-        copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
+        at = ((begin + r) * D + d) * H * 4
+        copy_floats(first_h + at if first_h else 0, h + r * H * 4, H)
+        copy_floats(first_c + at if first_c else 0, c + r * H * 4, H)
     for step in range(S):
         s = S - 1 - step if backwards else step
         if K == 0:
-            given, given_row = x + ((begin * S + s) * D + d) * G * H * 4, S * D * G * H * 4
+            inputs, inputs_row = x + ((begin * S + s) * D + d) * G * H * 4, S * D * G * H * 4
         else:
             if step % block == 0:
                 steps = min(block, S - step)
                 low = s - steps + 1 if backwards else s
-                w, start = places[7] + d * all_gates * K * 4, places[8] + d * all_gates * 4
+                w, start = ptrs[7] + d * all_gates * K * 4, ptrs[8] + d * all_gates * 4
                 feed(x + (begin * S + low) * K * 4, S * K * 4, rows, steps, K, w, all_gates, start, fed, gates_row)
-            given = fed + (s - low) * rows * gates_row
-        init, init_row = given, given_row
-        # Not all of it is the input's, or not in whole vectors.
+            inputs = fed + (s - low) * rows * gates_row
+        init, init_row = inputs, inputs_row
+        # Part of it is a bias, or the inputs are not whole vectors.
         if kind in (_GRU_AFTER, _GRU_BEFORE) or (K == 0 and wide != G * H):
-            first_gates(kind, given, given_row, bias + d * H * 4, gates, gates_row, rows, H)
+            first_gates(kind, inputs, inputs_row, bias + d * H * 4, gates, gates_row, rows, H)
             init, init_row = gates, gates_row
         add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
         if kind == _GRU_BEFORE:
-            reset_states(gates, gates_row, given, given_row, h, rows, H)
+            reset_states(gates, gates_row, inputs, inputs_row, h, rows, H)
             new = gates + H * 8
             add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
-        next_states(kind, gates, gates_row, given, given_row, h, c, rows, H)
+        next_states(kind, gates, gates_row, inputs, inputs_row, h, c, rows, H)
         if output == _SEQUENCE:
             for r in range(rows):
                 copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
@@ -236,35 +236,35 @@ def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """x (N, S, D * G * H), or (N, S, K) that is fed to the gates; y (N, S, D * H), or (N, D * H) of the last step; the
-    code of a CompiledLaunch.
+    """x (N, S, D * G * H), or (N, S, K) with a fused Linear; y (N, S, D * H), or (N, D * H) of the last step; the code
+    of a CompiledLaunch.
 
-    facts   the addresses of the next three, and the sequences of a row of the batch
-    sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
-            of its gates, and from thread to thread of scratch; K, 0 where nothing is fed, and where in scratch it is
-    places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
-            for each direction, the last gate of a GRU whose reset comes first, the bias; what feeds the gates, packed
-            for each direction, and its bias; scratch
-    which   of the operands x, the state, the cell (-1: none) and y are
+    facts  the addresses of the next three, and the sequences per batch row
+    sizes  N, S, D, G, H, kind, output, is_reverse for one direction, rows of a tile, bytes per row of gates, scratch
+           bytes per thread, K or 0 without a Linear, and the offset of its outputs in scratch
+    ptrs   addresses: x, y, the initial state (N, D, H) and cell, 0 for zeros; the packed recurrence per direction, the
+           last gate of a GRU that resets before its matmul, the bias; the Linear, packed per direction, and its bias;
+           scratch
+    which  operand index of x, the state, the cell (-1: none) and y
     """
-    told = ints_at(facts, 4)
-    sizes, places, which = ints_at(told[0], 13), ints_at(told[1], 10), ints_at(told[2], 4)
-    given = ints_at(operands, ALL)
-    places[0], places[1] = given[which[0]], given[which[3]]
+    fields = ints_at(facts, 4)
+    sizes, ptrs, which = ints_at(fields[0], 13), ints_at(fields[1], 10), ints_at(fields[2], 4)
+    values = ints_at(operands, ALL)
+    ptrs[0], ptrs[1] = values[which[0]], values[which[3]]
     for state in range(2):
         if which[1 + state] >= 0:
-            places[2 + state] = given[which[1 + state]]
-    N, D = B * told[3], sizes[2]
+            ptrs[2 + state] = values[which[1 + state]]
+    N, D = B * fields[3], sizes[2]
     most = max(1, min(_MAX_ROWS, (N * D + threads - 1) // threads))
     sizes[0], sizes[8] = N, most
-    run_tasks(_tile, (sizes, places), (N + most - 1) // most * D, threads)
+    run_tasks(_tile, (sizes, ptrs), (N + most - 1) // most * D, threads)
 
 
 @dataclass(frozen=True)
 class Facts:
-    sizes: tuple[int, ...]  # sequences of a row, S, D, G, H, kind, output, is_reverse
-    K: int  # of the Linear that feeds the gates; 0: none does
-    reads: tuple[int, ...]  # which of the launch's inputs x and the states are: a value that is read twice comes once
+    sizes: tuple[int, ...]  # sequences per batch row, S, D, G, H, kind, output, is_reverse
+    K: int  # of the fused Linear; 0: none
+    reads: tuple[int, ...]  # input index of x and of each state: a value that is read twice is one input
 
 
 class RecurrentKernel:
@@ -273,14 +273,14 @@ class RecurrentKernel:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        feeding = _feeding(net, start)
-        node = net.nodes[start if feeding is None else start + 1]
+        linear = _input_linear(net, start)
+        node = net.nodes[start if linear is None else start + 1]
         layer = node.layer
         if job.is_training or not isinstance(layer, Recurrent):
             return
         gates, name = net.types[node.inputs[0]], node.weights["recurrence"]
-        if any(given.dtype != "float32" for given in (gates, net.weight_type(name))):
-            if feeding is None:
+        if any(each.dtype != "float32" for each in (gates, net.weight_type(name))):
+            if linear is None:
                 yield Refusal(self.name, node.name, f"computes on float32, got {gates}")
             return
         D, width, H = net.weights[name].shape
@@ -293,16 +293,16 @@ class RecurrentKernel:
         if "bias" in node.weights:
             recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H))
         nodes, K, inputs = [node], 0, node.inputs
-        if feeding is not None:
-            nodes, inputs = [feeding, node], (*feeding.inputs, *node.inputs[1:])
-            weight = feeding.weights["weight"]
+        if linear is not None:
+            nodes, inputs = [linear, node], (*linear.inputs, *node.inputs[1:])
+            weight = linear.weights["weight"]
             K = net.weights[weight].shape[1]
             recipes["W"] = Recipe.of(packed_inputs, (weight,), (D, packed_size(K, width)), directions=D)
-            given = (feeding.weights["bias"],) if "bias" in feeding.weights else ()
-            recipes["b"] = Recipe.of(bias_of_gates, given, (D, padded(width)), directions=D, size=padded(width))
+            bias = (linear.weights["bias"],) if "bias" in linear.weights else ()
+            recipes["b"] = Recipe.of(bias_of_gates, bias, (D, padded(width)), directions=D, size=padded(width))
         values = tuple(dict.fromkeys(inputs))
         sequences = gates.row_size // (S * D * width)
-        # Gates are read and written several times on their way, all in cache; sequences are a core's at the least.
+        # Gates are read and written several times, all in cache; a core runs at least one sequence.
         cost = CoreCost(
             sum(map(net.row_flop, nodes)), sum(net.types[value].row_bytes for value in (*values, node.name)),
             sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_per_core=1,
@@ -324,28 +324,28 @@ class RecurrentKernel:
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
         fed_at = _MAX_ROWS * (gates_row + padded(2 * H) * 4)
-        own = fed_at + (_MAX_ROWS * gates_row if K else 0)
-        kept = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
+        thread_bytes = fed_at + (_MAX_ROWS * gates_row if K else 0)
+        arrays = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
         which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 
-        def facts(threads: int) -> tuple[int, object]:
-            scratch = aligned_zeros(threads * own // 4)
-            sizes = words(0, S, D, G, H, *how, 0, gates_row, own, K, fed_at)
-            places = words(0, 0, 0, 0, *kept, scratch)
-            told = words(sizes, places, which, sequences)
-            return address(told), (told, sizes, places, which, scratch, kept)
+        def build_facts(threads: int) -> tuple[int, object]:
+            scratch = aligned_zeros(threads * thread_bytes // 4)
+            sizes = words(0, S, D, G, H, *how, 0, gates_row, thread_bytes, K, fed_at)
+            ptrs = words(0, 0, 0, 0, *arrays, scratch)
+            fields = words(sizes, ptrs, which, sequences)
+            return address(fields), (fields, sizes, ptrs, which, scratch, arrays)
 
-        return CompiledLaunch(address_of(_run), facts)
+        return CompiledLaunch(address_of(_run), build_facts)
 
 
-def _feeding(net: Network, start: int) -> Node | None:
-    """The Linear that begins there, if all that reads it is the recurrent layer behind it, as its x."""
-    node, behind = net.nodes[start], net.nodes[start + 1 : start + 2]
-    if not behind or not isinstance(node.layer, Linear) or not isinstance(behind[0].layer, Recurrent):
+def _input_linear(net: Network, start: int) -> Node | None:
+    """The Linear at `start`, if its only reader is the next layer, a recurrent one, as its x."""
+    node, following = net.nodes[start], net.nodes[start + 1 : start + 2]
+    if not following or not isinstance(node.layer, Linear) or not isinstance(following[0].layer, Recurrent):
         return None
     is_float = all(net.weight_type(name).dtype == "float32" for name in node.weights.values())
-    is_read_alone = net.readers(node.name) == [behind[0]] and node.name not in net.output_names
-    return node if is_float and is_read_alone and behind[0].inputs.count(node.name) == 1 else None
+    has_one_reader = net.readers(node.name) == [following[0]] and node.name not in net.output_names
+    return node if is_float and has_one_reader and following[0].inputs.count(node.name) == 1 else None
 
 
 def kind_of(layer: Recurrent) -> int:
@@ -359,12 +359,12 @@ def kind_of(layer: Recurrent) -> int:
 
 @recipe_op
 def packed_gates(recurrence: Array, first: int, last: int) -> Array:
-    """(D, G * H, H) -> (D, packed): numbers first to last of the gates, as add_product reads them."""
+    """(D, G * H, H) -> (D, packed): columns first to last of the gates, as add_product reads them."""
     D, _, H = recurrence.shape
-    made = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
-    for one, out in zip(recurrence, made, strict=True):
+    packed = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
+    for one, out in zip(recurrence, packed, strict=True):
         pack(np.asarray(one[first:last].T, np.float32), out)
-    return made
+    return packed
 
 
 @recipe_op
@@ -376,7 +376,7 @@ def packed_inputs(weight: Array, directions: int) -> Array:
 @recipe_op
 def bias_of_gates(*bias: Array, directions: int, size: int) -> Array:
     """(D * G * H) -> (D, padded); zeros without one."""
-    made = aligned_zeros(directions * size).reshape(directions, size)
+    padded_bias = aligned_zeros(directions * size).reshape(directions, size)
     if bias:
-        made[:, : len(bias[0]) // directions] = bias[0].reshape(directions, -1)
-    return made
+        padded_bias[:, : len(bias[0]) // directions] = bias[0].reshape(directions, -1)
+    return padded_bias

@@ -1,8 +1,8 @@
-"""norm: LayerNorm, RMSNorm and GroupNorm, a part of a row at a time while it lies in cache.
+"""norm: LayerNorm, RMSNorm and GroupNorm, one normalised part of a row at a time.
 
-Idea      A part is read from memory once: for its mean, for its variance and for the result it comes from the cache.
-Order     Of 1,024 numbers, four vectors at a time, then single ones; their lanes in pairs, then what is left in order.
-          Those sums in float64, one after the other. A part's size alone decides.
+Idea      A part is read from memory once: mean, variance and result each read it from cache.
+Order     Chunks of 1,024 elements in float32: four vectors at a time, then single ones; lanes in pairs, then the rest
+          in order. Chunks are added in order in float64. The order depends on the part's size only.
 Floor     Memory: x in, y out.
 """
 
@@ -25,43 +25,43 @@ from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.vectors import VECTOR_BYTES
 from onchip.network.graph import Network
 from onchip.network.layers import RowNorm
-from onchip.network.layers.norm import NormParts
+from onchip.network.layers.norm import NormSegments
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
-_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
-_TOGETHER = 4  # vectors
-_CHUNK = 1024  # numbers that are summed up in float32
+_TASK_ELEMENTS = 1 << 12  # minimum per task
+_THREAD_ELEMENTS = 1 << 13  # minimum per woken thread
+_UNROLL = 4  # vectors
+_CHUNK = 1024  # elements that are summed in float32
 
 
 @intrinsic
 def _vector_sum(typing_context: Any, where: Any, count: Any, shift: Any, is_square: Any) -> Any:
-    """The sum of x, or of (x - shift)^2, over `count` float32 numbers, whole vectors; is_square is a literal."""
+    """The sum of x, or of (x - shift)^2, over `count` float32 elements, whole vectors; is_square is a literal."""
     if not isinstance(is_square, types.IntegerLiteral):
-        return None  # asks Numba to come again with literals
+        return None  # Numba retries with literals
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         where, count, shift, _ = args
-        less = emit.splat(b, shift)
+        shifts = emit.splat(b, shift)
 
-        def added(i: Any, sums: list[Any]) -> list[Any]:
-            made = []
+        def add(i: Any, sums: list[Any]) -> list[Any]:
+            new_sums = []
             for v, total in enumerate(sums):
                 at = b.add(where, b.add(b.mul(i, emit.INT(4)), emit.INT(v * VECTOR_BYTES)))
                 x = emit.load(b, at, emit.VECTOR)
                 if is_square.literal_value:
-                    d = b.fsub(x, less)
-                    made.append(emit.multiply_add(b, d, d, total))
+                    d = b.fsub(x, shifts)
+                    new_sums.append(emit.multiply_add(b, d, d, total))
                 else:
-                    made.append(b.fadd(total, x))
-            return made
+                    new_sums.append(b.fadd(total, x))
+            return new_sums
 
-        whole = b.sub(count, b.srem(count, emit.INT(_TOGETHER * LANES)))
-        sums = emit.loop(b, emit.INT(0), whole, _TOGETHER * LANES, [emit.zeros()] * _TOGETHER, added)
+        whole = b.sub(count, b.srem(count, emit.INT(_UNROLL * LANES)))
+        sums = emit.loop(b, emit.INT(0), whole, _UNROLL * LANES, [emit.zeros()] * _UNROLL, add)
         total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
-        (total,) = emit.loop(b, whole, count, LANES, [total], added)
+        (total,) = emit.loop(b, whole, count, LANES, [total], add)
         lanes = [b.extract_element(total, ir.IntType(32)(lane)) for lane in range(LANES)]
         while len(lanes) > 1:
             lanes = [b.fadd(first, second) for first, second in zip(lanes[::2], lanes[1::2], strict=True)]
@@ -72,7 +72,7 @@ def _vector_sum(typing_context: Any, where: Any, count: Any, shift: Any, is_squa
 
 @compiled(inline=True)
 def _sum(where: int, count: int, shift: np.float32, is_square: int) -> np.float64:
-    """Of x, or of (x - shift)^2, over `count` numbers."""
+    """The sum of x, or of (x - shift)^2, over `count` elements."""
     total = 0.0
     for begin in range(0, count, _CHUNK):
         size = min(_CHUNK, count - begin)
@@ -91,68 +91,68 @@ def _normalise(
     x: int, y: int, first: int, parts: int, size: int, run: int, weight: int, bias: int, groups: int, is_centred: int,
     eps: np.float32,
 ) -> None:  # fmt: skip
-    """`parts` parts of `size` numbers, from part `first` on. x, y, weight and bias are addresses; 0: none is there."""
-    each = size // run
+    """Normalise `parts` parts of `size` elements, from part `first`. weight or bias of 0: none."""
+    channels = size // run
     for part in range(first, first + parts):
-        here = part * size * 4
-        shift = np.float32(_sum(x + here, size, np.float32(0), 0) / size) if is_centred else np.float32(0)
-        scale = np.float32(1) / np.sqrt(np.float32(_sum(x + here, size, shift, 1) / size) + eps)
-        at = part % groups * each * 4
+        offset = part * size * 4
+        shift = np.float32(_sum(x + offset, size, np.float32(0), 0) / size) if is_centred else np.float32(0)
+        scale = np.float32(1) / np.sqrt(np.float32(_sum(x + offset, size, shift, 1) / size) + eps)
+        at = part % groups * channels * 4
         if run > 1:
-            for c in range(each):
-                factor = scale * floats_at(weight + at, each)[c] if weight != 0 else scale
-                added = floats_at(bias + at, each)[c] if bias != 0 else np.float32(0)
-                given, made = floats_at(x + here + c * run * 4, run), floats_at(y + here + c * run * 4, run)
+            for c in range(channels):
+                factor = scale * floats_at(weight + at, channels)[c] if weight != 0 else scale
+                addend = floats_at(bias + at, channels)[c] if bias != 0 else np.float32(0)
+                x_run, y_run = floats_at(x + offset + c * run * 4, run), floats_at(y + offset + c * run * 4, run)
                 for n in range(run):
-                    made[n] = (given[n] - shift) * factor + added
+                    y_run[n] = (x_run[n] - shift) * factor + addend
         else:
-            given, made = floats_at(x + here, size), floats_at(y + here, size)
+            x_run, y_run = floats_at(x + offset, size), floats_at(y + offset, size)
             factors, shifts = floats_at(weight + at, size), floats_at(bias + at, size)
             if weight != 0 and bias != 0:
                 for n in range(size):
-                    made[n] = (given[n] - shift) * scale * factors[n] + shifts[n]
+                    y_run[n] = (x_run[n] - shift) * scale * factors[n] + shifts[n]
             elif weight != 0:
                 for n in range(size):
-                    made[n] = (given[n] - shift) * scale * factors[n]
+                    y_run[n] = (x_run[n] - shift) * scale * factors[n]
             elif bias != 0:
                 for n in range(size):
-                    made[n] = (given[n] - shift) * scale + shifts[n]
+                    y_run[n] = (x_run[n] - shift) * scale + shifts[n]
             else:
                 for n in range(size):
-                    made[n] = (given[n] - shift) * scale
+                    y_run[n] = (x_run[n] - shift) * scale
 
 
 @compiled()
-def _parts(
-    worker: int, piece: int, x: int, y: int, count: int, together: int, size: int, run: int, weight: int, bias: int,
+def _normalise_task(
+    worker: int, task: int, x: int, y: int, count: int, per_task: int, size: int, run: int, weight: int, bias: int,
     groups: int, is_centred: int, eps: np.float32,
 ) -> None:  # fmt: skip
-    first = piece * together
-    parts = min(together, count - first)
+    first = task * per_task
+    parts = min(per_task, count - first)
     _normalise(x, y, first, parts, size, run, weight, bias, groups, is_centred, eps)
 
 
-# What `_run` is told of a layer once; eps by its bits.
-_COUNT, _TOGETHER_PARTS, _SIZE, _RUN, _WEIGHT, _BIAS, _GROUPS, _IS_CENTRED, _EPS, _WORDS = range(10)
+# Fields of a layer; eps as its bits.
+_COUNT, _PER_TASK, _SIZE, _RUN, _WEIGHT, _BIAS, _GROUPS, _IS_CENTRED, _EPS, _WORDS = range(10)
 
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """B rows of `count` parts; the code of a CompiledLaunch."""
     layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
-    count, together, eps = B * layer[_COUNT], layer[_TOGETHER_PARTS], np.int32(layer[_EPS]).view(np.float32)
-    given = (
-        x, y, count, together, layer[_SIZE], layer[_RUN], layer[_WEIGHT], layer[_BIAS], layer[_GROUPS],
+    count, per_task, eps = B * layer[_COUNT], layer[_PER_TASK], np.int32(layer[_EPS]).view(np.float32)
+    arguments = (
+        x, y, count, per_task, layer[_SIZE], layer[_RUN], layer[_WEIGHT], layer[_BIAS], layer[_GROUPS],
         layer[_IS_CENTRED], eps,
     )  # fmt: skip
-    threads = max(1, min(threads, count * layer[_SIZE] // _THREAD_NUMBERS))
-    run_tasks(_parts, given, (count + together - 1) // together, threads)
+    threads = max(1, min(threads, count * layer[_SIZE] // _THREAD_ELEMENTS))
+    run_tasks(_normalise_task, arguments, (count + per_task - 1) // per_task, threads)
 
 
 @dataclass(frozen=True)
 class Facts:
-    parts: NormParts
-    groups: int  # parts that have weights of their own
+    parts: NormSegments
+    groups: int  # parts with different weights
     is_centred: bool
     eps: float
 
@@ -180,7 +180,7 @@ class Norm:
             row_cache_bytes=2 * x.row_bytes,
         )  # fmt: skip
         yield Claim(
-            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), cost, "one layer by itself", recipes,
+            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), cost, "single layer", recipes,
             order="in vectors, their lanes in pairs, the rest in order",
             facts=Facts(parts, groups, layer.is_centred, layer.attributes()["eps"]),
         )  # fmt: skip
@@ -188,10 +188,10 @@ class Norm:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts
         assert isinstance(facts, Facts)
-        held = {role: np.ascontiguousarray(weight) for role, weight in weights.items()}
+        arrays = {role: np.ascontiguousarray(weight) for role, weight in weights.items()}
         parts, eps = facts.parts, int(np.float32(facts.eps).view(np.int32))
-        told = words(
-            parts.count, max(1, _TASK_NUMBERS // parts.size), parts.size, parts.run, held.get("weight", 0),
-            held.get("bias", 0), facts.groups, int(facts.is_centred), eps,
+        fields = words(
+            parts.count, max(1, _TASK_ELEMENTS // parts.size), parts.size, parts.run, arrays.get("weight", 0),
+            arrays.get("bias", 0), facts.groups, int(facts.is_centred), eps,
         )  # fmt: skip
-        return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, held)))
+        return CompiledLaunch(address_of(_run), lambda threads: (address(fields), (fields, arrays)))

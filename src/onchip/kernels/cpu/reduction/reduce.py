@@ -1,8 +1,8 @@
-"""reduce: maxima, minima, sums, means and norms along axes, and where maxima and minima stand, by themselves.
+"""reduce: max, min, sum, mean, norm, argmax and argmin along axes.
 
-An array is (outer, N, inner), and sums along the middle axis are float64: of inner = 1 in four by turns, of more one
-after the other, whatever the batch. Axes that do not stand next to each other are moved to the end first. Sums of
-float64, which is what sums of ints are made as, come one after the other, too.
+An array is (outer, N, inner). Sums over N are float64: four interleaved ones for inner = 1, else one in order, for any
+batch. Axes that are not adjacent are transposed to the end first. float64 inputs, which sums of ints use, are added in
+order.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by codes
+_KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by code
 MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)
-_LAST = 8  # added to the code of a place: the last of equals
-_DOUBLES = 16  # the code of a sum of float64
+_LAST = 8  # added to the code of an argmax or argmin: the last of equals
+_DOUBLES = 16  # code: a sum of float64
 _SUMS = (_SUM, _MEAN, _NORM, _DOUBLES)
-_THREAD_NUMBERS = 1 << 15  # for fewer a thread is not woken
-_PIECE_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_THREAD_ELEMENTS = 1 << 15  # minimum per woken thread
+_TASK_ELEMENTS = 1 << 12  # minimum per task
 
 
 @linked(*(types.int64,) * 4)
 def reduce_row(source: int, to: int, N: int, code: int) -> None:
-    """x (N,) -> one number."""
+    """x (N,) -> one element."""
     x, y = floats_at(source, N), floats_at(to, 1)
     if code <= _MIN:
         found = x[0]
         for n in range(1, N):
             v = x[n] if code == MAX else -x[n]
             best = found if code == MAX else -found
-            found = x[n] if v > best or v != v else found  # a NaN is found before all numbers
+            found = x[n] if v > best or v != v else found  # NaN wins
         y[0] = found
         return
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
@@ -106,20 +106,20 @@ def reduce_columns(source: int, to: int, totals_at: int, N: int, inner: int, cod
 
 
 @linked(*(types.int64,) * 5)
-def find_places(source: int, to: int, N: int, inner: int, code: int) -> None:
-    """x (N, inner) -> y (inner,) of int64: where the largest or the smallest stands; a NaN is found before numbers."""
+def find_indices(source: int, to: int, N: int, inner: int, code: int) -> None:
+    """x (N, inner) -> y (inner,) int64: the index of the max or min; NaN wins."""
     y = ints_at(to, inner)
     kind, is_last = code & (_LAST - 1), code >= _LAST
     for i in range(inner):
         x = floats_at(source + i * 4, ALL)
-        best, place = x[0], 0
+        best, index = x[0], 0
         for n in range(1, N):
             v = x[n * inner]
             is_more = v > best if kind == _ARG_MAX else v < best
             is_nan, is_equal = v != v and best == best, v == best or (v != v and best != best)
             if is_more or is_nan or (is_last and is_equal):
-                best, place = v, n
-        y[i] = place
+                best, index = v, n
+        y[i] = index
 
 
 @linked(*(types.int64,) * 4)
@@ -136,20 +136,20 @@ def sum_doubles(source: int, to: int, N: int, inner: int) -> None:
 
 @compiled()
 def _rows(
-    worker: int, piece: int, x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, together: int
+    worker: int, task: int, x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, per_task: int
 ) -> None:
-    for row in range(piece * together, min(outer, (piece + 1) * together)):
+    for row in range(task * per_task, min(outer, (task + 1) * per_task)):
         if code == _DOUBLES:
             sum_doubles(x + row * N * inner * 8, y + row * inner * 8, N, inner)
         elif code >= _ARG_MAX:
-            find_places(x + row * N * inner * 4, y + row * inner * 8, N, inner, code)
+            find_indices(x + row * N * inner * 4, y + row * inner * 8, N, inner, code)
         elif inner == 1:
             reduce_row(x + row * N * 4, y + row * 4, N, code)
         else:
             reduce_columns(x + row * N * inner * 4, y + row * inner * 4, totals + worker * inner * 8, N, inner, code)
 
 
-# What `_run` is told of a layer once: the shape of a row of the batch, and `inner` numbers of float64 for each thread.
+# Fields of a layer: the shape of a batch row, and `inner` float64 values per thread.
 _OUTER, _N, _INNER, _CODE, _TOTALS, _WORDS = range(6)
 
 
@@ -158,17 +158,17 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """x (B * outer, N, inner) -> y (B * outer, inner); the code of a CompiledLaunch."""
     layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     outer, N, inner = B * layer[_OUTER], layer[_N], layer[_INNER]
-    together = max(1, _PIECE_NUMBERS // (N * inner))
-    pieces = (outer + together - 1) // together
-    threads = max(1, min(threads, outer * N * inner // _THREAD_NUMBERS))
-    run_tasks(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], together), pieces, threads)
+    per_task = max(1, _TASK_ELEMENTS // (N * inner))
+    tasks = (outer + per_task - 1) // per_task
+    threads = max(1, min(threads, outer * N * inner // _THREAD_ELEMENTS))
+    run_tasks(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], per_task), tasks, threads)
 
 
 @dataclass(frozen=True)
 class Facts:
     code: int
-    order: tuple[int, ...]  # of all axes, those that are walked over behind the others; () if nothing is moved
-    shape: tuple[int, int, int]  # outer, N and inner of one row of the batch
+    order: tuple[int, ...]  # of all axes, the reduced ones last; () if nothing is transposed
+    shape: tuple[int, int, int]  # outer, N and inner of a batch row
 
 
 class Reduce:
@@ -186,37 +186,37 @@ class Reduce:
         if x.dtype != "float32" and not adds_doubles:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        code, told = _DOUBLES if adds_doubles else _KINDS.index(type(layer)), layer.attributes()
-        axes = sorted(axis % len(x.shape) for axis in told.get("axes", (told.get("axis"),)))
-        facts = _facts(code + _LAST if told.get("last") else code, x.row_shape, axes)
+        code, attributes = _DOUBLES if adds_doubles else _KINDS.index(type(layer)), layer.attributes()
+        axes = sorted(axis % len(x.shape) for axis in attributes.get("axes", (attributes.get("axis"),)))
+        facts = _facts(code + _LAST if attributes.get("last") else code, x.row_shape, axes)
         cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
-            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
-            order="in four sums or one, by N alone" if code in _SUMS else "", facts=facts,
+            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "single layer",
+            order="four interleaved sums or one, depending on N only" if code in _SUMS else "", facts=facts,
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
-        told = claim.facts
-        assert isinstance(told, Facts)
+        facts = claim.facts
+        assert isinstance(facts, Facts)
 
-        def facts(threads: int) -> tuple[int, object]:
-            totals = np.empty((threads, told.shape[2]))
-            numbers = words(*told.shape, told.code, totals)
-            return address(numbers), (numbers, totals)
+        def build_facts(threads: int) -> tuple[int, object]:
+            totals = np.empty((threads, facts.shape[2]))
+            fields = words(*facts.shape, facts.code, totals)
+            return address(fields), (fields, totals)
 
-        launch = CompiledLaunch(address_of(_run), facts)
-        if not told.order:
+        launch = CompiledLaunch(address_of(_run), build_facts)
+        if not facts.order:
             return launch
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            launch([np.ascontiguousarray(inputs[0].transpose(told.order))], outputs, threads)
+            launch([np.ascontiguousarray(inputs[0].transpose(facts.order))], outputs, threads)
 
         return run
 
 
 def _facts(code: int, row: tuple[int, ...], axes: list[int]) -> Facts:
-    """axes  of the whole array, the batch in front"""
+    """axes  of the whole array, batch first"""
     shape = (1, *row)
     if axes == list(range(axes[0], axes[-1] + 1)):
         sizes = shape[: axes[0]], shape[axes[0] : axes[-1] + 1], shape[axes[-1] + 1 :]

@@ -1,10 +1,9 @@
-"""sequence_max: the largest over time of sequences of different lengths, by itself; behind token convolutions it is
-token_max's.
+"""sequence_max: the max over time of sequences of different lengths; after token convolutions, token_max fuses it.
 
-Idea      A sequence ends where its last window does: what lies behind is not read. x lies in rows, a channel behind
-          the other, or with channels last, where vectors run along them.
+Idea      A sequence ends where its last window does: nothing after it is read. x is (C, P) per row, or NHWC, vectorised
+          over channels.
 Floor     Memory: x in, y out.
-Limits    float32; others are plain's.
+Limits    float32; `plain` runs other dtypes.
 """
 
 from __future__ import annotations
@@ -28,39 +27,39 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
-_TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_TASK_ELEMENTS = 1 << 12  # minimum per task
 _ZERO = np.float32(0)
 
-# What `_run` is told of a layer once; totals: C numbers of float64 of each worker.
+# Fields of a layer; totals: C float64 values per worker.
 _C, _P, _WINDOW, _STRIDE, _ID_BYTES, _IS_LAST, _TOTALS, _WORDS = range(8)
 
 
 @compiled()
-def _rows(worker: int, piece: int, layer: Array, x: int, lengths: int, y: int, B: int, together: int) -> None:
+def _rows(worker: int, task: int, layer: Array, x: int, lengths: int, y: int, B: int, per_task: int) -> None:
     C, P, window, stride = layer[_C], layer[_P], layer[_WINDOW], layer[_STRIDE]
-    for row in range(piece * together, min(B, (piece + 1) * together)):
+    for row in range(task * per_task, min(B, (task + 1) * per_task)):
         length = int_at(lengths + row * 8) if layer[_ID_BYTES] == 8 else int32_at(lengths + row * 4)
         count = min(P, (length - window) // stride + 1) if length >= window else 0
-        given, to = x + row * C * P * 4, y + row * C * 4
+        row_x, to = x + row * C * P * 4, y + row * C * 4
         if count == 0:
-            made = floats_at(to, C)
+            row_y = floats_at(to, C)
             for c in range(C):
-                made[c] = _ZERO
+                row_y[c] = _ZERO
         elif layer[_IS_LAST]:
-            reduce_columns(given, to, layer[_TOTALS] + worker * C * 8, count, C, MAX)
+            reduce_columns(row_x, to, layer[_TOTALS] + worker * C * 8, count, C, MAX)
         else:
             for c in range(C):
-                reduce_row(given + c * P * 4, to + c * 4, count, MAX)
+                reduce_row(row_x + c * P * 4, to + c * 4, count, MAX)
 
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """The code of a CompiledLaunch."""
     layer = ints_at(facts, _WORDS)
-    numbers = layer[_C] * layer[_P]
-    together = max(1, _TASK_NUMBERS // max(1, numbers))
-    given = (layer, int_at(operands), int_at(operands + 8), int_at(operands + 16), B, together)
-    run_tasks(_rows, given, (B + together - 1) // together, max(1, min(threads, B * numbers // _TASK_NUMBERS)))
+    elements = layer[_C] * layer[_P]
+    per_task = max(1, _TASK_ELEMENTS // max(1, elements))
+    arguments = (layer, int_at(operands), int_at(operands + 8), int_at(operands + 16), B, per_task)
+    run_tasks(_rows, arguments, (B + per_task - 1) // per_task, max(1, min(threads, B * elements // _TASK_ELEMENTS)))
 
 
 @dataclass(frozen=True)
@@ -93,25 +92,25 @@ class SequenceMaxKernel:
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
             facts = Facts(node.layer, C, P, DTYPE_BYTES[lengths.dtype], layout)
             yield Claim(
-                self.name, f"{self.name}<{C},{P}>", (node.name,), cost, "one layer by itself", facts=facts,
+                self.name, f"{self.name}<{C},{P}>", (node.name,), cost, "single layer", facts=facts,
                 reads={node.inputs[0]: Use(layout)} if layout == CHANNELS_LAST else {},
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
-        told = claim.facts
-        assert isinstance(told, Facts)
+        facts = claim.facts
+        assert isinstance(facts, Facts)
 
-        def facts(threads: int) -> tuple[int, object]:
-            totals = np.empty((threads, told.C))
+        def build_facts(threads: int) -> tuple[int, object]:
+            totals = np.empty((threads, facts.C))
             layer = words(
-                told.C,
-                told.P,
-                told.layer.window,
-                told.layer.stride,
-                told.id_bytes,
-                told.layout == CHANNELS_LAST,
+                facts.C,
+                facts.P,
+                facts.layer.window,
+                facts.layer.stride,
+                facts.id_bytes,
+                facts.layout == CHANNELS_LAST,
                 totals,
             )
             return address(layer), (layer, totals)
 
-        return CompiledLaunch(address_of(_run), facts)
+        return CompiledLaunch(address_of(_run), build_facts)

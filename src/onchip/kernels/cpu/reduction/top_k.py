@@ -1,7 +1,7 @@
-"""top_k: the k largest or smallest numbers along an axis, or their places, in order.
+"""top_k: the k largest or smallest elements along an axis, or their indices, in order.
 
-A number goes in among the first k of those before it: nearly all of a long row are compared once, with the last of
-them. An array is (outer, N, inner), as in reduce.py.
+Insertion into the sorted best k so far: nearly all elements of a long row are compared once, with the worst of these.
+An array is (outer, N, inner), as in reduce.py.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_THREAD_NUMBERS = 1 << 14  # for fewer a thread is not woken
-_PIECE_NUMBERS = 1 << 11  # that a thread takes at a time, at least
+_THREAD_ELEMENTS = 1 << 14  # minimum per woken thread
+_TASK_ELEMENTS = 1 << 11  # minimum per task
 
 
 @linked(*(types.int64,) * 7)
-def find_first(source: int, numbers: int, places: int, N: int, inner: int, k: int, is_min: int) -> None:
-    """x (N, inner), one column of it -> its first k numbers and their places; a NaN is larger than any number."""
-    x, found, at = floats_at(source, ALL), floats_at(numbers, k), ints_at(places, k)
+def find_first(source: int, values: int, indices: int, N: int, inner: int, k: int, is_min: int) -> None:
+    """The first k values of a column of x (N, inner), and their indices; NaN is larger than any other value."""
+    x, found, at = floats_at(source, ALL), floats_at(values, k), ints_at(indices, k)
     count = 0
     for n in range(N):
         v = x[n * inner]
@@ -38,7 +38,7 @@ def find_first(source: int, numbers: int, places: int, N: int, inner: int, k: in
         while m > 0:
             u = found[m - 1]
             is_before = (v < u or (u != u and v == v)) if is_min else (v > u or (v != v and u == u))
-            if not is_before:  # of equals the first one stays in front
+            if not is_before:  # of equals, the first stays first
                 break
             if m < k:
                 found[m], at[m] = u, at[m - 1]
@@ -48,25 +48,25 @@ def find_first(source: int, numbers: int, places: int, N: int, inner: int, k: in
             count = min(count + 1, k)
 
 
-# What `_run` is told of a layer once: the shape of a row of the batch, and room for k numbers and places a thread.
-_OUTER, _N, _INNER, _K, _IS_MIN, _GIVES_PLACES, _NUMBERS, _PLACES, _WORDS = range(9)
+# Fields of a layer: the shape of a batch row, and scratch for k values and indices per thread.
+_OUTER, _N, _INNER, _K, _IS_MIN, _WRITES_INDICES, _VALUES, _INDICES, _WORDS = range(9)
 
 
 @compiled()
-def _columns(worker: int, piece: int, layer: Array, x: int, y: int, columns: int, together: int) -> None:
+def _columns(worker: int, task: int, layer: Array, x: int, y: int, columns: int, per_task: int) -> None:
     N, inner, k = layer[_N], layer[_INNER], layer[_K]
-    numbers, places = layer[_NUMBERS] + worker * k * 4, layer[_PLACES] + worker * k * 8
-    for column in range(piece * together, min(columns, (piece + 1) * together)):
+    values, indices = layer[_VALUES] + worker * k * 4, layer[_INDICES] + worker * k * 8
+    for column in range(task * per_task, min(columns, (task + 1) * per_task)):
         row, i = column // inner, column % inner
-        find_first(x + (row * N * inner + i) * 4, numbers, places, N, inner, k, layer[_IS_MIN])
-        if layer[_GIVES_PLACES]:
-            at, to = ints_at(places, k), ints_at(y + (row * k * inner + i) * 8, ALL)
+        find_first(x + (row * N * inner + i) * 4, values, indices, N, inner, k, layer[_IS_MIN])
+        if layer[_WRITES_INDICES]:
+            at, to = ints_at(indices, k), ints_at(y + (row * k * inner + i) * 8, ALL)
             for m in range(k):
                 to[m * inner] = at[m]
         else:
-            found, made = floats_at(numbers, k), floats_at(y + (row * k * inner + i) * 4, ALL)
+            found, target = floats_at(values, k), floats_at(y + (row * k * inner + i) * 4, ALL)
             for m in range(k):
-                made[m * inner] = found[m]
+                target[m * inner] = found[m]
 
 
 @linked(*(types.int64,) * 4)
@@ -74,18 +74,18 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """The code of a CompiledLaunch."""
     layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     columns = B * layer[_OUTER] * layer[_INNER]
-    together = max(1, _PIECE_NUMBERS // layer[_N])
-    pieces = (columns + together - 1) // together
-    threads = max(1, min(threads, columns * layer[_N] // _THREAD_NUMBERS))
-    run_tasks(_columns, (layer, x, y, columns, together), pieces, threads)
+    per_task = max(1, _TASK_ELEMENTS // layer[_N])
+    tasks = (columns + per_task - 1) // per_task
+    threads = max(1, min(threads, columns * layer[_N] // _THREAD_ELEMENTS))
+    run_tasks(_columns, (layer, x, y, columns, per_task), tasks, threads)
 
 
 @dataclass(frozen=True)
 class Facts:
-    shape: tuple[int, int, int]  # outer, N and inner of one row of the batch
+    shape: tuple[int, int, int]  # outer, N and inner of a batch row
     k: int
     is_min: bool
-    gives_places: bool
+    writes_indices: bool
 
 
 class TopKKernel:
@@ -107,17 +107,17 @@ class TopKKernel:
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
             CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes),
-            "one layer by itself",
+            "single layer",
             facts=Facts(shape, layer.k, not layer.largest, isinstance(layer, ArgTopK)),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
-        told = claim.facts
-        assert isinstance(told, Facts)
+        facts = claim.facts
+        assert isinstance(facts, Facts)
 
-        def facts(threads: int) -> tuple[int, object]:
-            numbers, places = np.empty((threads, told.k), np.float32), np.empty((threads, told.k), np.int64)
-            layer = words(*told.shape, told.k, int(told.is_min), int(told.gives_places), numbers, places)
-            return address(layer), (layer, numbers, places)
+        def build_facts(threads: int) -> tuple[int, object]:
+            values, indices = np.empty((threads, facts.k), np.float32), np.empty((threads, facts.k), np.int64)
+            layer = words(*facts.shape, facts.k, int(facts.is_min), int(facts.writes_indices), values, indices)
+            return address(layer), (layer, values, indices)
 
-        return CompiledLaunch(address_of(_run), facts)
+        return CompiledLaunch(address_of(_run), build_facts)

@@ -1,8 +1,8 @@
-"""short_scan: the CumSum of short rows, whole rows by one thread, in one call into compiled code.
+"""short_scan: the CumSum of short rows, one thread per row, in one call into compiled code.
 
-Order     From the first number to the last, or from the last to the first: a total is the one before and a number.
+Order     From the first element to the last, or in reverse, one addition each.
 Floor     Memory: x in, y out.
-Limits    float32, rows of at most 1,024 numbers; `scan` takes all others.
+Limits    float32, rows of up to 1,024 elements; `scan` runs all others.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-MAX_NUMBERS = 1 << 10  # of a row
-_TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
-_ROWS = 4  # side by side, if a row is one column: `_scan_rows`
-_LINES, _LENGTH, _COLUMNS, _EXCLUSIVE, _REVERSE, _WORDS = range(6)  # what `_run` is told of a layer
+MAX_NUMBERS = 1 << 10  # elements of a row
+_TASK_ELEMENTS = 1 << 12  # minimum per task
+_ROWS = 4  # interleaved, if a row is one column: `_scan_rows`
+_LINES, _LENGTH, _COLUMNS, _EXCLUSIVE, _REVERSE, _WORDS = range(6)  # fields of a layer
 _ZERO = np.float32(0)
 
 
 @compiled()
 def _scan_rows(x: int, y: int, rows: int, layer: Array) -> None:
-    """At most _ROWS rows side by side, with their sums in registers: one row alone waits for each addition."""
+    """Scan up to _ROWS rows interleaved, sums in registers: a single row is bound by the latency of additions."""
     N = layer[_LENGTH]
-    given, made = floats_at(x, rows * N), floats_at(y, rows * N)
+    source, out = floats_at(x, rows * N), floats_at(y, rows * N)
     # Missing rows repeat the last one.
     b, c, d = N * min(1, rows - 1), N * min(2, rows - 1), N * min(3, rows - 1)
     at, step = (N - 1, -1) if layer[_REVERSE] else (0, 1)
-    s, t, u, v = given[at], given[b + at], given[c + at], given[d + at]
+    s, t, u, v = source[at], source[b + at], source[c + at], source[d + at]
     if layer[_EXCLUSIVE]:
-        made[at] = made[b + at] = made[c + at] = made[d + at] = _ZERO
+        out[at] = out[b + at] = out[c + at] = out[d + at] = _ZERO
     else:
-        made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
+        out[at], out[b + at], out[c + at], out[d + at] = s, t, u, v
     for _ in range(1, N):
         at += step
-        p, q, r, w = given[at], given[b + at], given[c + at], given[d + at]
+        p, q, r, w = source[at], source[b + at], source[c + at], source[d + at]
         if layer[_EXCLUSIVE]:
-            made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
+            out[at], out[b + at], out[c + at], out[d + at] = s, t, u, v
             s, t, u, v = s + p, t + q, u + r, v + w
         else:
             s, t, u, v = s + p, t + q, u + r, v + w
-            made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
+            out[at], out[b + at], out[c + at], out[d + at] = s, t, u, v
 
 
 @compiled()
-def _scan(worker: int, piece: int, x: int, y: int, lines: int, together: int, layer: Array) -> None:
-    """Some lines (length, columns), each column by itself."""
+def _scan(worker: int, task: int, x: int, y: int, lines: int, per_task: int, layer: Array) -> None:
+    """Scan lines of (length, columns), column by column."""
     N, C, is_reverse = layer[_LENGTH], layer[_COLUMNS], layer[_REVERSE]
     step = -C if is_reverse else C
     if C == 1:
-        last = min(lines, (piece + 1) * together)
-        for line in range(piece * together, last, _ROWS):
+        last = min(lines, (task + 1) * per_task)
+        for line in range(task * per_task, last, _ROWS):
             _scan_rows(x + line * N * 4, y + line * N * 4, min(_ROWS, last - line), layer)
         return
-    for line in range(piece * together, min(lines, (piece + 1) * together)):
+    for line in range(task * per_task, min(lines, (task + 1) * per_task)):
         at = (line * N + (N - 1 if is_reverse else 0)) * C
-        begun, first = floats_at(y + at * 4, C), floats_at(x + at * 4, C)
+        head, first = floats_at(y + at * 4, C), floats_at(x + at * 4, C)
         for c in range(C):
-            begun[c] = _ZERO if layer[_EXCLUSIVE] else first[c]
+            head[c] = _ZERO if layer[_EXCLUSIVE] else first[c]
         for _ in range(1, N):
-            before, made = floats_at(y + at * 4, C), floats_at(y + (at + step) * 4, C)
-            given = floats_at(x + (at if layer[_EXCLUSIVE] else at + step) * 4, C)
+            previous, out = floats_at(y + at * 4, C), floats_at(y + (at + step) * 4, C)
+            source = floats_at(x + (at if layer[_EXCLUSIVE] else at + step) * 4, C)
             for c in range(C):
-                made[c] = before[c] + given[c]
+                out[c] = previous[c] + source[c]
             at += step
 
 
@@ -81,10 +81,10 @@ def _scan(worker: int, piece: int, x: int, y: int, lines: int, together: int, la
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """The code of a CompiledLaunch."""
     layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
-    lines, numbers = B * layer[_LINES], layer[_LENGTH] * layer[_COLUMNS]
-    together = max(1, _TASK_NUMBERS // numbers)
-    threads = max(1, min(threads, lines * numbers // _TASK_NUMBERS))
-    run_tasks(_scan, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
+    lines, elements = B * layer[_LINES], layer[_LENGTH] * layer[_COLUMNS]
+    per_task = max(1, _TASK_ELEMENTS // elements)
+    threads = max(1, min(threads, lines * elements // _TASK_ELEMENTS))
+    run_tasks(_scan, (x, y, lines, per_task, layer), (lines + per_task - 1) // per_task, threads)
 
 
 class ShortScan:
@@ -104,11 +104,9 @@ class ShortScan:
         shape = math.prod(x.row_shape[: axis - 1]), x.row_shape[axis - 1], math.prod(x.row_shape[axis:])
         cost = CoreCost(net.row_flop(node), 2 * x.row_bytes)
         facts = (*shape, int(node.layer.exclusive), int(node.layer.reverse))
-        yield Claim(
-            self.name, f"{self.name}<sum>", (node.name,), cost, "one layer by itself", order="in order", facts=facts
-        )
+        yield Claim(self.name, f"{self.name}<sum>", (node.name,), cost, "single layer", order="in order", facts=facts)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, tuple)
-        told = words(*claim.facts)
-        return CompiledLaunch(address_of(_run), lambda threads: (address(told), told))
+        fields = words(*claim.facts)
+        return CompiledLaunch(address_of(_run), lambda threads: (address(fields), fields))

@@ -1,5 +1,5 @@
-"""Words of memory that several threads change, 64-bit and by address, every step in one order that all threads see; and
-locks to sleep on: Python's own, which every system has and which need no GIL.
+"""Sequentially consistent atomics on 64-bit words, by address, and blocking locks: Python's own (PyThread_*), which
+exist on every system and need no GIL.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from onchip.kernels.cpu.compiler.emit import INT, INT32
 from onchip.kernels.cpu.compiler.late_numba import cgutils, intrinsic, types
 
 IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
-_ORDER, _WORD = "seq_cst", INT.as_pointer()
+_ORDERING, _WORD_POINTER = "seq_cst", INT.as_pointer()
 
 
 @intrinsic
-def atomic_load(typing_context: Any, where: Any) -> Any:
+def atomic_load(typing_context: Any, address: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.load_atomic(b.inttoptr(args[0], _WORD), _ORDER, 8)
+        return b.load_atomic(b.inttoptr(args[0], _WORD_POINTER), _ORDERING, 8)
 
     return types.int64(types.int64), codegen
 
 
 @intrinsic
-def atomic_exchange(typing_context: Any, where: Any, value: Any) -> Any:
-    """Write a word; what stood there before."""
+def atomic_exchange(typing_context: Any, address: Any, value: Any) -> Any:
+    """Write a word; return its old value."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.atomic_rmw("xchg", b.inttoptr(args[0], _WORD), args[1], _ORDER)
+        return b.atomic_rmw("xchg", b.inttoptr(args[0], _WORD_POINTER), args[1], _ORDERING)
 
     return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
-def atomic_add(typing_context: Any, where: Any, value: Any) -> Any:
-    """Add to a word; what stood there before."""
+def atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
+    """Add to a word; return its old value."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", b.inttoptr(args[0], _WORD), args[1], _ORDER)
+        return b.atomic_rmw("add", b.inttoptr(args[0], _WORD_POINTER), args[1], _ORDERING)
 
     return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
-def atomic_replace(typing_context: Any, where: Any, expected: Any, value: Any) -> Any:
-    """Write a word if it is still what was expected; whether it was."""
+def atomic_compare_exchange(typing_context: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Write a word if it is `expected`; return whether it was."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        done = b.cmpxchg(b.inttoptr(args[0], _WORD), args[1], args[2], _ORDER, _ORDER)
-        return b.extract_value(done, 1)
+        result = b.cmpxchg(b.inttoptr(args[0], _WORD_POINTER), args[1], args[2], _ORDERING, _ORDERING)
+        return b.extract_value(result, 1)
 
     return types.boolean(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic
 def pause(typing_context: Any) -> Any:
-    """Tell the core that this thread looks at a word again and again: some 40 ns on x86, a few on ARM."""
+    """The CPU's spin-wait hint: some 40 ns on x86, a few on ARM."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         if IS_ARM:
-            kind = ir.FunctionType(ir.VoidType(), [INT32])
-            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.aarch64.hint"), [INT32(1)])
+            function_type = ir.FunctionType(ir.VoidType(), [INT32])
+            b.call(cgutils.get_or_insert_function(b.module, function_type, "llvm.aarch64.hint"), [INT32(1)])
         else:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
+            function_type = ir.FunctionType(ir.VoidType(), [])
+            b.call(cgutils.get_or_insert_function(b.module, function_type, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -82,17 +82,17 @@ if _clock is not None:
 
 @intrinsic
 def nanoseconds(typing_context: Any) -> Any:
-    """Of a clock that only goes forward; 0 where the system has no such clock by this name."""
+    """The monotonic clock; 0 on systems without `clock_gettime`."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         if _clock is None:
             return INT(0)
-        made = cgutils.alloca_once(b, ir.ArrayType(INT, 2))
-        kind = ir.FunctionType(INT32, [INT32, cgutils.voidptr_t])
-        function = cgutils.get_or_insert_function(b.module, kind, "clock_gettime")
-        b.call(function, [INT32(time.CLOCK_MONOTONIC), b.bitcast(made, cgutils.voidptr_t)])
-        seconds, rest = (b.extract_value(b.load(made), i) for i in range(2))
-        return b.add(b.mul(seconds, INT(10**9)), rest)
+        timespec = cgutils.alloca_once(b, ir.ArrayType(INT, 2))
+        function_type = ir.FunctionType(INT32, [INT32, cgutils.voidptr_t])
+        function = cgutils.get_or_insert_function(b.module, function_type, "clock_gettime")
+        b.call(function, [INT32(time.CLOCK_MONOTONIC), b.bitcast(timespec, cgutils.voidptr_t)])
+        seconds, nanos = (b.extract_value(b.load(timespec), i) for i in range(2))
+        return b.add(b.mul(seconds, INT(10**9)), nanos)
 
     return types.int64(), codegen
 
@@ -106,20 +106,20 @@ for _name in ("PyThread_acquire_lock", "PyThread_release_lock"):
     llvm.add_symbol(_name, ctypes.cast(getattr(_python, _name), ctypes.c_void_p).value)
 
 
-def held_lock() -> int:
-    """A new lock; who takes it sleeps until another thread has released it."""
+def acquired_lock() -> int:
+    """A new lock, acquired: `acquire` blocks until another thread releases it."""
     lock = _python.PyThread_allocate_lock()
     _python.PyThread_acquire_lock(lock, 1)
     return int(lock)
 
 
 @intrinsic
-def sleep_on(typing_context: Any, lock: Any) -> Any:
-    """Take a lock, and sleep until that can be done."""
+def acquire(typing_context: Any, lock: Any) -> Any:
+    """Acquire a lock; block until it is free."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(INT32, [cgutils.voidptr_t, INT32])
-        function = cgutils.get_or_insert_function(b.module, kind, "PyThread_acquire_lock")
+        function_type = ir.FunctionType(INT32, [cgutils.voidptr_t, INT32])
+        function = cgutils.get_or_insert_function(b.module, function_type, "PyThread_acquire_lock")
         b.call(function, [b.inttoptr(args[0], cgutils.voidptr_t), INT32(1)])
         return context.get_dummy_value()
 
@@ -129,8 +129,8 @@ def sleep_on(typing_context: Any, lock: Any) -> Any:
 @intrinsic
 def release(typing_context: Any, lock: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t])
-        function = cgutils.get_or_insert_function(b.module, kind, "PyThread_release_lock")
+        function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t])
+        function = cgutils.get_or_insert_function(b.module, function_type, "PyThread_release_lock")
         b.call(function, [b.inttoptr(args[0], cgutils.voidptr_t)])
         return context.get_dummy_value()
 

@@ -1,4 +1,4 @@
-"""Rows through a network and back: forward, loss, and the gradient of every layer's input."""
+"""The forward and backward pass of rows: loss, and the gradient of every layer's pre-activation."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from onchip.kernels.cpu.train.model import (
 from onchip.kernels.pointwise import LEAKY, RELU, SIGMOID, TANH
 from onchip.network.recipe import Array
 
-FETCH_ROWS = 8  # of the first layer that are asked for at a time: few enough not to wait for each other
+FETCH_ROWS = 8  # of the first layer's input, prefetched at a time: within the limit of outstanding misses
 _ZERO, _ONE, _NO_FLOOR = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @compiled()
 def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data: Data, row: int) -> tuple[float, int]:
-    """The loss of one row with output z[at : at + N], and whether it hits its class.
+    """The loss of one row with output z[at : at + N], and whether its prediction is correct.
 
-    The gradient goes to dz, 0 in the columns past N; of MSE without the factor that all rows share. Both are times the
-    row's weight.
+    The gradient goes to dz, with zeros in the columns past N. For MSE it lacks the factor that all rows share. Loss and
+    gradient are multiplied by the row's weight.
     """
     for n in range(at + N, at + stride):
         dz[n] = _ZERO
-    loss, hit = 0.0, 0
+    loss, is_correct = 0.0, 0
     if code == CROSS_ENTROPY:
         highest, best = z[at], at
         for n in range(at + 1, at + N):
@@ -56,7 +56,7 @@ def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data
         for n in range(at, at + N):
             dz[n] = dz[n] / scale
         truth = at + ints_at(data.targets, row + 1)[row]
-        loss, hit = np.log(total), int(best == truth)
+        loss, is_correct = np.log(total), int(best == truth)
         if data.smoothing > _ZERO:
             share, others = np.float64(data.smoothing) / N, 0.0
             for n in range(at, at + N):
@@ -79,12 +79,12 @@ def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data
         loss *= np.float64(weight)
         for n in range(at, at + N):
             dz[n] *= weight
-    return loss, hit
+    return loss, is_correct
 
 
 @compiled()
 def _through_activation(dz: Array, a: Array, begin: int, count: int, N: int, stride: int, code: int) -> None:
-    """dz *= f'(.), written by the activation's own output a, for rows of N numbers from `begin` on."""
+    """dz *= f'(z), in terms of the output a = f(z), for rows of N elements from `begin` on."""
     for r in range(count):
         at = begin + r * stride
         grad, out = dz[at : at + N], a[at : at + N]
@@ -104,9 +104,9 @@ def _through_activation(dz: Array, a: Array, begin: int, count: int, N: int, str
 
 
 @compiled()
-def where_rows_lie(model: int, block_places: int, words: int, begin: int, count: int) -> int:
-    """The address of the block's rows: where x has them, if they follow each other there, else block.x."""
-    block, data, D_in = block_at(block_places), data_at(words), table_at(model)[0, COL_K]
+def rows_address(model: int, block_ptr: int, data_ptr: int, begin: int, count: int) -> int:
+    """The address of the block's rows: in x if they are contiguous there, else block.x."""
+    block, data, D_in = block_at(block_ptr), data_at(data_ptr), table_at(model)[0, COL_K]
     first = data.order[begin]
     for r in range(1, count):
         if data.order[begin + r] != first + r:
@@ -119,37 +119,37 @@ def where_rows_lie(model: int, block_places: int, words: int, begin: int, count:
 def _first_layer(
     x: int, x_row: int, rows: int, w: int, K: int, N_padded: int, bias: int, dst: int, dst_row: int, floor: np.float32
 ) -> None:
-    """dense, for rows that come from memory: while a chunk of some is multiplied, their next one is on its way."""
+    """dense for rows outside the caches: while a chunk is multiplied, the next one is prefetched."""
     for k in range(0, K, CHUNK):
-        left = K - k - CHUNK  # of each row behind this chunk
-        below = floor if left <= 0 else _NO_FLOOR
+        left = K - k - CHUNK  # elements of each row after this chunk
+        chunk_floor = floor if left <= 0 else _NO_FLOOR
         n = 0
         while n < N_padded:
             width = next_panel(N_padded - n)
             w_at = w + (n * K + k * width) * 4
             for r in range(0, rows, FETCH_ROWS):
-                some, x_at = min(FETCH_ROWS, rows - r), x + r * x_row + k * 4
+                count, x_at = min(FETCH_ROWS, rows - r), x + r * x_row + k * 4
                 if n == 0 and left > 0:
-                    for i in range(some):
+                    for i in range(count):
                         fetch(x_at + i * x_row + CHUNK * 4, min(CHUNK, left) * 4)
                 out = dst + r * dst_row + n * 4
                 init, init_row = (bias + n * 4, 0) if k == 0 else (out, dst_row)
                 steps = min(CHUNK, K - k)
-                multiply_panel(x_at, x_row, some, w_at, width, init, init_row, out, dst_row, 1, 0, steps, below)
+                multiply_panel(x_at, x_row, count, w_at, width, init, init_row, out, dst_row, 1, 0, steps, chunk_floor)
             n += width
 
 
 @linked(*(types.int64,) * 7)
-def forward(model_places: int, block_places: int, words: int, begin: int, x: int, first: int, count: int) -> None:
-    """Rows first..first+count of the block that starts at order[begin] through all layers; x: see where_rows_lie."""
-    model, block, data = model_at(model_places), block_at(block_places), data_at(words)
+def forward(model_ptr: int, block_ptr: int, data_ptr: int, begin: int, x: int, first: int, count: int) -> None:
+    """The forward pass of rows first..first+count of the block at order[begin]; x is from rows_address."""
+    model, block, data = model_at(model_ptr), block_at(block_ptr), data_at(data_ptr)
     table = model.table
     K0 = table[0, COL_K]
     if x == address(block.x):
         for r in range(first, first + count):
-            row, to = floats_at(data.x + data.order[begin + r] * K0 * 4, K0), block.x[r * K0 : (r + 1) * K0]
+            row, copy = floats_at(data.x + data.order[begin + r] * K0 * 4, K0), block.x[r * K0 : (r + 1) * K0]
             for k in range(K0):
-                to[k] = row[k]
+                copy[k] = row[k]
     src, src_row = x + first * K0 * 4, K0 * 4
     for layer in range(len(table)):
         N, code = table[layer, COL_N], table[layer, COL_CODE]
@@ -169,10 +169,10 @@ def forward(model_places: int, block_places: int, words: int, begin: int, x: int
 
 @linked(*(types.int64,) * 7)
 def output_gradients(
-    model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int
+    model: int, block_ptr: int, data_ptr: int, begin: int, first: int, count: int, loss_code: int
 ) -> None:
-    """The losses, hits and output gradients of rows that went through forward."""
-    table, block, data = table_at(model), block_at(block_places), data_at(words)
+    """Losses, correct predictions and output gradients of rows after `forward`."""
+    table, block, data = table_at(model), block_at(block_ptr), data_at(data_ptr)
     last = len(table) - 1
     N = table[last, COL_N]
     width = padded_width(N)
@@ -183,17 +183,17 @@ def output_gradients(
 
 
 @linked(*(types.int64,) * 4)
-def backward(model_places: int, block_places: int, first: int, count: int) -> None:
-    """From the output gradients of some rows to every layer's dz."""
-    model, block = model_at(model_places), block_at(block_places)
+def backward(model_ptr: int, block_ptr: int, first: int, count: int) -> None:
+    """Every layer's dz, from the output gradients of some rows."""
+    model, block = model_at(model_ptr), block_at(block_ptr)
     table = model.table
     for layer in range(len(table) - 1, -1, -1):
         N = table[layer, COL_N]
         width = padded_width(N)
         at = table[layer, COL_ACT] + first * width
         if layer < len(table) - 1:
-            above, K = padded_width(table[layer + 1, COL_N]), table[layer + 1, COL_N]
-            src = address(block.dzs) + (table[layer + 1, COL_ACT] + first * above) * 4
+            next_width, K = padded_width(table[layer + 1, COL_N]), table[layer + 1, COL_N]
+            src = address(block.dzs) + (table[layer + 1, COL_ACT] + first * next_width) * 4
             wt, dst = address(model.wt) + table[layer + 1, COL_WT] * 4, address(block.dzs) + at * 4
-            dense(src, above * 4, count, wt, K, width, address(block.zeros), dst, width * 4, _NO_FLOOR)
+            dense(src, next_width * 4, count, wt, K, width, address(block.zeros), dst, width * 4, _NO_FLOOR)
         _through_activation(block.dzs, block.acts, at, count, N, width, table[layer, COL_CODE])

@@ -1,4 +1,4 @@
-"""Pieces of the weights: their gradient over a block of rows, and the update."""
+"""Tiles of the weights: their gradient over a block of rows, and the update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onchip.kernels.cpu.train.model import (
     COL_WT,
     MOMENTUM,
     SGD,
-    Rule,
+    Optimiser,
     batch_gradients,
     block_at,
     fetch,
@@ -30,8 +30,8 @@ from onchip.kernels.cpu.train.model import (
 from onchip.kernels.training import BETA1, BETA2, CLIP_EPS, EPS
 from onchip.network.recipe import Array
 
-SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
-TASK_K = 64  # rows of a weight matrix in one piece
+SUM_ROWS = 128  # rows per partial sum of a gradient: their inputs stay in L1 for all of a weight tile
+TASK_K = 64  # rows of a weight tile
 TASK_FLOATS = TASK_K * PANEL
 _ROWS = 4  # of a tile of a panel; a divisor of TASK_K
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
@@ -50,14 +50,14 @@ def _gradients(
         some = min(SUM_ROWS, rows - r)
         starts = is_first and r == 0
         a_at, dz_at = a + r * a_row, dz + r * dz_row
-        ahead, share = r + some, SUM_ROWS * step // TASK_K
+        ahead, fetched_rows = r + some, SUM_ROWS * step // TASK_K
         k = 0
         while k + step <= count:
-            # What the next sum reads: its rows lie too far apart for the hardware to guess.
-            for row in range(ahead, min(ahead + share, rows)):
+            # Prefetch the next sum's rows: their stride is too large for the hardware prefetcher.
+            for row in range(ahead, min(ahead + fetched_rows, rows)):
                 fetch(a + row * a_row, count * 4)
                 fetch(dz + row * dz_row, out_row)
-            ahead += share
+            ahead += fetched_rows
             x, to = a_at + k * 4, out + k * out_row
             init, init_row = (zeros, 0) if starts else (to, out_row)
             if width == PANEL:
@@ -86,14 +86,12 @@ def _gradients(
 
 
 @linked(*(types.int64,) * 7, types.boolean)
-def gradient_of_task(
-    model: int, block_places: int, x: int, task: int, rows: int, out: int, gb: int, first: bool
-) -> None:
-    """The gradient of one piece of the weights over a block's rows, to the address `out`, and of its biases to gb's.
+def gradient_of_task(model: int, block_ptr: int, x: int, task: int, rows: int, out: int, gb: int, first: bool) -> None:
+    """The gradient of one weight tile over a block's rows, to the address `out`, and of its biases to gb's.
 
-    first  of the rows that are summed; else they are added to what is there
+    first  overwrite; else add
     """
-    table, tasks, block = table_at(model), tasks_at(model), block_at(block_places)
+    table, tasks, block = table_at(model), tasks_at(model), block_at(block_ptr)
     layer, n, k, k_last = tasks[task, 0], tasks[task, 1], tasks[task, 2], tasks[task, 3]
     K, N_padded = table[layer, COL_K], padded_width(table[layer, COL_N])
     width = next_panel(N_padded - n)
@@ -115,8 +113,8 @@ def gradient_of_task(
 
 
 @compiled()
-def place_of_task(model: int, task: int) -> tuple[int, int]:
-    """Where the piece begins in w, and how many numbers it has."""
+def weights_of_task(model: int, task: int) -> tuple[int, int]:
+    """The tile's offset in w, and its size."""
     table, tasks = table_at(model), tasks_at(model)
     layer, n, k, k_last = tasks[task, 0], tasks[task, 1], tasks[task, 2], tasks[task, 3]
     width = next_panel(padded_width(table[layer, COL_N]) - n)
@@ -125,18 +123,18 @@ def place_of_task(model: int, task: int) -> tuple[int, int]:
 
 @compiled()
 def biases_of_task(model: int, task: int) -> tuple[int, int]:
-    """The same of its biases; none of a piece that is not the first of its columns."""
+    """The same for its biases; size 0 if the tile is not the first of its columns."""
     table, tasks = table_at(model), tasks_at(model)
     layer, n = tasks[task, 0], tasks[task, 1]
-    has_some = tasks[task, 2] == 0 and table[layer, COL_HAS_BIAS] != 0
-    return table[layer, COL_BIAS] + n, next_panel(padded_width(table[layer, COL_N]) - n) if has_some else 0
+    has_bias = tasks[task, 2] == 0 and table[layer, COL_HAS_BIAS] != 0
+    return table[layer, COL_BIAS] + n, next_panel(padded_width(table[layer, COL_N]) - n) if has_bias else 0
 
 
 @linked(*(types.int64,) * 4, types.boolean)
 def add_block(model: int, task: int, grads: int, gb: int, first: bool) -> None:
-    """Add a block's gradients of one piece, at `grads`, and of its biases, among those at gb, to those of the batch."""
+    """Add a block's gradients of a tile, at `grads`, and of its biases, in gb, to the batch's."""
     batch_gw, batch_gb = batch_gradients(model)
-    at, size = place_of_task(model, task)
+    at, size = weights_of_task(model, task)
     _add(floats_at(batch_gw + at * 4, size), floats_at(grads, size), first)
     begin, count = biases_of_task(model, task)
     _add(floats_at(batch_gb + begin * 4, count), floats_at(gb + begin * 4, count), first)
@@ -153,12 +151,12 @@ def _add(total: Array, part: Array, first: bool) -> None:
 
 
 @linked(types.int64, types.int64)
-def square_task(model_places: int, task: int) -> None:
-    """The sum of the squares of a piece's gradients of the batch, its biases' too, to model.squares."""
-    model = model_at(model_places)
-    at, size = place_of_task(model_places, task)
+def square_task(model_ptr: int, task: int) -> None:
+    """The sum of a tile's squared batch gradients, including its biases, to model.squares."""
+    model = model_at(model_ptr)
+    at, size = weights_of_task(model_ptr, task)
     total = _sum_squares(model.gw[at : at + size])
-    begin, count = biases_of_task(model_places, task)
+    begin, count = biases_of_task(model_ptr, task)
     if count > 0:
         total += _sum_squares(model.gb[begin : begin + count])
     model.squares[task] = total
@@ -166,7 +164,7 @@ def square_task(model_places: int, task: int) -> None:
 
 @compiled()
 def _sum_squares(g: Array) -> float:
-    """In four sums, none waiting for another: widths are multiples of LANES, and padding is zeros."""
+    """In four independent sums: widths are multiples of LANES, and padding is zeros."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     for i in range(0, len(g), 4):
         a += np.float64(g[i]) * np.float64(g[i])
@@ -177,58 +175,58 @@ def _sum_squares(g: Array) -> float:
 
 
 @compiled()
-def clipped(model_places: int, rule: Rule) -> Rule:
-    """The rule by which the batch's gradient moves the weights, when square_task has seen every piece."""
-    model, total = model_at(model_places), 0.0
+def clipped(model_ptr: int, opt: Optimiser) -> Optimiser:
+    """The optimiser with the batch's clipped scale, after square_task of every tile."""
+    model, total = model_at(model_ptr), 0.0
     for task in range(len(model.tasks)):
         total += model.squares[task]
-    norm = np.float64(rule.scale) * np.sqrt(total)
-    share = np.float64(rule.clip) / (norm + CLIP_EPS)
-    scale = rule.scale if share >= 1 else np.float32(np.float64(rule.scale) * share)
-    return Rule(rule.kind, rule.lr, scale, rule.root, rule.keep, rule.decay, rule.clip)
+    norm = np.float64(opt.scale) * np.sqrt(total)
+    share = np.float64(opt.clip) / (norm + CLIP_EPS)
+    scale = opt.scale if share >= 1 else np.float32(np.float64(opt.scale) * share)
+    return Optimiser(opt.kind, opt.lr, scale, opt.root, opt.keep, opt.decay, opt.clip)
 
 
 @compiled(inline=True)
-def update_task(model: int, task: int, grads: int, gb: int, rule: Rule) -> None:
-    """Move one piece of the weights, and its biases, by the gradients of the batch.
+def update_task(model: int, task: int, grads: int, gb: int, opt: Optimiser) -> None:
+    """Update one weight tile and its biases by the gradients of the batch.
 
-    grads  where those of the piece begin; gb: those of all biases
+    grads  address of the tile's gradients; gb: of all biases'
     """
-    _update_task(model, task, grads, gb, rule.kind, rule.lr, rule.scale, rule.root, rule.keep, rule.decay)
+    _update_task(model, task, grads, gb, opt.kind, opt.lr, opt.scale, opt.root, opt.keep, opt.decay)
 
 
 @linked(*(types.int64,) * 5, *(types.float32,) * 5)
 def _update_task(
-    model_places: int, task: int, grads: int, gb: int, kind: int, lr: np.float32, scale: np.float32,
+    model_ptr: int, task: int, grads: int, gb: int, kind: int, lr: np.float32, scale: np.float32,
     root: np.float32, keep: np.float32, decay: np.float32,
 ) -> None:  # fmt: skip
-    model, rule = model_at(model_places), Rule(kind, lr, scale, root, keep, decay, _ZERO)
+    model, opt = model_at(model_ptr), Optimiser(kind, lr, scale, root, keep, decay, _ZERO)
     layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
     K, N = model.table[layer, COL_K], model.table[layer, COL_N]
-    at, size = place_of_task(model_places, task)
+    at, size = weights_of_task(model_ptr, task)
     width = next_panel(padded_width(N) - n)
-    _update(model.w, model.vw, model.sw, at, floats_at(grads, size), size, rule)
+    _update(model.w, model.vw, model.sw, at, floats_at(grads, size), size, opt)
     if layer > 0:
         _transpose(model.w, at, model.wt, model.table[layer, COL_WT], K, N, k, n, k_last - k, width)
-    begin, count = biases_of_task(model_places, task)
+    begin, count = biases_of_task(model_ptr, task)
     if count > 0:
-        _update(model.bias, model.vb, model.sb, begin, floats_at(gb + begin * 4, count), count, rule)
+        _update(model.bias, model.vb, model.sb, begin, floats_at(gb + begin * 4, count), count, opt)
 
 
 @compiled()
-def _update(w: Array, v: Array, s: Array, at: int, grads: Array, size: int, rule: Rule) -> None:
-    """Apply the rule to `size` numbers from w[at], v[at], s[at] and grads[0] on.
+def _update(w: Array, v: Array, s: Array, at: int, grads: Array, size: int, opt: Optimiser) -> None:
+    """Update `size` elements from w[at], v[at], s[at] and grads[0] on.
 
     SGD       w -= lr g
     MOMENTUM  v = keep v + g; w -= lr v
     ADAM      v = BETA1 v + (1 - BETA1) g; s = BETA2 s + (1 - BETA2) g^2; w = keep w - lr v / (root sqrt(s) + EPS)
     """
     weights, means, squares = w[at : at + size], v[at : at + size], s[at : at + size]
-    lr, keep, decay, scale, root = rule.lr, rule.keep, rule.decay, rule.scale, rule.root
-    if rule.kind == SGD:
+    lr, keep, decay, scale, root = opt.lr, opt.keep, opt.decay, opt.scale, opt.root
+    if opt.kind == SGD:
         for i in range(size):
             weights[i] -= lr * (scale * grads[i] + decay * weights[i])
-    elif rule.kind == MOMENTUM:
+    elif opt.kind == MOMENTUM:
         for i in range(size):
             means[i] = keep * means[i] + (scale * grads[i] + decay * weights[i])
             weights[i] -= lr * means[i]
@@ -244,16 +242,16 @@ def _update(w: Array, v: Array, s: Array, at: int, grads: Array, size: int, rule
 def _transpose(
     w: Array, w_at: int, wt: Array, wt_at: int, K: int, N: int, k: int, n: int, count: int, width: int
 ) -> None:
-    """Keep the transposed copy of w[k:k+count, n:n+width] in step."""
-    start, across = 0, next_panel(padded_width(K))
+    """Update the transposed copy of w[k:k+count, n:n+width]."""
+    panel, panel_width = 0, next_panel(padded_width(K))
     done = 0
     while done < count:
-        while start + across <= k + done:  # the panel of wt that this column falls into
-            start += across
-            across = next_panel(padded_width(K) - start)
-        some = min(count - done, start + across - k - done)
+        while panel + panel_width <= k + done:  # the panel of wt that holds this column
+            panel += panel_width
+            panel_width = next_panel(padded_width(K) - panel)
+        some = min(count - done, panel + panel_width - k - done)
         for j in range(min(width, N - n)):
-            at = wt_at + start * N + (n + j) * across + (k + done - start)
+            at = wt_at + panel * N + (n + j) * panel_width + (k + done - panel)
             for r in range(some):
                 wt[at + r] = w[w_at + (done + r) * width + j]
         done += some

@@ -16,22 +16,22 @@
 
 constexpr int ROWS = 16, WARPS = 4;
 
-__device__ __forceinline__ float below_all() { return __uint_as_float(0xff800000u); }  // minus infinity
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }  // minus infinity
 
 // Offset and strides of a head, in elements: base offset; strides over batch rows, heads, sequence positions, elements.
 struct Heads {
     long long first, row, head, step, each;
 };
 struct Sizes {
-    long long count;             // heads of all batch rows
-    int heads, Sq, Sk, D, V;     // heads per batch row; queries, keys; elements per query, per value
-    int shift_head;              // head stride of shift: 0 if all heads share it
+    long long count;          // heads of all batch rows
+    int heads, Sq, Sk, D, V;  // heads per batch row; queries, keys; elements per query, per value
+    int shift_head;           // head stride of shift: 0 if all heads share it
     Heads q, k, v, y;
 };
 
 // Loads N elements of a row; elements from `left` on are zero.
 template <int N, bool IS_WHOLE, class T>
-__device__ __forceinline__ void read_several(float (&v)[N], const T* from, long long each, int left) {
+__device__ __forceinline__ void load_row(float (&v)[N], const T* from, long long each, int left) {
     if constexpr (IS_WHOLE) {
         using Word = typename Vector<N * sizeof(T)>::type;
         Word word = {};
@@ -45,11 +45,11 @@ __device__ __forceinline__ void read_several(float (&v)[N], const T* from, long 
 }
 
 // Reduce over the four lanes that share rows g and g + 8 of a warp's tile.
-__device__ __forceinline__ float largest(float v) {
+__device__ __forceinline__ float max_over_lanes(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
 }
-__device__ __forceinline__ float sum_of(float v) {
+__device__ __forceinline__ float sum_over_lanes(float v) {
     v += __shfl_xor_sync(~0u, v, 1);
     return v + __shfl_xor_sync(~0u, v, 2);
 }
@@ -68,21 +68,21 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
     const auto begin = [&](const Heads& h) { return h.first + row * h.row + head * h.head; };
     q += begin(sizes.q), k += begin(sizes.k), v += begin(sizes.v), y += begin(sizes.y);
 
-    Words<P, 4> queries[STEPS];
+    Fragment<P, 4> queries[STEPS];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int mine = first + g + 8 * half;
-        const T* const from = q + mine * sizes.q.step;
+        const int query_row = first + g + 8 * half;
+        const T* const from = q + query_row * sizes.q.step;
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
             const int d = s * STEP + w * PAIR;
-            float several[PAIR];
-            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.q.each, sizes.q.each,
-                                         mine < sizes.Sq ? sizes.D - d : 0);
+            float values[PAIR];
+            load_row<PAIR, IS_WHOLE>(values, from + d * sizes.q.each, sizes.q.each,
+                                     query_row < sizes.Sq ? sizes.D - d : 0);
             if constexpr (PAIR == 4) {
-                queries[s].set(half, several[0], several[1]), queries[s].set(half + 2, several[2], several[3]);
+                queries[s].set(half, values[0], values[1]), queries[s].set(half + 2, values[2], values[3]);
             } else {
-                queries[s].set(half, several[0]), queries[s].set(half + 2, several[1]);
+                queries[s].set(half, values[0]), queries[s].set(half + 2, values[1]);
             }
         }
     }
@@ -97,86 +97,86 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
             const int d = s * STEP + w * PAIR;
-            float several[PAIR];
-            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.k.each, sizes.k.each,
-                                         key < sizes.Sk ? sizes.D - d : 0);
-            Words<P, 2> keys;
-            if constexpr (PAIR == 4) keys.set(0, several[0], several[1]), keys.set(1, several[2], several[3]);
-            else keys.set(0, several[0]), keys.set(1, several[1]);
+            float values[PAIR];
+            load_row<PAIR, IS_WHOLE>(values, from + d * sizes.k.each, sizes.k.each,
+                                     key < sizes.Sk ? sizes.D - d : 0);
+            Fragment<P, 2> keys;
+            if constexpr (PAIR == 4) keys.set(0, values[0], values[1]), keys.set(1, values[2], values[3]);
+            else keys.set(0, values[0]), keys.set(1, values[1]);
             multiply<P>(c, queries[s], keys);
-            close_part<P>(scores[j], c, s, STEPS);
+            end_partial_sum<P>(scores[j], c, s, STEPS);
         }
     }
 
-    const float factor = scale == nullptr ? 1.0f : *scale;
-    float most[2] = {below_all(), below_all()}, sums[2] = {};
+    const float score_scale = scale == nullptr ? 1.0f : *scale;
+    float row_max[2] = {minus_infinity(), minus_infinity()}, sums[2] = {};
 #pragma unroll
     for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int key = 8 * j + 2 * w + i % 2, mine = first + g + i / 2 * 8;
-            const bool is_there = key < sizes.Sk && mine < sizes.Sq;
-            float score = factor * scores[j][i];
-            if (shift != nullptr && is_there)
-                score += shift[head * sizes.shift_head + static_cast<long long>(mine) * sizes.Sk + key];
-            scores[j][i] = key < sizes.Sk ? score : below_all();
-            most[i / 2] = fmaxf(most[i / 2], scores[j][i]);
+            const int key = 8 * j + 2 * w + i % 2, query_row = first + g + i / 2 * 8;
+            const bool is_valid = key < sizes.Sk && query_row < sizes.Sq;
+            float score = score_scale * scores[j][i];
+            if (shift != nullptr && is_valid)
+                score += shift[head * sizes.shift_head + static_cast<long long>(query_row) * sizes.Sk + key];
+            scores[j][i] = key < sizes.Sk ? score : minus_infinity();
+            row_max[i / 2] = fmaxf(row_max[i / 2], scores[j][i]);
         }
-    most[0] = largest(most[0]), most[1] = largest(most[1]);
+    row_max[0] = max_over_lanes(row_max[0]), row_max[1] = max_over_lanes(row_max[1]);
 #pragma unroll
     for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float below = scores[j][i] - most[i / 2];
-            const float exponential = sizeof(T) == 2 ? exp2_of(1.44269504f * below) : expf(below);
+            const float shifted = scores[j][i] - row_max[i / 2];
+            const float exponential = sizeof(T) == 2 ? exp2_of(1.44269504f * shifted) : expf(shifted);
             scores[j][i] = 8 * j + 2 * w + i % 2 < sizes.Sk ? exponential : 0.0f;
             sums[i / 2] += scores[j][i];
         }
-    const float shares[2] = {1.0f / sum_of(sums[0]), 1.0f / sum_of(sums[1])};
+    const float inverse_sums[2] = {1.0f / sum_over_lanes(sums[0]), 1.0f / sum_over_lanes(sums[1])};
 
 #pragma unroll
     for (int n = 0; n < WIDTH; n += 16) {
         float even[4] = {}, odd[4] = {}, evens[4] = {}, odds[4] = {};  // columns n + 2 c and n + 2 c + 1
 #pragma unroll
         for (int s = 0; s < KEY_STEPS; ++s) {
-            Words<P, 4> weights;
-            Words<P, 2> left, right;
-            float two[PAIR][2];
+            Fragment<P, 4> weights;
+            Fragment<P, 2> left, right;
+            float pairs[PAIR][2];
 #pragma unroll
             for (int i = 0; i < PAIR; ++i) {
                 const int key = s * STEP + 2 * w + i % 2 + i / 2 * 8;
-                const int column = n + 2 * g, there = key < sizes.Sk ? sizes.V - column : 0;
-                read_several<2, IS_WHOLE>(two[i], v + key * sizes.v.step + column * sizes.v.each, sizes.v.each, there);
+                const int column = n + 2 * g, valid = key < sizes.Sk ? sizes.V - column : 0;
+                load_row<2, IS_WHOLE>(pairs[i], v + key * sizes.v.step + column * sizes.v.each, sizes.v.each, valid);
             }
             if constexpr (PAIR == 4) {
                 const float(&low)[4] = scores[2 * s], (&high)[4] = scores[2 * s + 1];
                 weights.set(0, low[0], low[1]), weights.set(1, low[2], low[3]);
                 weights.set(2, high[0], high[1]), weights.set(3, high[2], high[3]);
-                left.set(0, two[0][0], two[1][0]), left.set(1, two[2][0], two[3][0]);
-                right.set(0, two[0][1], two[1][1]), right.set(1, two[2][1], two[3][1]);
+                left.set(0, pairs[0][0], pairs[1][0]), left.set(1, pairs[2][0], pairs[3][0]);
+                right.set(0, pairs[0][1], pairs[1][1]), right.set(1, pairs[2][1], pairs[3][1]);
             } else {
                 weights.set(0, scores[s][0]), weights.set(1, scores[s][2]);
                 weights.set(2, scores[s][1]), weights.set(3, scores[s][3]);
-                left.set(0, two[0][0]), left.set(1, two[1][0]);
-                right.set(0, two[0][1]), right.set(1, two[1][1]);
+                left.set(0, pairs[0][0]), left.set(1, pairs[1][0]);
+                right.set(0, pairs[0][1]), right.set(1, pairs[1][1]);
             }
             multiply<P>(even, weights, left), multiply<P>(odd, weights, right);
-            close_part<P>(evens, even, s, KEY_STEPS), close_part<P>(odds, odd, s, KEY_STEPS);
+            end_partial_sum<P>(evens, even, s, KEY_STEPS), end_partial_sum<P>(odds, odd, s, KEY_STEPS);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int mine = first + g + 8 * half, column = n + 4 * w;
-            const float share = shares[half];
-            alignas(16) const float four[4] = {evens[2 * half] * share, odds[2 * half] * share,
-                                               evens[2 * half + 1] * share, odds[2 * half + 1] * share};
-            T* const to = y + mine * sizes.y.step + column * sizes.y.each;
-            if (mine >= sizes.Sq) continue;
+            const int query_row = first + g + 8 * half, column = n + 4 * w;
+            const float inverse_sum = inverse_sums[half];
+            alignas(16) const float outputs[4] = {evens[2 * half] * inverse_sum, odds[2 * half] * inverse_sum,
+                                                  evens[2 * half + 1] * inverse_sum, odds[2 * half + 1] * inverse_sum};
+            T* const to = y + query_row * sizes.y.step + column * sizes.y.each;
+            if (query_row >= sizes.Sq) continue;
             if constexpr (IS_WHOLE) {
-                store_several(to, four);
+                store_vector(to, outputs);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (column + i < sizes.V) store1(to + i * sizes.y.each, four[i]);
+                    if (column + i < sizes.V) store1(to + i * sizes.y.each, outputs[i]);
             }
         }
     }

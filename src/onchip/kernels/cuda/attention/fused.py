@@ -26,10 +26,10 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     Weight,
-    in_line,
+    grid_1d,
 )
 from onchip.kernels.cuda.common.strides import Heads
-from onchip.kernels.cuda.reduction.norm import stretched
+from onchip.kernels.cuda.common.weights import stretched
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Array, Recipe, recipe_op
@@ -66,9 +66,9 @@ class AttentionLowering:
     @property
     def is_whole(self) -> bool:
         """Whether heads are full width, contiguous and aligned to 4 elements, so that loads need no mask."""
-        numbers = [n for view in self.views for n in (view.first, view.head, view.step)] + list(self.row_sizes)
-        is_wide = all(size == self.instance[1] for size in self.sizes[3:])
-        return is_wide and all(view.each == 1 for view in self.views) and not any(n % 4 for n in numbers)
+        offsets = [n for view in self.views for n in (view.first, view.head, view.step)] + list(self.row_sizes)
+        is_full = all(size == self.instance[1] for size in self.sizes[3:])
+        return is_full and all(view.element == 1 for view in self.views) and not any(n % 4 for n in offsets)
 
     def at(self, B: int) -> Steps:
         heads, Sq, *_ = self.sizes
@@ -81,18 +81,18 @@ class AttentionLowering:
         scale: Argument = Weight("scale") if self.has_scale else Int64(0)
         shift: Argument = Weight("shift") if self.shifts else Int64(0)
         arguments = (*map(Input, self.inputs), scale, shift, Output(0), self._sizes(B))
-        config = in_line(math.ceil(warps / WARPS), 32 * WARPS)
+        config = grid_1d(math.ceil(warps / WARPS), 32 * WARPS)
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=255, spill_bytes=384)),))
 
     def _sizes(self, B: int) -> Struct:
         """`Sizes` of attention/fused.cu."""
         heads, Sq, Sk, *_ = self.sizes
         shift_head = Sq * Sk if self.shifts > 1 else 0
-        places = [
+        strides = [
             n for view, row in zip(self.views, self.row_sizes, strict=True)
-            for n in (view.first, row, view.head, view.step, view.each)
+            for n in (view.first, row, view.head, view.step, view.element)
         ]  # fmt: skip
-        return Struct((), struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *places))
+        return Struct((), struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *strides))
 
 
 class AttentionFused:
@@ -111,7 +111,7 @@ class AttentionFused:
         if y.dtype not in ELEMENT_TYPES:
             yield Refusal(self.name, found.nodes[0].name, f"computes on {', '.join(ELEMENT_TYPES)}, not {y}")
         elif found.Sk > KEYS[-1] or max(found.D, found.V) > WIDTHS[-1]:
-            most = f"takes up to {KEYS[-1]} keys and heads of {WIDTHS[-1]} numbers"
+            most = f"supports up to {KEYS[-1]} keys and heads of {WIDTHS[-1]} elements"
             got = f"{found.Sk:,} and {max(found.D, found.V):,}"
             yield Refusal(self.name, found.nodes[0].name, f"{most}, got {got}")
         else:
@@ -127,26 +127,26 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
         recipes["scale"] = Recipe.of(product_of, found.scales, (1,))
     shifts = 0
     if found.shift is not None:
-        front = found.front if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
-        shifts = math.prod(front)
+        leading = found.leading if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
+        shifts = math.prod(leading)
         matrix = (found.Sq, found.Sk)
-        recipes["shift"] = Recipe.of(stretched, (found.shift,), (*front, *matrix), to=(*front, *matrix))
+        recipes["shift"] = Recipe.of(stretched, (found.shift,), (*leading, *matrix), to=(*leading, *matrix))
     q, k, v = (values.index(view.value) for view in views[:3])
-    sizes = (math.prod(found.front), found.Sq, found.Sk, found.D, found.V)
+    sizes = (math.prod(found.leading), found.Sq, found.Sk, found.D, found.V)
     row_sizes = tuple(net.types[view.value].row_size for view in views)
     computed = PRECISIONS[job.precision]
-    is_split = computed.parts > 1
-    products = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
+    is_split = computed.splits > 1
+    gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
     return Claim(
         AttentionFused.name, f"{AttentionFused.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
         tuple(node.name for node in found.nodes),
         Cost(
-            products * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - products,
+            gemm_flop * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - gemm_flop,
             sum(net.types[name].row_bytes for name in values) + y.row_bytes,
             sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "", rate=RATE,
         ),
         "scores stay in registers", recipes,
-        order=f"a head's numbers, keys, in steps of {computed.step} by mma" + (", parts of 32" if is_split else ""),
+        order=f"head, then keys, in steps of {computed.step} by mma" + (", partial sums of 32" if is_split else ""),
         facts=AttentionLowering(job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts),
         reads={name: Use(is_read_often=True) for name in values},
     )  # fmt: skip
@@ -160,11 +160,11 @@ def product_of(*scales: Array) -> Array:
 
 def _instance(precision: str, dtype: str, S: int, D: int, is_whole: bool = True) -> Instance:
     view, n = Heads("", 0, D, 4 * D, 1), 0 if is_whole else 1
-    made = AttentionLowering(
+    lowering = AttentionLowering(
         precision, dtype, (4, S - n, S - n, D - n, D - n), (view,) * 4, (0, 0, 0), (4 * S * D,) * 4, True, 0
     )
-    name = f"{precision} on {dtype}, {S} keys of {D}" + ("" if is_whole else ", narrow pieces")
-    return Instance(name, lambda device: made.at(1000).launches[0])
+    name = f"{precision} on {dtype}, {S} keys of {D}" + ("" if is_whole else ", unaligned rows")
+    return Instance(name, lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = (

@@ -25,7 +25,7 @@ class Attention:
     """q (heads, Sq, D), k (heads, Sk, D), v (heads, Sk, V) -> y (heads, Sq, V), per batch row."""
 
     nodes: tuple[Node, ...]
-    front: tuple[int, ...]  # axes of heads
+    leading: tuple[int, ...]  # axes of heads
     Sq: int
     Sk: int
     D: int
@@ -39,24 +39,24 @@ class Attention:
 
 
 def find_attention(net: Network, start: int) -> Attention | None:
-    """The attention that starts at net.nodes[start], layout nodes included; None if there is none."""
+    """The attention that starts at net.nodes[start], layout nodes included; None if none starts there."""
     nodes, roles = _walk(net, start)
     if roles is None or not is_closed(net, list(nodes)):
         return None
     inside = {node.name: node for node in nodes}
-    product, second, scores = roles
-    a, b = net.types[product.inputs[0]].row_shape, net.types[product.inputs[1]].row_shape
+    first, second, scores = roles
+    a, b = net.types[first.inputs[0]].row_shape, net.types[first.inputs[1]].row_shape
     last = net.types[second.name].row_shape
-    views = [View.of(net, inside, name) for name in (*product.inputs, second.inputs[1])]
+    views = [View.of(net, inside, name) for name in (*first.inputs, second.inputs[1])]
     q, k, v = (
         view.heads(last[:-2], *matrix) for view, matrix in zip(views, ((-2, -1), (-1, -2), (-2, -1)), strict=True)
     )
-    row = made = np.empty(net.types[nodes[-1].name].row_shape, np.int8)
+    row = stored = np.empty(net.types[nodes[-1].name].row_shape, np.int8)
     if nodes[-1] is not second:  # invert the Permute: where elements of the second gemm are stored
         layer = nodes[-1].layer
         assert isinstance(layer, Permute)
-        made = made.transpose(np.argsort([axis - 1 for axis in layer.axes[1:]]))
-    y = View(nodes[-1].name, row, made).heads(last[:-2], -2, -1)
+        stored = stored.transpose(np.argsort([axis - 1 for axis in layer.axes[1:]]))
+    y = View(nodes[-1].name, row, stored).heads(last[:-2], -2, -1)
     if q is None or k is None or v is None or y is None:
         return None
     scales = [name for view in views for name in view.scales]
@@ -68,27 +68,27 @@ def find_attention(net: Network, start: int) -> Attention | None:
 def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node, list[Node]] | None]:
     """The chain of nodes; of these the first gemm, the second gemm, and the nodes on the scores between them."""
     nodes: list[Node] = []
-    product: Node | None = None
+    first: Node | None = None
     scores: list[Node] = []  # after the first gemm
     for node in net.nodes_from(start):
         if len(nodes) == MAX_NODES:
             break
         nodes.append(node)
-        layer, last = node.layer, scores[-1].name if scores else product.name if product is not None else ""
+        layer, last = node.layer, scores[-1].name if scores else first.name if first is not None else ""
         is_softmax = bool(scores) and isinstance(scores[-1].layer, Softmax)
         if isinstance(layer, MatMul) and len(node.inputs) == 2:
-            if product is None:
-                product = node
+            if first is None:
+                first = node
             elif is_softmax and node.inputs[0] == last != node.inputs[1]:
-                behind = net.readers(node.name)
-                is_moved = (
-                    len(behind) == 1 and isinstance(behind[0].layer, Permute) and node.name not in net.output_names
+                readers = net.readers(node.name)
+                is_permuted = (
+                    len(readers) == 1 and isinstance(readers[0].layer, Permute) and node.name not in net.output_names
                 )
-                follows = is_moved and net.nodes[start + len(nodes)] is behind[0]
-                return (*nodes, *(behind if follows else ())), (product, node, scores)
+                follows = is_permuted and net.nodes[start + len(nodes)] is readers[0]
+                return (*nodes, *(readers if follows else ())), (first, node, scores)
             else:
                 break
-        elif product is not None and node.inputs == (last,) and not is_softmax and _acts_on_scores(net, node, scores):
+        elif first is not None and node.inputs == (last,) and not is_softmax and _acts_on_scores(net, node, scores):
             scores.append(node)
         elif last in node.inputs or not _is_move(net, node):
             break

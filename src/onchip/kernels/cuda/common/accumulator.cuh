@@ -1,17 +1,17 @@
-// common/accumulator.cuh: accumulator types of general kernels: float64 for float64, float32 for all other types.
+// common/accumulator.cuh: accumulator types of general kernels: float64 for float64, float32 for all other dtypes.
 #pragma once
 #include "common/dtype.cuh"
 
 template <class T>
-struct Wide {
+struct AccumulatorType {
     using type = float;
 };
 template <>
-struct Wide<double> {
+struct AccumulatorType<double> {
     using type = double;
 };
 template <class T>
-using acc_t = typename Wide<T>::type;
+using acc_t = typename AccumulatorType<T>::type;
 
 template <class T>
 __device__ __forceinline__ acc_t<T> load_acc(const T* at) {
@@ -26,28 +26,28 @@ __device__ __forceinline__ void store_acc(T* at, acc_t<T> v) {
 
 // Vector load of V elements, aligned to their total size.
 template <class T, int V>
-__device__ __forceinline__ void load_neighbours(const T* at, acc_t<T> (&v)[V]) {
+__device__ __forceinline__ void load_contiguous(const T* at, acc_t<T> (&v)[V]) {
     using Word = typename Vector<sizeof(T) * V>::type;
     const Word word = *reinterpret_cast<const Word*>(at);
 #pragma unroll
     for (int i = 0; i < V; ++i) v[i] = load_acc(reinterpret_cast<const T*>(&word) + i);
 }
-// Predicated vector load: `empty` where !is_there, without a memory access.
+// Predicated vector load: no memory access unless is_valid; `empty` otherwise.
 template <class T, int V>
-__device__ __forceinline__ void load_or(acc_t<T> (&v)[V], const T* at, bool is_there, T empty) {
+__device__ __forceinline__ void load_or(acc_t<T> (&v)[V], const T* at, bool is_valid, T empty) {
     using Word = typename Vector<sizeof(T) * V>::type;
     union {
         Word word;
-        T numbers[V];
+        T elements[V];
     };
 #pragma unroll
-    for (int i = 0; i < V; ++i) numbers[i] = empty;
-    if (is_there) word = *reinterpret_cast<const Word*>(at);
+    for (int i = 0; i < V; ++i) elements[i] = empty;
+    if (is_valid) word = *reinterpret_cast<const Word*>(at);
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = load_acc(numbers + i);
+    for (int i = 0; i < V; ++i) v[i] = load_acc(elements + i);
 }
 template <class T, int V>
-__device__ __forceinline__ void store_neighbours(T* at, const acc_t<T> (&v)[V]) {
+__device__ __forceinline__ void store_contiguous(T* at, const acc_t<T> (&v)[V]) {
     if constexpr (is_same<T, acc_t<T>>) {
         constexpr int BYTES = V * sizeof(T);
         using Word = typename Vector<BYTES % 16 ? BYTES : 16>::type;
@@ -55,15 +55,15 @@ __device__ __forceinline__ void store_neighbours(T* at, const acc_t<T> (&v)[V]) 
         for (int i = 0; i < V; i += sizeof(Word) / sizeof(T))
             *reinterpret_cast<Word*>(at + i) = *reinterpret_cast<const Word*>(v + i);
     } else {
-        store_several(at, v);
+        store_vector(at, v);
     }
 }
 
 // max that propagates NaNs.
 __device__ __forceinline__ float larger(float a, float b) {
-    float found;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
-    return found;
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
 }
 __device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }

@@ -17,7 +17,7 @@ def cpp_name(layer: Elementwise | None) -> str:
         return "Identity"
     row = operation_of(layer)
     assert row is not None
-    bits = [f"{int(value.view(np.uint32)):#010x}u" for value in row.told(layer)]
+    bits = [f"{int(value.view(np.uint32)):#010x}u" for value in row.float32_parameters(layer)]
     return f"Fixed<{', '.join([row.cuda, *bits])}>" if bits else row.cuda
 
 
@@ -33,5 +33,5 @@ def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
         return 0, 0, 0
     row = operation_of(layer)
     assert row is not None
-    first, second, *_ = (*(int(value.view(np.uint32)) for value in row.told(layer)), 0, 0)
+    first, second, *_ = (*(int(value.view(np.uint32)) for value in row.float32_parameters(layer)), 0, 0)
     return 1 + ACTIVATION_ROWS.index(row), first, second

@@ -12,9 +12,9 @@ struct bf16 {
 
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(f16 v) {
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
-    return wide;
+    float widened;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(widened) : "h"(v.bits));
+    return widened;
 }
 __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float(static_cast<u32>(v.bits) << 16); }
 
@@ -51,24 +51,24 @@ __device__ __forceinline__ u32 pack_relu<bf16>(float first, float second) {
 }
 
 template <class A, class B>
-constexpr bool is_same = false;  // of <type_traits>
+constexpr bool is_same = false;  // as in <type_traits>
 template <class A>
 constexpr bool is_same<A, A> = true;
 
-// Two values in a word of T: bit-identical where Given is T, else converted.
-template <class T, class Given>
-__device__ __forceinline__ u32 join(Given first, Given second) {
-    if constexpr (is_same<T, Given>) return first.bits | static_cast<u32>(second.bits) << 16;
+// Two values packed as T in 32 bits: unchanged where Source is T, else converted.
+template <class T, class Source>
+__device__ __forceinline__ u32 join(Source first, Source second) {
+    if constexpr (is_same<T, Source>) return first.bits | static_cast<u32>(second.bits) << 16;
     else return pack<T>(to_float(first), to_float(second));
 }
 
 __device__ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Vector width: how many contiguous elements of a row of D, at most `most`, one instruction moves (up to 16 B).
+// Elements per vector load or store of a row of D elements: a divisor of D, at most `limit` and 16 B.
 template <class T, int D>
-__device__ constexpr int widest(int most) {
+__device__ constexpr int vector_width(int limit) {
     int V = 16 / static_cast<int>(sizeof(T));
-    while (V > most || D % V != 0) V /= 2;
+    while (V > limit || D % V != 0) V /= 2;
     return V;
 }
 
@@ -93,12 +93,12 @@ struct Vector<16> {
 
 // Vector store of V elements; `to` is aligned to their total size.
 template <int V>
-__device__ __forceinline__ void store_several(float* to, const float (&v)[V]) {
+__device__ __forceinline__ void store_vector(float* to, const float (&v)[V]) {
     using Word = typename Vector<4 * V>::type;
     *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(v);
 }
 template <class T, int V>
-__device__ __forceinline__ void store_several(T* to, const float (&v)[V]) {
+__device__ __forceinline__ void store_vector(T* to, const float (&v)[V]) {
     if constexpr (V == 1) {
         to->bits = static_cast<unsigned short>(pack<T>(v[0], 0.0f));
     } else {
@@ -124,16 +124,16 @@ __device__ __forceinline__ float2 load2(const T* p) {
 }
 template <class T>
 __device__ __forceinline__ void store4(T* p, float4 v) {
-    const float several[4] = {v.x, v.y, v.z, v.w};
-    store_several(p, several);
+    const float values[4] = {v.x, v.y, v.z, v.w};
+    store_vector(p, values);
 }
 template <class T>
 __device__ __forceinline__ void store1(T* p, float v) {
     const float one[1] = {v};
-    store_several(p, one);
+    store_vector(p, one);
 }
 
-// Compute precisions. A fragment word holds PER_WORD elements; one mma instruction covers STEP elements of k.
+// Compute precisions. A fragment register holds PER_WORD elements; one mma instruction covers STEP elements of k.
 struct Fp16 {
     using Element = f16;
     static constexpr int PER_WORD = 2, STEP = 16;

@@ -1,30 +1,30 @@
 // common/epilogue.cuh: tile scheduler and epilogue (bias, residual add, activation, store) of GEMMs and convolutions.
 //
-// Place maps a tile index to its position in y. finish serves CUDA-core kernels (gemm/simt.cu); finish_rows serves
+// TileOrigin maps a tile index to its position in y. finish serves CUDA-core kernels (gemm/simt.cu); finish_rows serves
 // tensor-core accumulators, laid out as in mma/wgmma.cuh.
 #pragma once
 
 #include "common/fast_math.cuh"
 #include "common/dtype.cuh"
 
-// Tile rasterisation: tiles go GROUP down before one to the right, so concurrent blocks share rows of x and w in L2.
+// Tile order: GROUP tiles down, then one column to the right, so concurrent blocks share rows of x and w in L2.
 constexpr int GROUP = 8;
 
 template <int BM, int BN>
-struct Place {
+struct TileOrigin {
     long long m, n;  // the tile's first row and column of y
 
     static __device__ __forceinline__ u32 count(long long M, long long N) {
         return static_cast<u32>((M + BM - 1) / BM) * static_cast<u32>((N + BN - 1) / BN);
     }
-    __device__ __forceinline__ Place(long long M, long long N, u32 tile) {
+    __device__ __forceinline__ TileOrigin(long long M, long long N, u32 tile) {
         const u32 tiles_m = static_cast<u32>((M + BM - 1) / BM), tiles_n = static_cast<u32>((N + BN - 1) / BN);
         m = static_cast<long long>(tile) * BM, n = 0;
         if (tiles_n == 1) return;  // skips the divisions: the TMA producer thread would wait for them
-        const u32 first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
+        const u32 first = tile / (GROUP * tiles_n) * GROUP, index = tile % (GROUP * tiles_n);
         const u32 rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
-        m = static_cast<long long>(first + at % rows) * BM;
-        n = static_cast<long long>(at / rows) * BN;
+        m = static_cast<long long>(first + index % rows) * BM;
+        n = static_cast<long long>(index / rows) * BN;
     }
 };
 
@@ -45,14 +45,14 @@ struct StoredAs {
 };
 template <class Function>
 struct StoredAs<f16, Function> {
-    using type = Brief<Function>;
+    using type = FastMath<Function>;
 };
 template <class Function>
 struct StoredAs<bf16, Function> {
-    using type = Brief<Function>;
+    using type = FastMath<Function>;
 };
 
-// An activation selected at launch. Code 0 is none; codes from 1 on follow the order of kernels/pointwise.py.
+// An activation selected at launch. Code 0 is none; the others follow the order in kernels/pointwise.py.
 struct Activation {
     u32 code;
     float a, b;  // parameters: the slope of a LeakyReLU, the bounds of a Clip
@@ -84,15 +84,15 @@ struct Activation {
     }
 
 private:
-    template <class Function, int V, class... Given>
-    static __device__ __forceinline__ void each(float (&v)[V], Given... given) {
+    template <class Function, int V, class... Args>
+    static __device__ __forceinline__ void each(float (&v)[V], Args... args) {
 #pragma unroll
-        for (int i = 0; i < V; ++i) v[i] = Function::apply(v[i], given...);
+        for (int i = 0; i < V; ++i) v[i] = Function::apply(v[i], args...);
     }
 };
 
 // A parameterless activation fixed at compile time. A call costs more than 15 inlined instructions: where a thread has
-// many accumulators, the longer activations get a kernel each.
+// many accumulators, each of the longer activations has its own kernel.
 template <class Function>
 struct Always {
     template <class Y, int V>
@@ -110,7 +110,7 @@ __device__ __forceinline__ Act activation_of(u32 code, u32 a_bits, u32 b_bits) {
 
 // -- epilogue of CUDA-core kernels ----------------------------------------------------------------------------------
 
-// Not inlined: a thread has many accumulators, and a copy for each would be most of the kernel.
+// Not inlined: a thread has many accumulators, and a copy per accumulator would be most of the kernel.
 template <class Y>
 __device__ __noinline__ void finish_one(float v, Y* y, const Activation activation) {
     float one[1] = {v};
@@ -133,7 +133,7 @@ __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* 
 #pragma unroll
             for (int i = 0; i < V; ++i) v[i] = ReLU::apply(v[i]);
         }
-        store_several(y, v);
+        store_vector(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < V; ++i)
@@ -149,7 +149,7 @@ __device__ __forceinline__ void finish(const float (&sums)[V], Y* y, const float
     for (int i = 0; i < V; ++i) v[i] = sums[i] + (bias != nullptr && i < left ? bias[i] : 0.0f);
     activation.template apply<Y>(v);
     if (is_aligned && left >= V) {
-        store_several(y, v);
+        store_vector(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < V; ++i)
@@ -157,7 +157,7 @@ __device__ __forceinline__ void finish(const float (&sums)[V], Y* y, const float
     }
 }
 
-// Not inlined, for the same reason.
+// Not inlined, for the same reason as finish_one.
 template <class Y = float>
 __device__ __noinline__ float4 activated(float4 v, const Activation activation) {
     float four[4] = {v.x, v.y, v.z, v.w};
@@ -203,115 +203,115 @@ __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation&
     }
 }
 
-// 4 x 4 transpose over four adjacent lanes: each lane holds one word of each of four vectors, lane q gets vector q.
-__device__ __forceinline__ void collect_chunk(u32 (&words)[4], int q) {
+// 4 x 4 transpose over four adjacent lanes: each lane holds one word of each of four vectors; lane q gets vector q.
+__device__ __forceinline__ void transpose_words(u32 (&words)[4], int q) {
     const bool is_odd = q & 1, is_upper = q & 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-        const u32 theirs = __shfl_xor_sync(~0u, is_odd ? words[i] : words[i + 1], 1);
-        (is_odd ? words[i] : words[i + 1]) = theirs;
+        const u32 received = __shfl_xor_sync(~0u, is_odd ? words[i] : words[i + 1], 1);
+        (is_odd ? words[i] : words[i + 1]) = received;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const u32 theirs = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + 2], 2);
-        (is_upper ? words[i] : words[i + 2]) = theirs;
+        const u32 received = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + 2], 2);
+        (is_upper ? words[i] : words[i + 2]) = received;
     }
 }
 
-// The same for float32: each lane holds a 64-bit pair of each of two column groups, and gets one 16-byte vector.
-__device__ __forceinline__ void collect_pairs(u32 (&words)[4], int q) {
+// The same for float32: each lane holds a 64-bit pair of each of two column groups and gets one 16-byte vector.
+__device__ __forceinline__ void transpose_pairs(u32 (&words)[4], int q) {
 #pragma unroll
     for (int by = 2; by > 0; --by) {
         const bool is_second = q & by;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const u32 theirs = __shfl_xor_sync(~0u, is_second ? words[i] : words[2 + i], by);
-            (is_second ? words[i] : words[2 + i]) = theirs;
+            const u32 received = __shfl_xor_sync(~0u, is_second ? words[i] : words[2 + i], by);
+            (is_second ? words[i] : words[2 + i]) = received;
         }
     }
 }
 
-// The lane's 16-byte vector of the 64 bytes that four lanes hold of a row, from column 8 j on.
+// The lane's 16-byte vector of the 64 bytes of a row, from column 8 j on, that four lanes hold.
 template <class Y, int J>
-__device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int half, int q) {
+__device__ __forceinline__ uint4 row_vector(const float (&c)[J][4], int j, int half, int q) {
     u32 words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if constexpr (sizeof(Y) == 2) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
         else words[i] = __float_as_uint(c[j + i / 2][2 * half + i % 2]);
     }
-    if constexpr (sizeof(Y) == 2) collect_chunk(words, q);
-    else collect_pairs(words, q);
+    if constexpr (sizeof(Y) == 2) transpose_words(words, q);
+    else transpose_pairs(words, q);
     return {words[0], words[1], words[2], words[3]};
 }
 
 // Stores the accumulators of two rows that begin at rows[half], from column n on. L2 takes as long for 16 bytes as for
-// a 128-byte line, so the lanes of two rows write a full line of one row, then of the other. 16-byte vectors divide N.
+// a 128-byte line, so the lanes of two rows write a full line of one row, then of the other. N: a multiple of a vector.
 template <int BN, class Out>
 __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const Out& out, const long long (&rows)[2],
                                             long long n, int q) {
     using Y = typename Out::Element;
-    constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), BLOCKS = LANE / 2;  // column groups of 8 per 64 bytes
+    constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), GROUPS = LANE / 2;  // column groups of 8 per 64 bytes
     const bool is_odd = threadIdx.x & 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if constexpr (BN / 8 % (2 * BLOCKS) == 0) {
-            const long long theirs = __shfl_xor_sync(~0u, rows[half], 4);
-            const long long first = is_odd ? theirs : rows[half], second = is_odd ? rows[half] : theirs;
+        if constexpr (BN / 8 % (2 * GROUPS) == 0) {
+            const long long swapped = __shfl_xor_sync(~0u, rows[half], 4);
+            const long long first = is_odd ? swapped : rows[half], second = is_odd ? rows[half] : swapped;
 #pragma unroll
-            for (int j = 0; j < BN / 8; j += 2 * BLOCKS) {
-                const uint4 a = piece_of<Y>(c, j, half, q), b = piece_of<Y>(c, j + BLOCKS, half, q);
+            for (int j = 0; j < BN / 8; j += 2 * GROUPS) {
+                const uint4 a = row_vector<Y>(c, j, half, q), b = row_vector<Y>(c, j + GROUPS, half, q);
                 const uint4 sent = is_odd ? a : b;
-                const uint4 given = {__shfl_xor_sync(~0u, sent.x, 4), __shfl_xor_sync(~0u, sent.y, 4),
+                const uint4 received = {__shfl_xor_sync(~0u, sent.x, 4), __shfl_xor_sync(~0u, sent.y, 4),
                                      __shfl_xor_sync(~0u, sent.z, 4), __shfl_xor_sync(~0u, sent.w, 4)};
-                const long long column = n + 8 * (is_odd ? j + BLOCKS : j) + LANE * q;
-                const bool is_there = column < out.N;
-                if (is_there && first >= 0) *reinterpret_cast<uint4*>(out.y + first + column) = is_odd ? given : a;
-                if (is_there && second >= 0) *reinterpret_cast<uint4*>(out.y + second + column) = is_odd ? b : given;
+                const long long column = n + 8 * (is_odd ? j + GROUPS : j) + LANE * q;
+                const bool is_valid = column < out.N;
+                if (is_valid && first >= 0) *reinterpret_cast<uint4*>(out.y + first + column) = is_odd ? received : a;
+                if (is_valid && second >= 0) *reinterpret_cast<uint4*>(out.y + second + column) = is_odd ? b : received;
             }
         } else {
 #pragma unroll
-            for (int j = 0; j < BN / 8; j += BLOCKS) {
-                const uint4 piece = piece_of<Y>(c, j, half, q);
+            for (int j = 0; j < BN / 8; j += GROUPS) {
+                const uint4 vector = row_vector<Y>(c, j, half, q);
                 const long long column = n + 8 * j + LANE * q;
-                if (rows[half] >= 0 && column < out.N) *reinterpret_cast<uint4*>(out.y + rows[half] + column) = piece;
+                if (rows[half] >= 0 && column < out.N) *reinterpret_cast<uint4*>(out.y + rows[half] + column) = vector;
             }
         }
     }
 }
 
-// Contiguous rows of y (M, N), and the residual `other` (M, N) added to them, or nullptr.
+// Contiguous rows of y (M, N), and the residual (M, N) added to them, or nullptr.
 template <class Y>
 struct RowsOut {
     using Element = Y;
     Y* y;
     long long M, N;
-    const Y* other = nullptr;
+    const Y* residual = nullptr;
 
     __device__ __forceinline__ void begin_tile(u32) {}
     // Offset of row m; negative if it is out of range.
     __device__ __forceinline__ long long row(long long m) const { return m < M ? m * N : -1; }
 };
 
-// Epilogue of a warp's accumulators: BN columns from n on of rows m and m + 8 per lane (layout: mma/wgmma.cuh). Adds
-// the bias and the residual, applies the activation, stores. All lanes take part; q is lane % 4.
-// shifts  the bias of these columns, or zeros
+// Epilogue of a warp's accumulators: per lane, BN columns from n on of rows m and m + 8 (layout: mma/wgmma.cuh). Adds
+// the bias and the residual, applies the activation, stores. Called by all lanes; q is lane % 4.
+// smem_bias  the bias of these columns, or zeros
 template <int BN, class Out, class Act>
-__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
+__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* smem_bias, long long m,
                                             long long n, int q, const Act& activation) {
     using Y = typename Out::Element;
     const long long N = out.N, rows[2] = {out.row(m), out.row(m + 8)};
     const bool has_pairs = N % 2 == 0;
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) {
-        const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
-        c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
+        const float2 column_bias = *reinterpret_cast<const float2*>(smem_bias + 8 * j + 2 * q);
+        c[j][0] += column_bias.x, c[j][1] += column_bias.y, c[j][2] += column_bias.x, c[j][3] += column_bias.y;
     }
-    if (out.other != nullptr) {  // every path writes the accumulators: else the compiler serialises their wgmma
+    if (out.residual != nullptr) {  // every path writes the accumulators, or the compiler serialises their wgmma
 #pragma unroll
         for (int i = 0; i < BN / 4; ++i) {
             const int half = i % 2, column = i / 2 * 8 + 2 * q;
-            const Y* const from = out.other + rows[half] + n + column;
+            const Y* const from = out.residual + rows[half] + n + column;
             float2 two = {};
             if (rows[half] >= 0 && n + column < N) {
                 if (has_pairs) two = load2(from);
@@ -328,15 +328,15 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const bool is_there = rows[half] >= 0;
+        const bool is_valid = rows[half] >= 0;
         Y* const to = out.y + rows[half] + n;
-        if (!is_there) continue;
+        if (!is_valid) continue;
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {
             const int column = 8 * j + 2 * q;
             const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
             if (has_pairs && n + column < N) {
-                store_several(to + column, two);
+                store_vector(to + column, two);
             } else {
                 if (n + column < N) store1(to + column, two[0]);
                 if (n + column + 1 < N) store1(to + column + 1, two[1]);

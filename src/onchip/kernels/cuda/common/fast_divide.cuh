@@ -10,17 +10,17 @@ __device__ __forceinline__ u32 quotient(u32 n, const Divider& by) {
 }
 __device__ __forceinline__ long long quotient(long long n, const Divider& by) { return n / by.size; }
 
-// Returns n % size; n becomes n / size.
+// Index along the innermost axis: returns n % size; n becomes n / size.
 template <class Index>
-__device__ __forceinline__ u32 take_rest(Index& n, const Divider& by) {
-    const Index above = quotient(n, by);
-    const u32 rest = static_cast<u32>(n - above * by.size);
-    n = above;
-    return rest;
+__device__ __forceinline__ u32 pop_index(Index& n, const Divider& by) {
+    const Index divided = quotient(n, by);
+    const u32 remainder = static_cast<u32>(n - divided * by.size);
+    n = divided;
+    return remainder;
 }
 
 // n / size as (2 n + 1) magic / 2^32 / 2, exact for n < 2^15, without a special case for size 1.
-struct Parts {
+struct SmallDivider {
     u32 size, magic;  // magic: 2^32 / size, at most 2^32 - 1
 };
-__device__ __forceinline__ int part_of(int n, const Parts& parts) { return __umulhi(2 * n + 1, parts.magic) / 2; }
+__device__ __forceinline__ int quotient(int n, const SmallDivider& by) { return __umulhi(2 * n + 1, by.magic) / 2; }

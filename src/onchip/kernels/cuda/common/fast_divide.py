@@ -6,7 +6,7 @@ import struct
 
 from onchip.kernels.cuda.common.program import Struct
 
-MOST = 1 << 31  # bound of 31-bit indices
+MAX_ELEMENTS = 1 << 31  # indices have 31 bits
 
 
 def magic_of(size: int) -> tuple[int, int]:
@@ -18,14 +18,14 @@ def magic_of(size: int) -> tuple[int, int]:
 def divider(size: int) -> Struct:
     """The struct Divider. Sizes of 2^31 and up need no magic: the quotient of a 31-bit index is 0."""
     assert 1 <= size < 1 << 32, f"{size:,} does not fit"
-    return Struct((), struct.pack("<III", size, *(magic_of(size) if 1 < size < MOST else (0, 0))))
+    return Struct((), struct.pack("<III", size, *(magic_of(size) if 1 < size < MAX_ELEMENTS else (0, 0))))
 
 
-def parts(size: int) -> Struct:
-    """The struct Parts, for indices below 2^15."""
+def small_divider(size: int) -> Struct:
+    """The struct SmallDivider, for indices below 2^15."""
     return Struct((), struct.pack("<II", size, min((1 << 32) // size, (1 << 32) - 1)))
 
 
 def index_of(count: int) -> str:
     """The C++ index type for `count` elements and one grid stride past the end."""
-    return "u32" if count < MOST // 2 else "long long"
+    return "u32" if count < MAX_ELEMENTS // 2 else "long long"

@@ -1,6 +1,6 @@
 // common/fp8.cuh: fp8 (e4m3): 4 significant bits, largest finite value 448, no infinity. sm_89 up.
 //
-// A table has one power-of-two scale per channel, which brings the channel's largest value close to LARGEST. Kernels
+// A table has one power-of-two scale per channel, which scales the channel's largest value close to LARGEST. Kernels
 // sum the stored values and apply the scale once at the end.
 #pragma once
 #include "common/dtype.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ u32 add_halves(u32 a, u32 b) {
     return sum;
 }
 __device__ __forceinline__ u32 larger_halves(u32 a, u32 b) {
-    u32 found;
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(found) : "r"(a), "r"(b));
-    return found;
+    u32 result;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
 }

@@ -1,7 +1,7 @@
 // common/function.cuh: unary and binary functions of kernels/pointwise.py that only elementwise/pointwise.cu uses.
 //
 // float or double, accurate to a few ulp, as CUDA's own functions are. NaNs propagate. Functions of more than about
-// twenty instructions, and all in float64, are called: inlined, a thread would have sixteen copies of each.
+// twenty instructions, and all in float64, are not inlined: a thread would have sixteen copies of each.
 #pragma once
 #include "common/activation.cuh"
 #include "common/dtype.cuh"
@@ -18,43 +18,43 @@ __device__ __noinline__ float atan_of(float v) { return atanf(v); }
 __device__ __noinline__ double atan_of(double v) { return atan(v); }
 __device__ __noinline__ float erf_of(float v) { return erff(v); }
 __device__ __noinline__ double erf_of(double v) { return erf(v); }
-__device__ __noinline__ float rest_of(float a, float b) { return fmodf(a, b); }
-__device__ __noinline__ double rest_of(double a, double b) { return fmod(a, b); }
-__device__ __noinline__ float root_of(float v) { return sqrtf(v); }
-__device__ __noinline__ double root_of(double v) { return sqrt(v); }
+__device__ __noinline__ float fmod_of(float a, float b) { return fmodf(a, b); }
+__device__ __noinline__ double fmod_of(double a, double b) { return fmod(a, b); }
+__device__ __noinline__ float sqrt_of(float v) { return sqrtf(v); }
+__device__ __noinline__ double sqrt_of(double v) { return sqrt(v); }
 __device__ __noinline__ float general_power(float a, float b) { return powf(a, b); }
 __device__ __noinline__ double general_power(double a, double b) { return pow(a, b); }
 // sqrt is exact and faster than pow. As pow does, it maps -0 to 0 and -infinity to infinity.
 template <class Element>
 __device__ __forceinline__ Element power_of(Element a, Element b) {
-    if (size_of(b) != Element(0.5)) return general_power(a, b);
-    const Element root = root_of(a + a == a ? size_of(a) : a);
+    if (abs_of(b) != Element(0.5)) return general_power(a, b);
+    const Element root = sqrt_of(a + a == a ? abs_of(a) : a);
     return b > Element(0) ? root : quotient_of(Element(1), root);
 }
-// Integer division, towards 0. Division by 0 returns 0 and elementwise/pointwise.cu reports it to the host. The most
-// negative value has no negation: divided by -1 it stays as it is.
-__device__ __noinline__ long long whole_quotient(long long a, long long b) {
+// Integer division truncates towards 0. Division by 0 returns 0, and elementwise/pointwise.cu reports it to the host.
+// The most negative value divided by -1 is unchanged: it cannot be negated.
+__device__ __noinline__ long long int_quotient(long long a, long long b) {
     if (b == -1) return 0ull - static_cast<unsigned long long>(a);
     return b == 0 ? 0 : a / b;
 }
-__device__ __noinline__ long long whole_rest(long long a, long long b) { return b == 0 || b == -1 ? 0 : a % b; }
+__device__ __noinline__ long long int_remainder(long long a, long long b) { return b == 0 || b == -1 ? 0 : a % b; }
 
 // -- unary -----------------------------------------------------------------------------------------------------------
 
 struct Abs {
     template <class Element>
-    static __device__ __forceinline__ Element apply(Element v) { return size_of(v); }
+    static __device__ __forceinline__ Element apply(Element v) { return abs_of(v); }
 };
 struct Sign {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element v) {
-        const Element beside = v == Element(0) ? Element(0) : v;  // v is 0 or NaN
-        return v > Element(0) ? Element(1) : v < Element(0) ? Element(-1) : beside;
+        const Element zero_or_nan = v == Element(0) ? Element(0) : v;  // v is 0 or NaN
+        return v > Element(0) ? Element(1) : v < Element(0) ? Element(-1) : zero_or_nan;
     }
 };
 struct Sqrt {
     template <class Element>
-    static __device__ __forceinline__ Element apply(Element v) { return root_of(v); }
+    static __device__ __forceinline__ Element apply(Element v) { return sqrt_of(v); }
 };
 struct Reciprocal {
     template <class Element>
@@ -131,22 +131,22 @@ struct Sub {
 struct Div {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element a, Element b) { return quotient_of(a, b); }
-    static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_quotient(a, b); }
+    static __device__ __forceinline__ long long apply(long long a, long long b) { return int_quotient(a, b); }
 };
 struct TruncatedMod {
     template <class Element>
-    static __device__ __forceinline__ Element apply(Element a, Element b) { return rest_of(a, b); }
-    static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_rest(a, b); }
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return fmod_of(a, b); }
+    static __device__ __forceinline__ long long apply(long long a, long long b) { return int_remainder(a, b); }
 };
 struct Mod {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element a, Element b) {
-        const Element rest = rest_of(a, b);
-        return rest != Element(0) && (rest < Element(0)) != (b < Element(0)) ? rest + b : rest;
+        const Element remainder = fmod_of(a, b);
+        return remainder != Element(0) && (remainder < Element(0)) != (b < Element(0)) ? remainder + b : remainder;
     }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
-        const long long rest = whole_rest(a, b);
-        return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+        const long long remainder = int_remainder(a, b);
+        return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
     }
 };
 struct Pow {
@@ -175,7 +175,7 @@ struct Equal {
 };
 // Swapped operands: the accumulator holds the second operand.
 template <class Function>
-struct Turned {
+struct Swapped {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element b, Element a) { return Function::apply(a, b); }
 };

@@ -18,7 +18,7 @@ class Precision:
     name: str
     dtype: str  # of the weights in shared memory
     per_word: int  # elements per 32-bit word of a fragment
-    parts: int = 1  # 2: float32 weights are split into two tf32 matrices (3xTF32)
+    splits: int = 1  # 2: float32 weights are split into two tf32 matrices (3xTF32)
 
     @property
     def step(self) -> int:
@@ -27,7 +27,7 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("Fp32", "float32", 1, parts=2),
+    "fp32": Precision("Fp32", "float32", 1, splits=2),
     "tf32": Precision("Tf32", "float32", 1),
     "bf16": Precision("Bf16", "bfloat16", 2),
     "fp16": Precision("Fp16", "float16", 2),
@@ -49,6 +49,6 @@ def narrowed(weight: Array, dtype: str) -> Array:
 
 
 def round_tf32(values: Array) -> Array:
-    """Round to a 10-bit mantissa, ties away from zero, as cvt.rna.tf32 does. NaNs and infinities are kept."""
+    """Round to a 10-bit mantissa, ties away from zero, as cvt.rna.tf32 does. NaNs and infinities stay."""
     rounded = ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(values), rounded, values)

@@ -12,11 +12,9 @@ from onchip.plan.device import Device
 
 # All target architectures. ARCHITECTURES in a kernel's module lists the ones it supports.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-ELEMENT_TYPES = {
-    "float32": "float",
-    "float16": "f16",
-    "bfloat16": "bf16",
-}  # element types, as common/dtype.cuh names them
+OVERLAPPING = ("sm_90a", "sm_100", "sm_120")  # with programmatic dependent launch
+ELEMENT_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # as common/dtype.cuh names them
+IDS = {"int32": "int", "int64": "long long"}
 FLOATS = ELEMENT_TYPES | {"float64": "double"}  # plus float64, for general kernels (common/accumulator.cuh)
 
 
@@ -49,7 +47,7 @@ class LaunchConfig:
     cooperative: bool = False  # cooperative launch: all blocks are co-resident, so grid barriers work
 
 
-def in_line(blocks: int, threads: int = 256) -> LaunchConfig:
+def grid_1d(blocks: int, threads: int = 256) -> LaunchConfig:
     """A 1-D grid of at least one block, without dynamic shared memory."""
     return LaunchConfig((max(1, blocks), 1, 1), (threads, 1, 1), 0)
 
@@ -73,7 +71,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Weight:
-    """The result of the claim's recipe of this name."""
+    """The output of the claim's recipe of this name."""
 
     name: str
 
@@ -87,10 +85,10 @@ class State:
 
 @dataclass(frozen=True)
 class StatusWord:
-    """Where a kernel that looks up ids writes the first bad one (common/status.cuh), and what the host reports.
+    """Where a kernel records the first out-of-range id (common/status.cuh), and what the host reports about it.
 
-    The ids are (B, *row_shape), each below `limit`. For integer division, `ids` holds the layers' names and the limit
-    is 0: a divisor of 0 is bad.
+    The ids are (B, *row_shape), each below `limit`. For integer division, `ids` holds the layers' names, and a limit
+    of 0 marks divisors of 0.
     """
 
     ids: str
@@ -100,7 +98,7 @@ class StatusWord:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A byte offset in the scratch memory private to the launches of these steps."""
+    """A byte offset in the scratch memory that the launches of one Steps share."""
 
     offset: int
 
@@ -139,8 +137,8 @@ class TensorMap:
 class WindowMap:
     """A TMA descriptor in im2col mode, of an NHWC image, for implicit GEMM. Pairs are (W, H).
 
-    A tile is `channels` of `pixels` positions of a window's first tap, in order over rows and images. Positions start
-    `before` pixels outside the image, advance by `stride` and end `behind` pixels past its end.
+    A tile holds `channels` channels of `pixels` consecutive positions of the window's first tap, over rows and images.
+    Positions start `before` pixels before the image, advance by `stride` and end `after` pixels past its end.
     """
 
     of: Memory
@@ -149,7 +147,7 @@ class WindowMap:
     channels: int
     pixels: int
     before: tuple[int, int]
-    behind: tuple[int, int]  # negative: the first tap stays inside the image
+    after: tuple[int, int]  # negative: the first tap stays inside the image
     stride: tuple[int, int]
     swizzle_bytes: int = 0
 
@@ -180,7 +178,7 @@ class KernelLaunch:
     config: LaunchConfig
     arguments: tuple[Argument, ...]
     budget: Budget
-    # The earlier launches of these steps that it waits for. None: the previous one; (): none.
+    # Indices of the earlier launches in Steps that it waits for. None: the previous one; (): none.
     after: tuple[int, ...] | None = None
 
 

@@ -11,7 +11,7 @@ struct Largest {
         return larger(a, b);
     }
     template <class W>
-    static __device__ __forceinline__ W nothing() {
+    static __device__ __forceinline__ W identity() {
         return -__int_as_float(0x7f800000);
     }
 };
@@ -21,7 +21,7 @@ struct Smallest {
         return -larger(-a, -b);
     }
     template <class W>
-    static __device__ __forceinline__ W nothing() {
+    static __device__ __forceinline__ W identity() {
         return __int_as_float(0x7f800000);
     }
 };
@@ -31,7 +31,7 @@ struct Sum {
         return a + b;
     }
     template <class W>
-    static __device__ __forceinline__ W nothing() {
+    static __device__ __forceinline__ W identity() {
         return 0;
     }
 };
@@ -42,13 +42,13 @@ __device__ __forceinline__ W reduce_lanes(W v) {
 #pragma unroll
     for (int mask = (LANES < 32 ? LANES : 32) / 2; mask > 0; mask /= 2) v = Op::join(v, __shfl_xor_sync(~0u, v, mask));
     if constexpr (LANES > 32) {
-        __shared__ W of_warps[LANES / 32];
+        __shared__ W warp_values[LANES / 32];
         __syncthreads();  // all reads of the previous reduction are done
-        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
+        if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = v;
         __syncthreads();
-        v = of_warps[0];
+        v = warp_values[0];
 #pragma unroll
-        for (int warp = 1; warp < LANES / 32; ++warp) v = Op::join(v, of_warps[warp]);
+        for (int warp = 1; warp < LANES / 32; ++warp) v = Op::join(v, warp_values[warp]);
     }
     return v;
 }

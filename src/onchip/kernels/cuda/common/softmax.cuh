@@ -11,16 +11,16 @@ struct NoNormaliser {
 struct Softmax {
     template <class Row>
     static __device__ __forceinline__ void apply(Row row) {
-        const float most = row.max();
-        const float sum = row.sum([=](float& v) { return v = expf(v - most); });
+        const float max_value = row.max();
+        const float sum = row.sum([=](float& v) { return v = expf(v - max_value); });
         row.each([=](float v) { return v / sum; });
     }
 };
 struct LogSoftmax {
     template <class Row>
     static __device__ __forceinline__ void apply(Row row) {
-        const float most = row.max();
-        const float log_sum = logf(row.sum([=](float v) { return expf(v - most); }));
-        row.each([=](float v) { return v - most - log_sum; });
+        const float max_value = row.max();
+        const float log_sum = logf(row.sum([=](float v) { return expf(v - max_value); }));
+        row.each([=](float v) { return v - max_value - log_sum; });
     }
 };

@@ -8,19 +8,19 @@
 
 using u64 = unsigned long long;
 
-__device__ inline void report_bad_id(u64* status, u64 place, long long id) {
+__device__ inline void report_bad_id(u64* status, u64 position, long long id) {
     for (int i = 0; i < 3; ++i) {
-        const u64 word = place << 24 | (static_cast<u64>(id) >> 24 * i & 0xFFFFFF);
+        const u64 word = position << 24 | (static_cast<u64>(id) >> 24 * i & 0xFFFFFF);
         // Read before the atomic: every id of a batch may be bad, and each atomic crosses PCIe.
         if (word < *static_cast<volatile u64*>(status + i)) atomicMin(status + i, word);
     }
 }
 
-// The row to look up for ids[place] in a table of V rows: the id, clamped.
+// The row to look up for ids[position] in a table of V rows: the id, clamped.
 template <class Id>
-__device__ __forceinline__ long long checked_id(const Id* ids, long long place, long long V, u64* status) {
-    const long long id = ids[place];
+__device__ __forceinline__ long long checked_id(const Id* ids, long long position, long long V, u64* status) {
+    const long long id = ids[position];
     if (0 <= id && id < V) return id;
-    report_bad_id(status, static_cast<u64>(place), id);
+    report_bad_id(status, static_cast<u64>(position), id);
     return id < 0 ? 0 : V - 1;
 }

@@ -4,9 +4,9 @@
 // adjacent outputs, so loads are coalesced; an input that several windows of a thread share is loaded once. The thread
 // walks over its input rows in order and passes them to a Fold:
 //
-//   take<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of row r; tap i of output u is
-//                                     number_of(read, LEAD + u * STEP + i)
-//   end_row(r)                        called after all taps of the row
+//   accumulate<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of row r; tap i of output u is
+//                                           element_of(read, LEAD + u * STEP + i)
+//   end_row(r)                              called after all taps of the row
 //
 // Row r is tap r - q * stride of output q, where that is a valid tap: the same for all threads.
 #pragma once
@@ -21,15 +21,15 @@ struct Axis {
 };
 
 // Strides of an array, in elements.
-struct Apart {
+struct Strides {
     long long image, channel, row, column;
 };
 
 // Launch parameters: thread count, dividers that decode a thread index, axes and strides.
 struct Windows {
-    Divider channels, parts, columns;  // threads along each axis of y
+    Divider channels, rows, columns;  // number of threads along each axis of y
     Axis h, w;
-    Apart from, to;
+    Strides from, to;
     long long count;
 };
 
@@ -40,31 +40,31 @@ struct Outputs {
     int ho, wo;
 };
 
-template <class Index, bool IS_LAST, int V, int U, int Q>
-__device__ __forceinline__ Outputs outputs_of(long long thread, const Windows& all) {
-    Index rest = static_cast<Index>(thread);
-    Outputs mine;
-    if (IS_LAST) mine.channel = take_rest(rest, all.channels) * V;
-    mine.wo = take_rest(rest, all.columns) * U;
-    mine.ho = take_rest(rest, all.parts) * Q;
-    if (!IS_LAST) mine.channel = take_rest(rest, all.channels);
-    mine.image = rest;
-    return mine;
+template <class Index, bool IS_NHWC, int V, int U, int Q>
+__device__ __forceinline__ Outputs outputs_of(long long thread, const Windows& windows) {
+    Index index = static_cast<Index>(thread);
+    Outputs outputs;
+    if (IS_NHWC) outputs.channel = pop_index(index, windows.channels) * V;
+    outputs.wo = pop_index(index, windows.columns) * U;
+    outputs.ho = pop_index(index, windows.rows) * Q;
+    if (!IS_NHWC) outputs.channel = pop_index(index, windows.channels);
+    outputs.image = index;
+    return outputs;
 }
 
-// Channel v of column c. A word holds the V channels of one column (NHWC) or several columns (NCHW).
-template <int V, class Element, int WORDS, int SIZE>
-__device__ __forceinline__ Element number_of(const Element (&read)[WORDS][SIZE], int c, int v) {
+// Channel v of column c. A vector holds the V channels of one column (NHWC) or several columns (NCHW).
+template <int V, class Element, int VECTORS, int SIZE>
+__device__ __forceinline__ Element element_of(const Element (&read)[VECTORS][SIZE], int c, int v) {
     constexpr int P = SIZE / V;
     return read[c / P][c % P * V + v];
 }
 
-// x as a thread sees it: its first window begins at (h0, w0), and `from` points there.
+// A thread's view of x: its first window begins at (h0, w0), where `from` points.
 template <class T>
 struct View {
     const T* from;
     int h0, w0;
-    long long row, column;
+    long long row, column;  // strides
     T empty;  // padding value
 
     __device__ __forceinline__ static bool is_in(int at, int size) {
@@ -78,47 +78,47 @@ struct View {
 // P, LEAD  NCHW: P columns per vector load; P divides the width of x, and w0 is LEAD past a multiple of P
 template <int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH, int SW, class T, class Fold>
 __device__ __forceinline__ void walk(const View<T>& x, int H, int W, Fold& fold) {
-    constexpr int WORDS = (LEAD + KW + (U - 1) * SW + P - 1) / P;
+    constexpr int VECTORS = (LEAD + KW + (U - 1) * SW + P - 1) / P;
     const T* from = x.from - LEAD * x.column;
-    bool is_column[WORDS];
+    bool is_column[VECTORS];
 #pragma unroll
-    for (int c = 0; c < WORDS; ++c) is_column[c] = x.is_in(x.w0 - LEAD + c * P, W);
+    for (int c = 0; c < VECTORS; ++c) is_column[c] = x.is_in(x.w0 - LEAD + c * P, W);
 #pragma unroll
     for (int r = 0; r < (Q - 1) * SH + KH; ++r) {
         const bool is_row = x.is_in(x.h0 + r, H);
-        acc_t<T> read[WORDS][P * V];
+        acc_t<T> read[VECTORS][P * V];
 #pragma unroll
-        for (int c = 0; c < WORDS; ++c) load_or(read[c], from + c * P * x.column, is_row && is_column[c], x.empty);
-        fold.template take<KW, SW, LEAD>(r, 0, read);
+        for (int c = 0; c < VECTORS; ++c) load_or(read[c], from + c * P * x.column, is_row && is_column[c], x.empty);
+        fold.template accumulate<KW, SW, LEAD>(r, 0, read);
         fold.end_row(r);
         from += x.row;
     }
 }
 
 // The inputs of a row that one iteration of walk_any needs, in registers.
-template <bool SLIDES, int TURN, int V, int U, class T>
-struct Strip {
-    static constexpr int KEPT = SLIDES ? U - 1 : 0;  // columns reused from the previous iteration
+template <bool SLIDES, int PASS_TAPS, int V, int U, class T>
+struct RowWindow {
+    static constexpr int REUSED = SLIDES ? U - 1 : 0;  // columns reused from the previous iteration
     const View<T>& x;
     const T* line;
     const Axis& w;
-    acc_t<T> read[SLIDES ? KEPT + TURN : U * TURN][V];
+    acc_t<T> read[SLIDES ? REUSED + PASS_TAPS : U * PASS_TAPS][V];
 
-    __device__ __forceinline__ Strip(const View<T>& x, const T* line, const Axis& w) : x(x), line(line), w(w) {
+    __device__ __forceinline__ RowWindow(const View<T>& x, const T* line, const Axis& w) : x(x), line(line), w(w) {
 #pragma unroll
-        for (int c = 0; c < KEPT; ++c) load(c, c);
+        for (int c = 0; c < REUSED; ++c) load(c, c);
     }
-    __device__ __forceinline__ void load(int place, int c) {
-        load_or(read[place], line + c * x.column, x.is_in(x.w0 + c, w.size), x.empty);
+    __device__ __forceinline__ void load(int slot, int c) {
+        load_or(read[slot], line + c * x.column, x.is_in(x.w0 + c, w.size), x.empty);
     }
     template <int K, class Fold>
-    __device__ __forceinline__ void take(int r, int kw, Fold& fold) {
+    __device__ __forceinline__ void accumulate(int r, int kw, Fold& fold) {
         if constexpr (SLIDES) {
 #pragma unroll
-            for (int i = 0; i < K; ++i) load(KEPT + i, kw + KEPT + i);
-            fold.template take<K, 1, 0>(r, kw, read);
+            for (int i = 0; i < K; ++i) load(REUSED + i, kw + REUSED + i);
+            fold.template accumulate<K, 1, 0>(r, kw, read);
 #pragma unroll
-            for (int c = 0; c < KEPT; ++c)
+            for (int c = 0; c < REUSED; ++c)
 #pragma unroll
                 for (int v = 0; v < V; ++v) read[c][v] = read[c + K][v];
         } else {
@@ -126,38 +126,38 @@ struct Strip {
             for (int u = 0; u < U; ++u)
 #pragma unroll
                 for (int i = 0; i < K; ++i) load(u * K + i, u * w.stride + (kw + i) * w.dilation);
-            fold.template take<K, K, 0>(r, kw, read);
+            fold.template accumulate<K, K, 0>(r, kw, read);
         }
     }
 };
 
-// Windows of any size: loops over the taps of a row, TURN at a time. SLIDES (stride and dilation 1): each input is
+// Windows of any size: loops over the taps of a row, PASS_TAPS at a time. SLIDES (stride and dilation 1): each input is
 // loaded once for all outputs of a row.
-template <bool SLIDES, int TURN, int V, int U, int Q, class T, class Fold>
+template <bool SLIDES, int PASS_TAPS, int V, int U, int Q, class T, class Fold>
 __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const Axis& w, Fold& fold) {
     const T* line = x.from;
     for (int r = 0; r < (Q - 1) * h.stride + h.taps; ++r, line += h.dilation * x.row) {
         if (!x.is_in(x.h0 + r * h.dilation, h.size)) continue;
-        Strip<SLIDES, TURN, V, U, T> strip(x, line, w);
+        RowWindow<SLIDES, PASS_TAPS, V, U, T> window(x, line, w);
         int kw = 0;
-        for (; kw + TURN <= w.taps; kw += TURN) strip.template take<TURN>(r, kw, fold);
-        for (; kw < w.taps; ++kw) strip.template take<1>(r, kw, fold);
+        for (; kw + PASS_TAPS <= w.taps; kw += PASS_TAPS) window.template accumulate<PASS_TAPS>(r, kw, fold);
+        for (; kw < w.taps; ++kw) window.template accumulate<1>(r, kw, fold);
         fold.end_row(r);
     }
 }
 
 // Stores U x V outputs; columns past the end are skipped. NCHW: one aligned vector where U divides the row.
-template <bool IS_LAST, class T, int U, int V>
-__device__ __forceinline__ void store_outputs(T* to, const acc_t<T> (&v)[U][V], int wo, const Windows& all) {
-    if (!IS_LAST && all.w.count % U == 0) {
+template <bool IS_NHWC, class T, int U, int V>
+__device__ __forceinline__ void store_outputs(T* to, const acc_t<T> (&v)[U][V], int wo, const Windows& windows) {
+    if (!IS_NHWC && windows.w.count % U == 0) {
         acc_t<T> row[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) row[u] = v[u][0];
-        store_neighbours(to, row);
+        store_contiguous(to, row);
     } else {
 #pragma unroll
         for (int u = 0; u < U; ++u)
-            if (U == 1 || wo + u < all.w.count) store_neighbours(to + u * (IS_LAST ? all.to.column : 1), v[u]);
+            if (U == 1 || wo + u < windows.w.count) store_contiguous(to + u * (IS_NHWC ? windows.to.column : 1), v[u]);
     }
 }
 

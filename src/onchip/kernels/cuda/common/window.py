@@ -7,12 +7,13 @@ import struct
 from dataclasses import astuple, dataclass
 
 from onchip.kernels.cuda.common.fast_divide import divider, index_of
-from onchip.kernels.cuda.common.program import LaunchConfig, Struct, in_line
-from onchip.network.layers import Layer
+from onchip.kernels.cuda.common.program import LaunchConfig, Struct, grid_1d
+from onchip.network.layers import AvgPool1d, AvgPool2d, Layer, MaxPool1d, MaxPool2d
 from onchip.network.layers.conv import geometry
 
 THREADS = 256
-MOST = 1 << 28  # axis size: int32 indices cover it and the overhang of a few windows
+POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+MAX_SIZE = 1 << 28  # axis size: int32 indices cover it and the overhang of a few windows
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Axis:
     end: int  # taps before this index count in an average that includes padding
 
 
-ANY_TOGETHER = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
-MAX_FILLED = 1.15  # NCHW: limit on computed outputs (some past the end) / real outputs
+LOOP_ROWS = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
+MAX_FILLED = 1.15  # NCHW: limit on computed outputs, including those past the end, per stored output
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
@@ -39,24 +40,24 @@ class Windows:
     N: int
     h: Axis
     w: Axis
-    is_last: bool  # NHWC
+    is_nhwc: bool
     element_bytes: int
-    unrolled: tuple[tuple[int, int, int], ...]  # windows with an unrolled kernel: KH, KW, stride along h
-    together: tuple[int, int]  # most output rows per thread in those: (NCHW, NHWC)
+    unrolled: tuple[tuple[int, int, int], ...]  # windows with an unrolled kernel: (KH, KW, SH)
+    max_rows: tuple[int, int]  # most output rows per thread of unrolled kernels: (NCHW, NHWC)
     units: int  # SMs
 
     @property
     def fits(self) -> bool:
         """Whether int32 indices cover an image and the positions of its windows."""
         rows = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
-        return max(rows) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MOST
+        return max(rows) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MAX_SIZE
 
     @property
     def window(self) -> tuple[int, int, int]:
         """The window that the kernel is unrolled for; (0, 0, 0) where it is not unrolled."""
         window = (self.h.taps, self.w.taps, self.h.stride)
-        is_plain = self.h.dilation == self.w.dilation == 1
-        return window if window in self.unrolled and is_plain else (0, 0, 0)
+        is_undilated = self.h.dilation == self.w.dilation == 1
+        return window if window in self.unrolled and is_undilated else (0, 0, 0)
 
     @property
     def is_unrolled(self) -> bool:
@@ -71,7 +72,7 @@ class Windows:
             most = min(4, 16 // channels) if self.slides else 2 if channels == 1 else 1
         elif self.w.stride > 2:
             most = 1
-        elif self.is_last:
+        elif self.is_nhwc:
             most = 2 if self.element_bytes == 2 and 1 < channels <= 4 else 1
         else:  # 16-bit elements: eight, if they divide the row
             most = 2 if self.element_bytes > 2 else 4 if self.w.count % 8 else 8
@@ -80,16 +81,17 @@ class Windows:
         return 1 << min(most, self.w.count).bit_length() - 1
 
     def rows(self, columns: int) -> int:
-        """Output rows per thread, for a large batch; 1 where they would share no row of x."""
-        most = min((self.together if self.is_unrolled else ANY_TOGETHER)[self.is_last], 32 // columns)
+        """Output rows per thread for a large batch; 1 where adjacent output rows share no row of x."""
+        most = min((self.max_rows if self.is_unrolled else LOOP_ROWS)[self.is_nhwc], 32 // columns)
         if self.is_unrolled and self.h == ONE_ROW:
             return most
         if self.h.count <= 2 or self.h.stride >= self.h.taps or (not self.is_unrolled and self.h.dilation > 1):
             return 1
         most = min(most, 8 if self.h.count > 4 else 4)
-        across = math.ceil(self.w.count / columns) * columns / self.w.count
-        may_waste = self.is_last or not self.is_unrolled
-        while not may_waste and most > 2 and math.ceil(self.h.count / most) * most * across > MAX_FILLED * self.h.count:
+        column_overhang = math.ceil(self.w.count / columns) * columns / self.w.count
+        may_waste = self.is_nhwc or not self.is_unrolled
+        limit = MAX_FILLED * self.h.count
+        while not may_waste and most > 2 and math.ceil(self.h.count / most) * most * column_overhang > limit:
             most //= 2
         return most
 
@@ -100,11 +102,11 @@ class Windows:
 
     def _sizes(self, B: int, channels: int, Q: int) -> tuple[int, int, int]:
         """Threads per image, along each axis of y."""
-        down, across = math.ceil(self._lines(B).count / Q), math.ceil(self.w.count / self.columns(channels))
-        return self.N // channels, down, across
+        down, right = math.ceil(self._h_axis(B).count / Q), math.ceil(self.w.count / self.columns(channels))
+        return self.N // channels, down, right
 
     def _threads(self, B: int, channels: int, Q: int) -> int:
-        return (B if self._lines(B) is self.h else 1) * math.prod(self._sizes(B, channels, Q))
+        return (B if self._h_axis(B) is self.h else 1) * math.prod(self._sizes(B, channels, Q))
 
     @property
     def slides(self) -> bool:
@@ -112,40 +114,41 @@ class Windows:
         return self.w.stride == self.w.dilation == 1
 
     def arguments(self, B: int, channels: int) -> tuple[str, LaunchConfig, Struct]:
-        """Template arguments (Index, IS_LAST, V, U, Q, P, LEAD, KH, KW, SH, SW), launch config, Windows of window.cuh.
+        """Template arguments (Index, IS_NHWC, V, U, Q, P, LEAD, KH, KW, SH, SW), launch config, Windows of window.cuh.
 
         channels  per thread, in NHWC
         """
-        U, h = self.columns(channels), self._lines(B)
-        Q, P = self.rows_at(B, channels), self._word(U)
+        U, h = self.columns(channels), self._h_axis(B)
+        Q, P = self.rows_at(B, channels), self._load_columns(U)
         lead = -self.w.before % P
         SW = (self.w.stride if U > 1 else 0) if self.is_unrolled else int(self.slides)
-        window = self.window if self.is_unrolled else (0, self._turn(channels), 0)
-        cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *window, SW)
+        window = self.window if self.is_unrolled else (0, self._taps_per_iteration(channels), 0)
+        template = (str(self.is_nhwc).lower(), channels, U, Q, P, lead, *window, SW)
         sizes, count = self._sizes(B, channels, Q), self._threads(B, channels, Q)
         dividers = b"".join(divider(size).data for size in sizes)
-        apart = [*self._apart(self.C, self.h.size, self.w.size, h), *self._apart(self.N, self.h.count, self.w.count, h)]
-        data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *apart, count)
-        name = f"{index_of(count)}, {', '.join(map(str, cut))}"
-        return name, in_line(math.ceil(count / THREADS), THREADS), Struct((), data)
+        x_strides = self._strides(self.C, self.h.size, self.w.size, h)
+        y_strides = self._strides(self.N, self.h.count, self.w.count, h)
+        data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *x_strides, *y_strides, count)
+        name = f"{index_of(count)}, {', '.join(map(str, template))}"
+        return name, grid_1d(math.ceil(count / THREADS), THREADS), Struct((), data)
 
-    def _turn(self, channels: int) -> int:
+    def _taps_per_iteration(self, channels: int) -> int:
         """Taps per iteration of the loop over a row: few with many channels; 7 where it divides the row."""
         return 2 if channels > 1 else 7 if self.w.taps % 7 == 0 else 4
 
-    def _word(self, U: int) -> int:
+    def _load_columns(self, U: int) -> int:
         """Columns per vector load: a divisor of the width of x and of the stride from thread to thread."""
-        if self.is_last or not self.is_unrolled:
+        if self.is_nhwc or not self.is_unrolled:
             return 1
         return math.gcd(self.w.size, U * self.w.stride, 16 // self.element_bytes)
 
-    def _lines(self, B: int) -> Axis:
-        """The axis h. Images of one row are stacked along h over the batch."""
-        return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MOST else self.h
+    def _h_axis(self, B: int) -> Axis:
+        """The axis h; for images of one row, the batch."""
+        return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MAX_SIZE else self.h
 
-    def _apart(self, C: int, H: int, W: int, h: Axis) -> tuple[int, int, int, int]:
+    def _strides(self, C: int, H: int, W: int, h: Axis) -> tuple[int, int, int, int]:
         """Strides of image, channel, row and column."""
-        channel, row, column = (1, W * C, C) if self.is_last else (H * W, W, 1)
+        channel, row, column = (1, W * C, C) if self.is_nhwc else (H * W, W, 1)
         return C * H * W, channel, row if h is self.h else C * W, column
 
 
@@ -153,11 +156,11 @@ def axes_of(layer: Layer, sizes: tuple[int, ...], counts: tuple[int, ...], taps:
     """The axes h and w; 1-D inputs are images of one row."""
     stride, pads, dilation = geometry(layer)
     rank = len(sizes)
-    found = [
+    axes = [
         Axis(
             sizes[a], counts[a], taps[a], stride[a], pads[a], dilation[a] if taps[a] > 1 else 1,
             sizes[a] + pads[rank + a],
         )
         for a in range(rank)
     ]  # fmt: skip
-    return (ONE_ROW, found[0]) if rank == 1 else (found[0], found[1])
+    return (ONE_ROW, axes[0]) if rank == 1 else (axes[0], axes[1])

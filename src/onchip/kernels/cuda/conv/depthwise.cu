@@ -9,8 +9,7 @@
 //         The same as in conv/direct.cu, of which this is a special case.
 // Layout  x (B, C, H, W) and y (B, N, HO, WO), N a multiple of C; or both NHWC, with V = 4 or 2 channels per thread if
 //         N = C is a multiple of V. 1D signals are images whose rows are batch rows. w (N, taps), NHWC: (taps, N); bias
-//         (N) or nullptr.
-// Shared  None: threads share loads through L1.
+//         (N) or nullptr. No shared memory: threads share loads through L1.
 // Limits  Any geometry; up to 2^31 elements per image, 2^28 along an axis; x, y float32, float16 or bfloat16 with w,
 //         bias float32; or all float64 without an activation; sm_80 up.
 #include "common/epilogue.cuh"
@@ -23,42 +22,42 @@ __device__ __noinline__ float activate(float v, const Activation activation) { r
 
 // Weights of V channels: in registers for small windows, else in global memory.
 template <class Element, int V, int KH, int KW>
-struct HeldWeights {
-    Element held[KH * KW][V];
+struct TapWeights {
+    Element registers[KH * KW][V];
 
-    __device__ __forceinline__ HeldWeights(const Element* weights, long long N, int) {
+    __device__ __forceinline__ TapWeights(const Element* weights, long long N, int) {
 #pragma unroll
-        for (int k = 0; k < KH * KW; ++k) load_neighbours(weights + k * N, held[k]);
+        for (int k = 0; k < KH * KW; ++k) load_contiguous(weights + k * N, registers[k]);
     }
     __device__ __forceinline__ int tap(int kh, int kw) const { return kh * KW + kw; }
     __device__ __forceinline__ void load(int k, Element (&weight)[V]) const {
 #pragma unroll
-        for (int v = 0; v < V; ++v) weight[v] = held[k][v];
+        for (int v = 0; v < V; ++v) weight[v] = registers[k][v];
     }
 };
 template <class Element, int V>
-struct HeldWeights<Element, V, 0, 0> {
+struct TapWeights<Element, V, 0, 0> {
     const Element* weights;
     const long long N;
     const int taps;  // taps per row
 
-    __device__ __forceinline__ HeldWeights(const Element* weights, long long N, int taps)
+    __device__ __forceinline__ TapWeights(const Element* weights, long long N, int taps)
         : weights(weights), N(N), taps(taps) {}
     __device__ __forceinline__ int tap(int kh, int kw) const { return kh * taps + kw; }
-    __device__ __forceinline__ void load(int k, Element (&weight)[V]) const { load_neighbours(weights + k * N, weight); }
+    __device__ __forceinline__ void load(int k, Element (&w)[V]) const { load_contiguous(weights + k * N, w); }
 };
 
-// A thread's accumulators. HAS_PARTS: more than PART taps.
-template <class Element, int V, int U, int Q, bool HAS_PARTS, class Weights>
-struct Convolved {
-    Element sums[Q][U][V] = {}, totals[HAS_PARTS ? Q : 1][U][V] = {};
-    int parts[Q] = {};
+// A thread's accumulators. IS_LONG: more than PART taps.
+template <class Element, int V, int U, int Q, bool IS_LONG, class Weights>
+struct WindowSums {
+    Element sums[Q][U][V] = {}, totals[IS_LONG ? Q : 1][U][V] = {};
+    int part_index[Q] = {};
     const Weights weights;
     const int taps, stride;  // along h
 
-    __device__ __forceinline__ Convolved(const Weights& weights, int taps, int stride)
+    __device__ __forceinline__ WindowSums(const Weights& weights, int taps, int stride)
         : weights(weights), taps(taps), stride(stride) {}
-    __device__ __forceinline__ void end_part(int q) {
+    __device__ __forceinline__ void end_partial_sum(int q) {
 #pragma unroll
         for (int u = 0; u < U; ++u)
 #pragma unroll
@@ -67,17 +66,17 @@ struct Convolved {
                 sums[q][u][v] = 0;
             }
     }
-    template <int K, int STEP, int LEAD, int WORDS, int SIZE>
-    __device__ __forceinline__ void take(int r, int kw, const Element (&read)[WORDS][SIZE]) {
+    template <int K, int STEP, int LEAD, int VECTORS, int SIZE>
+    __device__ __forceinline__ void accumulate(int r, int kw, const Element (&read)[VECTORS][SIZE]) {
 #pragma unroll
         for (int q = 0; q < Q; ++q) {
             if (static_cast<u32>(r - q * stride) >= static_cast<u32>(taps)) continue;
             const int k = weights.tap(r - q * stride, kw);
 #pragma unroll
             for (int i = 0; i < K; ++i) {
-                if constexpr (HAS_PARTS) {
-                    if ((k + i) / PART != parts[q]) end_part(q);
-                    parts[q] = (k + i) / PART;
+                if constexpr (IS_LONG) {
+                    if ((k + i) / PART != part_index[q]) end_partial_sum(q);
+                    part_index[q] = (k + i) / PART;
                 }
                 Element weight[V];
                 weights.load(k + i, weight);
@@ -86,71 +85,72 @@ struct Convolved {
 #pragma unroll
                     for (int v = 0; v < V; ++v)
                         sums[q][u][v] =
-                            multiply_add(number_of<V>(read, LEAD + u * STEP + i, v), weight[v], sums[q][u][v]);
+                            multiply_add(element_of<V>(read, LEAD + u * STEP + i, v), weight[v], sums[q][u][v]);
             }
         }
     }
     __device__ __forceinline__ void end_row(int) {}
     __device__ __forceinline__ Element sum(int q, int u, int v) const {
-        return HAS_PARTS ? sums[q][u][v] + totals[q][u][v] : sums[q][u][v];
+        return IS_LONG ? sums[q][u][v] + totals[q][u][v] : sums[q][u][v];
     }
 };
 
-// KH, KW, SH, SW: window and strides, no dilation. KH = 0: any window, KW taps at a time, and SW = 1 for stride 1.
-// each  output channels per input channel
-template <class T, bool HAS_PARTS, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW,
+// KH, KW, SH, SW: window and strides, no dilation. KH = 0: any window, KW taps at a time; SW = 1: stride, dilation 1.
+// multiplier  output channels per input channel
+template <class T, bool IS_LONG, class Index, bool IS_NHWC, int V, int U, int Q, int P, int LEAD, int KH, int KW,
           int SH, int SW>
-__global__ void __launch_bounds__(WINDOW_THREADS, U * Q * V > 16 || IS_LAST && V > 1 ? 2 : 3)
-depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const Windows all, Divider each, u32 code,
-          u32 a_bits, u32 b_bits) {
+__global__ void __launch_bounds__(WINDOW_THREADS, U * Q * V > 16 || IS_NHWC && V > 1 ? 2 : 3)
+depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const Windows windows, Divider multiplier,
+          u32 code, u32 a_bits, u32 b_bits) {
     using Element = acc_t<T>;
-    static_assert(KH * KW <= PART, "one part");
+    static_assert(KH * KW <= PART, "unrolled windows fit in one partial sum");
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
-    if (thread >= all.count) return;
-    const Outputs mine = outputs_of<Index, IS_LAST, V, U, Q>(thread, all);
-    const Axis &h = all.h, &w = all.w;
-    const long long column = IS_LAST ? all.from.column : 1;
-    const int h0 = mine.ho * (KH ? SH : h.stride) - h.before, w0 = mine.wo * w.stride - w.before;
-    const u32 n = mine.channel, c = quotient(n, each);
-    const T* from = x + mine.image * all.from.image + c * all.from.channel + h0 * all.from.row + w0 * column;
+    if (thread >= windows.count) return;
+    const Outputs outputs = outputs_of<Index, IS_NHWC, V, U, Q>(thread, windows);
+    const Axis &h = windows.h, &w = windows.w;
+    const long long column = IS_NHWC ? windows.from.column : 1;
+    const int h0 = outputs.ho * (KH ? SH : h.stride) - h.before, w0 = outputs.wo * w.stride - w.before;
+    const u32 n = outputs.channel, c = quotient(n, multiplier);
+    const T* from = x + outputs.image * windows.from.image + c * windows.from.channel + h0 * windows.from.row +
+                    w0 * column;
     // NHWC: the weights of a tap are contiguous. NCHW: those of a channel.
     const int taps = (KH ? KH : h.taps) * (KH ? KW : w.taps);
-    const long long N = IS_LAST ? all.channels.size * V : 1;
-    weights += IS_LAST ? n : static_cast<long long>(n) * taps;
+    const long long N = IS_NHWC ? windows.channels.size * V : 1;
+    weights += IS_NHWC ? n : static_cast<long long>(n) * taps;
 
-    using Weights = HeldWeights<Element, V, KH, KH ? KW : 0>;
-    const Weights held(weights, N, w.taps);
-    Convolved<Element, V, U, Q, HAS_PARTS, Weights> made(held, KH ? KH : h.taps, KH ? SH : h.stride);
-    const View<T> view{from, h0, w0, all.from.row, column, T{}};
-    if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, made);
-    else walk_any<SW == 1, KW, V, U, Q>(view, h, w, made);
+    using Weights = TapWeights<Element, V, KH, KH ? KW : 0>;
+    const Weights tap_weights(weights, N, w.taps);
+    WindowSums<Element, V, U, Q, IS_LONG, Weights> acc(tap_weights, KH ? KH : h.taps, KH ? SH : h.stride);
+    const View<T> view{from, h0, w0, windows.from.row, column, T{}};
+    if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, acc);
+    else walk_any<SW == 1, KW, V, U, Q>(view, h, w, acc);
 
     // ReLU is a Clip without an upper bound. Both are inlined: most convolutions are followed by one of them.
     const bool is_clip = code == 1 || code == 3;
     const float low = code == 3 ? __uint_as_float(a_bits) : 0.0f;
     const float high = __uint_as_float(code == 3 ? b_bits : 0x7f800000);
-    const Activation other{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
-    Element shift[V];
+    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    Element bias_values[V];
 #pragma unroll
-    for (int v = 0; v < V; ++v) shift[v] = bias ? bias[n + v] : 0;
-    T* to = y + mine.image * all.to.image + n * all.to.channel + mine.ho * all.to.row +
-            mine.wo * (IS_LAST ? all.to.column : 1);
+    for (int v = 0; v < V; ++v) bias_values[v] = bias ? bias[n + v] : 0;
+    T* to = y + outputs.image * windows.to.image + n * windows.to.channel + outputs.ho * windows.to.row +
+            outputs.wo * (IS_NHWC ? windows.to.column : 1);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
-        if (Q > 1 && mine.ho + q >= h.count) break;
+        if (Q > 1 && outputs.ho + q >= h.count) break;
         Element out[U][V];
 #pragma unroll
-        for (int i = 0; i < U * V; ++i) out[i / V][i % V] = made.sum(q, i / V, i % V) + shift[i % V];
+        for (int i = 0; i < U * V; ++i) out[i / V][i % V] = acc.sum(q, i / V, i % V) + bias_values[i % V];
         if constexpr (!is_same<T, double>) {
             if (is_clip) {
 #pragma unroll
                 for (int i = 0; i < U * V; ++i) out[i / V][i % V] = Clip::apply(out[i / V][i % V], low, high);
             } else if (code) {
 #pragma unroll
-                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = activate(out[i / V][i % V], other);
+                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = activate(out[i / V][i % V], activation);
             }
         }
-        store_outputs<IS_LAST>(to, out, mine.wo, all);
-        to += all.to.row;
+        store_outputs<IS_NHWC>(to, out, outputs.wo, windows);
+        to += windows.to.row;
     }
 }

@@ -40,7 +40,7 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
-TOGETHER = (8, 4)
+MAX_ROWS = (8, 4)
 PART = 128  # K elements per partial sum, as in conv/direct.cu
 # Shares of the device's fp32 rate: 5 x 5, NCHW, float32 reached 15.5 of an H200's 50.9 Tflop/s. LOOP_RATE is an
 # estimate: the loop reloads its weights.
@@ -51,7 +51,7 @@ TAP_US, LOOP_TAP_US = 0.03, 0.14
 
 @dataclass(frozen=True)
 class DepthwiseLowering:
-    """depthwise(x, w, bias, y, windows, each, activation's three words)"""
+    """depthwise(x, weights, bias, y, windows, multiplier, activation code and parameters)"""
 
     dtype: str
     windows: Windows
@@ -63,18 +63,18 @@ class DepthwiseLowering:
         """Channels per thread in NHWC: four, or fewer if the weights would not fit in registers."""
         w = self.windows
         V = 1 if self.dtype == "float64" or w.C != w.N else 2 if math.prod(w.window[:2]) > 9 else 4
-        return V if w.is_last and w.C % V == 0 else 1
+        return V if w.is_nhwc and w.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
-        cut, config, windows = self.windows.arguments(B, self.vector)
+        template, config, windows = self.windows.arguments(B, self.vector)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), windows,
             divider(self.windows.N // self.windows.C), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        has_parts = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
-        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {has_parts}, {cut}>")
+        is_long = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
+        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {is_long}, {template}>")
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
@@ -92,7 +92,7 @@ class DepthwiseKernel:
         if conv_groups(node.layer) != x.row_shape[0]:
             return
         if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
-            why = f"convolves rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            why = f"convolves rows of fewer than 2^31 elements in {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         nodes = (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS)
@@ -102,15 +102,15 @@ class DepthwiseKernel:
 def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
     """A convolution and its optional activation, in NCHW and NHWC."""
     first, last = nodes[0], nodes[-1]
-    value, made = first.inputs[0], last.name
-    x, y = net.types[value], net.types[made]
+    x_name, y_name = first.inputs[0], last.name
+    x, y = net.types[x_name], net.types[y_name]
     activation = last.layer if isinstance(last.layer, Elementwise) else None
-    number = "float64" if x.dtype == "float64" else "float32"
-    for is_last in (False, True) if has_channels(x) and has_channels(y) and net.readers(made) else (False,):
-        windows = _windows(net, first, is_last, device)
-        recipes = _recipes(net, first, is_last, number)
+    acc_dtype = "float64" if x.dtype == "float64" else "float32"
+    for is_nhwc in (False, True) if has_channels(x) and has_channels(y) and net.readers(y_name) else (False,):
+        windows = _windows(net, first, is_nhwc, device)
+        recipes = _recipes(net, first, is_nhwc, acc_dtype)
         cost = Cost(
-            sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(made.nbytes for made in recipes.values()),
+            sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(recipe.nbytes for recipe in recipes.values()),
             precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
             min_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
         )  # fmt: skip
@@ -119,31 +119,31 @@ def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[C
         is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
         yield Claim(
             DepthwiseKernel.name, f"{DepthwiseKernel.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
-            cost, "a channel of y is made of one of x", recipes, order=f"taps in order, parts of {PART}",
+            cost, "one input channel per output channel", recipes, order=f"taps in order, partial sums of {PART}",
             facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
-            reads={value: Use(CHANNELS_LAST if is_last else ROWS, is_read_often)},
-            writes={made: CHANNELS_LAST} if is_last else {},
+            reads={x_name: Use(CHANNELS_LAST if is_nhwc else ROWS, is_read_often)},
+            writes={y_name: CHANNELS_LAST} if is_nhwc else {},
         )  # fmt: skip
 
 
-def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
+def _windows(net: Network, node: Node, is_nhwc: bool, device: Device) -> Windows:
     (C, *sizes), (N, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     taps = net.weights[node.weights["weight"]].shape[2:]
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), taps)
     # Not in float64: a window's weights and accumulators would take all registers.
     dtype = net.types[node.name].dtype
     unrolled = () if dtype == "float64" else UNROLLED
-    return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], unrolled, TOGETHER, device.units)
+    return Windows(C, N, h, w, is_nhwc, DTYPE_BYTES[dtype], unrolled, MAX_ROWS, device.units)
 
 
-def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, Recipe]:
+def _recipes(net: Network, node: Node, is_nhwc: bool, dtype: str) -> dict[str, Recipe]:
     """Weights as (N, 1, taps...) for NCHW, (taps..., 1, N) for NHWC."""
     name = node.weights["weight"]
     shape = net.weights[name].shape
     axes = (*range(2, len(shape)), 1, 0)
     recipes = {
         "weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)
-        if is_last
+        if is_nhwc
         else Recipe.of(as_is, (name,), shape, dtype)
     }
     if "bias" in node.weights:
@@ -152,29 +152,29 @@ def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, R
     return recipes
 
 
-def _instance(name: str, dtype: str, is_last: bool, taps: int = 3, stride: int = 1, each: int = 1) -> Instance:
+def _instance(name: str, dtype: str, is_nhwc: bool, taps: int = 3, stride: int = 1, multiplier: int = 1) -> Instance:
     axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
-    windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
+    windows = Windows(64, 64 * multiplier, axis, axis, is_nhwc, DTYPE_BYTES[dtype], UNROLLED, MAX_ROWS, 132)
     lowering = DepthwiseLowering(dtype, windows, True, None)
     return Instance(name, lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = (
     _instance("3 x 3", "float32", False),
-    _instance("3 x 3, channels last", "float32", True),
-    _instance("3 x 3 by steps of 2", "bfloat16", False, stride=2),
-    _instance("3 x 3 by steps of 2, channels last", "float16", True, stride=2),
+    _instance("3 x 3, NHWC", "float32", True),
+    _instance("3 x 3, stride 2", "bfloat16", False, stride=2),
+    _instance("3 x 3, stride 2, NHWC", "float16", True, stride=2),
     _instance("5 x 5", "float16", False, 5),
-    _instance("5 x 5, channels last", "float32", True, 5),
-    _instance("5 x 5 of 16 bits, channels last", "bfloat16", True, 5),
-    _instance("5 x 5, channels last, two of one", "float32", True, 5, each=2),
+    _instance("5 x 5, NHWC", "float32", True, 5),
+    _instance("5 x 5 of 16 bits, NHWC", "bfloat16", True, 5),
+    _instance("5 x 5, NHWC, two outputs per channel", "float32", True, 5, multiplier=2),
     _instance("any window in float64", "float64", False, 4),
     _instance("any window", "float32", False, 4),
-    _instance("any window, channels last", "bfloat16", True, 4),
-    _instance("any window by steps of 2", "float16", False, 7, 2),
-    _instance("any window by steps of 2, channels last", "float16", True, 7, 2),
+    _instance("any window, NHWC", "bfloat16", True, 4),
+    _instance("any window, stride 2", "float16", False, 7, 2),
+    _instance("any window, stride 2, NHWC", "float16", True, 7, 2),
     _instance("7 x 7", "float32", False, 7),
     _instance("long sums", "float32", False, 12),
-    _instance("long sums, channels last", "float32", True, 12),
-    _instance("any window in float64, channels last", "float64", True, 4),
+    _instance("long sums, NHWC", "float32", True, 12),
+    _instance("any window in float64, NHWC", "float64", True, 4),
 )

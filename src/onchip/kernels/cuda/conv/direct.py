@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Convolution, Elementwise, Layer, TransposedConvolution
+from onchip.network.layers import Convolution, Elementwise, Layer, Linear, TransposedConvolution
 from onchip.network.layers.conv import conv_groups, geometry
 from onchip.network.recipe import Recipe, as_is, transposed
 from onchip.plan.device import Device
@@ -37,8 +37,8 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-TRANSPOSED, X_LAST, Y_LAST = 1, 2, 4  # flags of conv/direct.cu
-MOST = 1 << 30  # limit of an offset in an image, padding included
+TRANSPOSED, X_NHWC, Y_NHWC = 1, 2, 4  # flags of conv/direct.cu
+MAX_OFFSET = 1 << 30  # limit of an offset in an image, padding included
 Pair = tuple[int, int]
 
 
@@ -46,19 +46,19 @@ Pair = tuple[int, int]
 class Tile:
     """Tile of a block, and its estimated share of the device's fp32 rate when full."""
 
-    places: int
+    positions: int
     channels: int
-    cut: Pair  # positions and channels per thread
+    per_thread: Pair  # positions and channels per thread
     rate: float
 
     @property
     def threads(self) -> int:
-        return self.places // self.cut[0] * (self.channels // self.cut[1])
+        return self.positions // self.per_thread[0] * (self.channels // self.per_thread[1])
 
     @property
     def work(self) -> float:
         """Relative time of a block."""
-        return self.places * self.channels / self.rate
+        return self.positions * self.channels / self.rate
 
     def rate_for(self, N: int) -> float:
         """Rate with many positions: channels past N are padding."""
@@ -66,11 +66,11 @@ class Tile:
 
 
 # For many channels; for few positions and channels; for few channels. NARROW: 4 channels x 4 positions per thread.
-# DIRECT: one output per thread, two loads per fma. With HEAD, estimates for K of 8 to 40 are within a fifth of an H200:
+# DIRECT: one output per thread, two loads per fma. With OVERHEAD, estimates for K of 8 to 40 are within 20 % (H200):
 # 8 -> 16 channels, 1x1: 594 us (fp16) and 523; 3 -> 16, 3 x 3: 1,259; 1 -> 64, 10 x 4: 145.
 TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.45), Tile(128, 16, (4, 4), 0.4))
 DEPTH = 16  # k per slice
-HEAD = 18  # fixed cost of a tile, in units of k
+OVERHEAD = 18  # fixed cost of a tile, in units of k
 NARROW = Tile(1024, 4, (4, 4), 0.2)
 DIRECT = Tile(256, 1, (1, 1), 0.07)
 DOUBLE_TILES = (TILES[1], DIRECT)  # the others exceed registers or shared memory in float64
@@ -79,8 +79,8 @@ PART = 128  # K elements per partial sum
 DOUBLE_RATE = 0.5  # of the fp32 rate on GPUs with full fp64 units; far less elsewhere
 # A block's k loop is serial: 17 us for K = 256 and 203 us for K = 3,200, with one image. DIRECT also computes each
 # tap's position: 10 us for 25 taps of one channel.
-TERM_US, TAP_US = 0.06, 0.25
-DEPTHWISE_RATE = 0.0085  # of DIRECT for few channels: index arithmetic dominates
+K_US, TAP_US = 0.06, 0.25
+DEPTHWISE_RATE = 0.0085  # rate of DIRECT for few input channels: index arithmetic dominates
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Geometry:
         return self.stride if self.is_transposed else (1, 1)
 
     @property
-    def every(self) -> Pair:
+    def tap_step(self) -> Pair:
         """Distance between the taps of one phase."""
         if not self.is_transposed:
             return (1, 1)
@@ -112,9 +112,9 @@ class Geometry:
         return first, second
 
     @property
-    def terms(self) -> int:
+    def depth(self) -> int:
         """K; for a transposed convolution, that of the phase with the most taps."""
-        return self.C * math.prod(math.ceil(taps / every) for taps, every in zip(self.taps, self.every, strict=True))
+        return self.C * math.prod(math.ceil(taps / step) for taps, step in zip(self.taps, self.tap_step, strict=True))
 
     @property
     def reach(self) -> int:
@@ -126,29 +126,24 @@ class Geometry:
         """The same in pixels."""
         reach = 1
         sides = zip(self.sides_in, self.sides_out, strict=True)
-        frame = zip(self.stride, self.dilation, self.before, self.taps, strict=True)
-        for side, (stride, dilation, before, taps) in zip(map(max, sides), frame, strict=True):
+        window = zip(self.stride, self.dilation, self.before, self.taps, strict=True)
+        for side, (stride, dilation, before, taps) in zip(map(max, sides), window, strict=True):
             reach *= side + stride * (1 + dilation) + before + dilation * taps
         return reach
 
-    @property
-    def far(self) -> int:
-        """Distance from a window's first tap to its last, along the longer axis."""
-        return max((taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True))
-
     def blocks(self, B: int, tile: Tile) -> int:
         if tile is DIRECT:
-            return math.ceil(B * self.groups * self.N * math.prod(self.sides_out) / tile.places)
+            return math.ceil(B * self.groups * self.N * math.prod(self.sides_out) / tile.positions)
         H, W = (math.ceil(n / s) for n, s in zip(self.sides_out, self.phases, strict=True))
-        tiles = math.ceil(B * H * W / tile.places) * math.ceil(self.N / tile.channels)
+        tiles = math.ceil(B * H * W / tile.positions) * math.ceil(self.N / tile.channels)
         return tiles * math.prod(self.phases) * self.groups
 
 
 @dataclass(frozen=True)
-class ConvLowering:
+class ConvDirectLowering:
     geometry: Geometry
     dtypes: tuple[str, str]
-    lasts: tuple[bool, bool]  # whether x, and y, is NHWC
+    nhwc: tuple[bool, bool]  # whether x, and y, is NHWC
     has_bias: bool
     units: int
     activation: Elementwise | None = None
@@ -156,7 +151,7 @@ class ConvLowering:
     @property
     def tiles(self) -> list[Tile]:
         """Tiles that apply. NARROW needs NCHW x: adjacent threads read adjacent positions of a channel."""
-        is_narrow = NARROW.channels >= self.geometry.N and not self.lasts[0]
+        is_narrow = NARROW.channels >= self.geometry.N and not self.nhwc[0]
         tiles = DOUBLE_TILES if "float64" in self.dtypes else (*TILES, NARROW, DIRECT)
         return [tile for tile in tiles if is_narrow or tile is not NARROW]
 
@@ -167,10 +162,10 @@ class ConvLowering:
 
     def rate(self, B: int) -> float:
         """Estimated share of the device's fp32 rate for B rows."""
-        C, N, K = self.geometry.C, self.geometry.N, self.geometry.terms
+        C, N, K = self.geometry.C, self.geometry.N, self.geometry.depth
         tile = max(self.tiles, key=lambda tile: tile.rate_for(N))
         rate = DEPTHWISE_RATE if tile is DIRECT and C < FEW_CHANNELS else tile.rate_for(N)
-        rate *= K / (round_up(K, DEPTH) + HEAD) if tile in TILES else 1.0
+        rate *= K / (round_up(K, DEPTH) + OVERHEAD) if tile in TILES else 1.0
         rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # index arithmetic costs as much as 4 channels
         rate *= DOUBLE_RATE if "float64" in self.dtypes else 1.0
         return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # idle SMs
@@ -179,10 +174,10 @@ class ConvLowering:
         """Serial time of one output, whatever B."""
         g, tile = self.geometry, self.tile(max(1, B))
         taps = math.prod(g.taps) / math.prod(g.phases)  # per output
-        return taps * (TERM_US * g.C + (TAP_US if tile is DIRECT else 0.0))
+        return taps * (K_US * g.C + (TAP_US if tile is DIRECT else 0.0))
 
     def tile(self, B: int) -> Tile:
-        """The fastest tile: waves of blocks, times the work of a block. All compute the same bits."""
+        """The tile with the least waves of blocks times work per block. All compute the same bits."""
         return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
 
     def at(self, B: int) -> Steps:
@@ -191,20 +186,21 @@ class ConvLowering:
         return Steps((self.launch(B, self.tile(B)),))
 
     def launch(self, B: int, tile: Tile) -> KernelLaunch:
-        """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags, activation)"""
+        """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, in, out, taps, stride, before,
+        dilation, tap_step, flags, activation)"""
         g = self.geometry
-        numbers = ", ".join(FLOATS[dtype] for dtype in self.dtypes)
+        types = ", ".join(FLOATS[dtype] for dtype in self.dtypes)
         if tile is DIRECT:
-            name, registers = f"conv_direct<{numbers}>", 80
+            name, registers = f"conv_direct<{types}>", 80
         elif tile is NARROW:
-            name, registers = f"conv_narrow<{numbers}>", 128
+            name, registers = f"conv_narrow<{types}>", 128
         else:
-            sizes = (tile.places, tile.channels, *tile.cut)
-            name, registers = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", 128
+            sizes = (tile.positions, tile.channels, *tile.per_thread)
+            name, registers = f"conv_tile<{types}, {', '.join(map(str, sizes))}>", 128
         # The newest GPUs spill a few registers, in float64 some more.
         budget = Budget(registers, spill_bytes=96 if "float64" in self.dtypes else 16)
-        flags = TRANSPOSED * g.is_transposed | X_LAST * self.lasts[0] | Y_LAST * self.lasts[1]
-        pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.every)
+        flags = TRANSPOSED * g.is_transposed | X_NHWC * self.nhwc[0] | Y_NHWC * self.nhwc[1]
+        pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.tap_step)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             *map(UInt32, (g.C, g.N, g.groups)), *(Int64(first | second << 32) for first, second in pairs),
@@ -221,6 +217,10 @@ class ConvDirect:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
+        if isinstance(node.layer, Linear) and net.types[node.name].dtype == "float64":
+            if not job.is_training and device.arch in ARCHITECTURES:
+                yield _linear_claim(net, node, device)
+            return
         if not isinstance(node.layer, Convolution | TransposedConvolution) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
@@ -229,10 +229,8 @@ class ConvDirect:
             why = f"convolves {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
             return
-        if found.reach >= MOST:
-            yield Refusal(
-                self.name, node.name, f"{x}: images of up to {MOST:,} numbers, windows that hang over included"
-            )
+        if found.reach >= MAX_OFFSET:
+            yield Refusal(self.name, node.name, f"{x}: images of up to {MAX_OFFSET:,} elements, padding included")
             return
         nodes = (node,) if "float64" in (x.dtype, y.dtype) else with_activation(net, start, ACTIVATIONS)
         last = nodes[-1]
@@ -240,11 +238,11 @@ class ConvDirect:
         recipes = conv_recipes(net, node, "float64" if x.dtype == "float64" else "float32")
         weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
         taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
-        active = f",{activation.kind}" if activation is not None else ""
-        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}{active}>"
-        for lasts in _layouts(net, node, last):
-            lowering = ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units, activation)
-            if lowering.is_direct and lasts[0] != lasts[1]:
+        fused = f",{activation.kind}" if activation is not None else ""
+        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}{fused}>"
+        for nhwc in _layouts(net, node, last):
+            lowering = ConvDirectLowering(found, (x.dtype, y.dtype), nhwc, "bias" in recipes, device.units, activation)
+            if lowering.is_direct and nhwc[0] != nhwc[1]:
                 continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
             # FFMA whatever the job's precision: the result is only more exact.
             cost = Cost(
@@ -258,11 +256,34 @@ class ConvDirect:
             )
             yield Claim(
                 self.name, label, tuple(each.name for each in nodes), cost,
-                "a thread an output: few channels a group" if lowering.is_direct else "one layer by itself",
-                recipes, order=f"taps, then channels, parts of {PART}", facts=lowering,
-                reads={node.inputs[0]: Use(CHANNELS_LAST if lasts[0] else ROWS, is_read_often=True)},
-                writes={last.name: CHANNELS_LAST} if lasts[1] else {},
+                "one output per thread: few channels per group" if lowering.is_direct else "single layer",
+                recipes, order=f"taps, then channels, partial sums of {PART}", facts=lowering,
+                reads={node.inputs[0]: Use(CHANNELS_LAST if nhwc[0] else ROWS, is_read_often=True)},
+                writes={last.name: CHANNELS_LAST} if nhwc[1] else {},
             )  # fmt: skip
+
+
+def _linear_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
+    """A float64 Linear, as a 1x1 convolution in NHWC."""
+    x, y = net.types[node.inputs[0]], net.types[node.name]
+    name, bias = node.weights["weight"], node.weights.get("bias")
+    N, K = net.weights[name].shape
+    sides = (1, x.row_size // K)
+    geometry = Geometry(False, K, N, 1, sides, sides, (1, 1), (1, 1), (0, 0), (1, 1))
+    if geometry.reach >= MAX_OFFSET:
+        return Refusal(ConvDirect.name, node.name, f"{x} in float64: rows of up to {MAX_OFFSET:,} elements")
+    recipes = {"weight": Recipe.of(transposed, (name,), (K, N), "float64", axes=(1, 0))}
+    if bias is not None:
+        recipes["bias"] = Recipe.of(as_is, (bias,), (N,), "float64")
+    weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
+    rate = DOUBLE_RATE * max(tile.rate_for(N) for tile in DOUBLE_TILES)
+    return Claim(
+        ConvDirect.name, f"{ConvDirect.name}<{K},{N}>", (node.name,),
+        Cost(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate),
+        "float64 on CUDA cores", recipes, order=f"k in order, partial sums of {PART}",
+        reads={node.inputs[0]: Use(is_read_often=True)},
+        facts=ConvDirectLowering(geometry, ("float64", "float64"), (True, True), bias is not None, device.units),
+    )  # fmt: skip
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> Pair:
@@ -296,31 +317,31 @@ def conv_recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
 
 
 def _layouts(net: Network, first: Node, last: Node) -> list[tuple[bool, bool]]:
-    """Layouts of (x, y), True for NHWC. The network's own inputs and outputs are NCHW."""
+    """Layouts of (x, y), True for NHWC. The network's inputs and outputs are NCHW."""
     x, y = first.inputs[0], last.name
     ins = (False, True) if x not in net.inputs and has_channels(net.types[x]) else (False,)
     outs = (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,)
-    return [(last_in, last_out) for last_in in ins for last_out in outs]
+    return [(x_nhwc, y_nhwc) for x_nhwc in ins for y_nhwc in outs]
 
 
 def _instance(name: str, tile: Tile, dtypes: tuple[str, str] = ("float32", "float32")) -> Instance:
-    both = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+    same = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
     return Instance(
-        name, lambda device: ConvLowering(both, dtypes, (False, False), True, device.units).launch(256, tile)
+        name, lambda device: ConvDirectLowering(same, dtypes, (False, False), True, device.units).launch(256, tile)
     )
 
 
 INSTANCES = (
     _instance("many channels", TILES[0]),
-    _instance("few of everything", TILES[1]),
+    _instance("small", TILES[1]),
     _instance("few channels", TILES[2]),
     _instance("very few channels", NARROW),
-    _instance("a thread an output", DIRECT),
+    _instance("one output per thread", DIRECT),
     _instance("many channels, fp16 to bf16", TILES[0], ("float16", "bfloat16")),
-    _instance("few of everything, bf16 to fp16", TILES[1], ("bfloat16", "float16")),
+    _instance("small, bf16 to fp16", TILES[1], ("bfloat16", "float16")),
     _instance("few channels, fp16", TILES[2], ("float16", "float16")),
-    _instance("a thread an output, bf16", DIRECT, ("bfloat16", "bfloat16")),
-    _instance("few of everything, fp64", TILES[1], ("float64", "float64")),
+    _instance("one output per thread, bf16", DIRECT, ("bfloat16", "bfloat16")),
+    _instance("small, fp64", TILES[1], ("float64", "float64")),
     _instance("very few channels, fp16", NARROW, ("float16", "float16")),
-    _instance("a thread an output, fp64", DIRECT, ("float64", "float64")),
+    _instance("one output per thread, fp64", DIRECT, ("float64", "float64")),
 )

@@ -32,6 +32,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.common.window import POOLS
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
@@ -39,7 +40,7 @@ from onchip.kernels.cuda.conv.warp_mma import (
     PART,
     THREADS,
     activation_of,
-    are_numbers,
+    are_floats,
     convolution_of,
     cost_of,
     even_share,
@@ -49,9 +50,8 @@ from onchip.kernels.cuda.conv.warp_mma import (
     label_of,
     multiplied_fragments,
 )
-from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
-from onchip.kernels.token_branches import never_falls
+from onchip.kernels.token_branches import is_monotonic
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
@@ -62,23 +62,23 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MAX_CHANNELS = 15  # of x: more of them fill a step on their own and are stored as NHWC
-PLACES = (1024, 512, 256, 128, 64, 32)  # positions per tile, at most
+MAX_CHANNELS = 15  # of x: more fill a step and are stored as NHWC
+TILE_POSITIONS = (1024, 512, 256, 128, 64, 32)  # positions per tile, at most
 MAX_LINE = 64  # positions per row of a tile with several rows
 SECTOR_BYTES = 32  # unit of a full memory write
 MAX_STAGED_BYTES = 32 << 10
 UNIT = 8  # pixels of a row per thread and load
-JOB = 32  # positions per warp tile
+WARP_TILE = 32  # positions per warp tile
 BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
 WINDOWS = (2, 4, 8, 16)  # positions per pool window
-# Up to this K, fp32 is left to FFMA kernels. 3xTF32 drops the low * low term, up to 2^-22 of a product: a naive sum of
-# so few products has no rounding error to compare with.
-FEW_TERMS = 8
+# Up to this K, fp32 is left to FFMA kernels. 3xTF32 drops low * low, up to 2^-22 of each product: more than
+# the rounding error of an fp32 sum of so few terms.
+MAX_INEXACT_K = 8
 # A warp's instructions per tile, counted in the compiled code, not measured: fixed, per 8 channels, per step, and per
 # step and 8 channels.
-JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
+WARP_TILE_ISSUED, TILE_ISSUED, STEP_ISSUED, MMA_ISSUED = 120, 40, 24, 6
 # Per launch: 2 us more than an empty kernel with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
-HEAD_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the number of TF32 parts
+LAUNCH_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the number of tf32 splits
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Tile:
     columns: int
 
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         return self.images * self.rows * self.columns
 
     def count(self, B: int, sides: tuple[int, int]) -> int:
@@ -101,10 +101,10 @@ class Tile:
 class Pool:
     """A pool of non-overlapping windows, fused after the convolution."""
 
-    how: str  # "MaxPool" or "MeanPool"
+    mode: str  # "MaxPool" or "MeanPool"
     window: tuple[int, int]
 
-    def reads(self, sides: tuple[int, int]) -> tuple[int, int]:
+    def crop(self, sides: tuple[int, int]) -> tuple[int, int]:
         """Sides cropped to whole windows."""
         H, W = (side // size * size for side, size in zip(sides, self.window, strict=True))
         return H, W
@@ -114,13 +114,13 @@ NO_POOL = Pool("NoPool", (1, 1))
 
 
 @dataclass(frozen=True)
-class ConvFirstLowering:
+class ConvFirstLayerLowering:
     """A convolution, its activation and a pool, lowered to one launch."""
 
     geometry: Geometry  # sides_out is cropped to whole pool windows
     precision: str
     dtypes: tuple[str, str]
-    is_last: bool  # whether y is NHWC
+    is_nhwc: bool  # whether y is NHWC
     activation: Elementwise | None
     has_bias: bool
     units: int
@@ -135,7 +135,7 @@ class ConvFirstLowering:
 
     @property
     def depth(self) -> int:
-        """K, padded to whole words."""
+        """K, padded to whole 32-bit registers."""
         g, per_word = self.geometry, PRECISIONS[self.precision].per_word
         return g.C * g.taps[0] * round_up(g.taps[1], per_word)
 
@@ -156,7 +156,7 @@ class ConvFirstLowering:
     @property
     def weight_bytes(self) -> int:
         precision = PRECISIONS[self.precision]
-        return precision.parts * self.steps * precision.step * self.channels * 4 // precision.per_word
+        return precision.splits * self.steps * precision.step * self.channels * 4 // precision.per_word
 
     def patch(self, tile: Tile) -> tuple[int, int]:
         """Rows and columns of x under a tile; rows begin and end at multiples of UNIT columns of x."""
@@ -175,50 +175,49 @@ class ConvFirstLowering:
         """Shared memory to assemble a tile of y: only whole NCHW images whose channels are not whole sectors."""
         channel = math.prod(self.y_sides) * DTYPE_BYTES[self.dtypes[1]]
         is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
-        if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
+        if self.is_nhwc or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
             return 0
-        made = tile.images * self.geometry.N * channel
-        return made if made <= MAX_STAGED_BYTES else 0
+        y_bytes = tile.images * self.geometry.N * channel
+        return y_bytes if y_bytes <= MAX_STAGED_BYTES else 0
 
     def shared_bytes(self, tile: Tile) -> int:
         pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
-        spots = round_up(tile.places, JOB)
-        return (
-            self.weight_bytes + 64 * self.steps + 4 * self.channels + 8 * spots + 4 * pixels + self.staged_bytes(tile)
-        )
+        positions = round_up(tile.positions, WARP_TILE)
+        tables = 64 * self.steps + 4 * self.channels + 8 * positions
+        return self.weight_bytes + tables + 4 * pixels + self.staged_bytes(tile)
 
     def tile_of(self, most: int) -> Tile:
         """A tile of at most `most` positions: whole rows of windows, and several images if they are small."""
-        (H, W), (down, across) = self.y_sides, self.pool.window
-        windows = most // (down * across)
-        columns = even_share(W, windows if H == 1 else min(windows, MAX_LINE // across))
+        (H, W), (down, right) = self.y_sides, self.pool.window
+        windows = most // (down * right)
+        columns = even_share(W, windows if H == 1 else min(windows, MAX_LINE // right))
         rows = even_share(H, max(1, windows // columns))
         is_whole = (rows, columns) == (H, W)
-        return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * across)
+        return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * right)
 
     def tile(self, B: int) -> Tile:
         """The largest tile that gives every SM enough of them, else the smallest. All compute the same bits."""
-        sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
-        for most, tile, larger in zip(PLACES, found, (found[0], *found), strict=False):
-            blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
+        sides, found = self.geometry.sides_out, [self.tile_of(most) for most in TILE_POSITIONS]
+        for most, tile, larger in zip(TILE_POSITIONS, found, (found[0], *found), strict=False):
+            blocks, tiles = (self.max_blocks, 8 * self.units) if most > 256 else (1, self.units)
             if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
-                # More than one wave, and the next larger tile, one job per warp, is just short of one: take that.
-                is_late = tile.count(B, sides) > self.units * self.resident(tile)
-                return larger if is_late and self.fits(larger) and self.jobs(larger) <= THREADS // 32 else tile
+                # More than one wave: take the next larger tile, if it fits and has at most one warp tile per warp.
+                multi_wave = tile.count(B, sides) > self.units * self.resident(tile)
+                return larger if multi_wave and self.fits(larger) and self.warp_tiles(larger) <= THREADS // 32 else tile
         return found[-1]
 
-    def jobs(self, tile: Tile) -> int:
+    def warp_tiles(self, tile: Tile) -> int:
         """Warp tiles per block tile."""
-        return math.ceil(tile.places / JOB) * (self.channels // (COLUMNS * self.group))
+        return math.ceil(tile.positions / WARP_TILE) * (self.channels // (COLUMNS * self.group))
 
     def resident(self, tile: Tile) -> int:
         """Resident blocks per SM with this tile."""
-        return max(1, min(self.blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
+        return max(1, min(self.max_blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
 
     @property
-    def blocks(self) -> int:
+    def max_blocks(self) -> int:
         """Blocks per SM that registers allow."""
-        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+        return 2 if PRECISIONS[self.precision].splits > 1 else 3
 
     def fits(self, tile: Tile, blocks: int = 1) -> bool:
         """Whether so many blocks per SM fit in shared memory with this tile."""
@@ -227,27 +226,27 @@ class ConvFirstLowering:
     def why_not(self) -> str:
         g = self.geometry
         if max(g.C * math.prod(g.sides_in), g.N * math.prod(g.sides_out)) >= 1 << 31:
-            return "convolves images of less than 2^31 numbers"
-        least = self.tile_of(PLACES[-1])
-        if not self.fits(least):
-            wanted = self.shared_bytes(least) + BLOCK_BYTES
-            return f"weights and a patch of x take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+            return "convolves images of fewer than 2^31 elements"
+        smallest = self.tile_of(TILE_POSITIONS[-1])
+        if not self.fits(smallest):
+            needed = self.shared_bytes(smallest) + BLOCK_BYTES
+            return f"weights and a patch of x take {needed:,} B of shared memory, more than {self.fast_bytes:,}"
         return ""
 
     def rate(self, B: int) -> float:
         """Share of the tensor cores' sustained rate, given padding and idle SMs."""
         g, tile = self.geometry, self.tile(B)
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
-        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
-        issued = JOB_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + PRODUCT_ISSUED * self.group)
-        rate = ISSUED_PER_MMA * JOB / 16 * self.steps * self.group / issued
+        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.positions, WARP_TILE))
+        issued = WARP_TILE_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + MMA_ISSUED * self.group)
+        rate = ISSUED_PER_MMA * WARP_TILE / 16 * self.steps * self.group / issued
         return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     @property
     def min_us(self) -> float:
         """Time of a launch, whatever B."""
         g = self.geometry
-        return HEAD_US + WEIGHT_US[PRECISIONS[self.precision].parts] * g.C * math.prod(g.taps) * g.N
+        return LAUNCH_US + WEIGHT_US[PRECISIONS[self.precision].splits] * g.C * math.prod(g.taps) * g.N
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -255,21 +254,21 @@ class ConvFirstLowering:
         return Steps((self.launch(B),))
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_first_layer(x, w, bias, y, B, Tiles, activation's three words)"""
+        """conv_first_layer(x, w, bias, y, B, tiles, activation code and parameters)"""
         g, tile = self.geometry, self.tile(B)
         patch_rows, pitch = self.patch(tile)
-        down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
+        down, right = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
         sizes = struct.pack(
             "<19iI8i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
             tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
-            math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_last,
+            math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_nhwc,
             self.staged_bytes(tile) > 0, *(size.bit_length() - 1 for size in self.pool.window), *self.y_sides,
         )  # fmt: skip
-        divided = (
+        divisors = (
             tile.columns // self.pool.window[1], tile.rows // self.pool.window[0], pitch // UNIT, patch_rows, g.C,
-            across, down, self.channels // (COLUMNS * self.group),
+            right, down, self.channels // (COLUMNS * self.group),
         )  # fmt: skip
-        dividers = b"".join(divider(n).data for n in divided)
+        dividers = b"".join(divider(n).data for n in divisors)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
@@ -277,10 +276,10 @@ class ConvFirstLowering:
         shared = self.shared_bytes(tile)
         blocks = self.units * self.resident(tile)
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
-        numbers = (PRECISIONS[self.precision].name, *(ELEMENT_TYPES[dtype] for dtype in self.dtypes))
-        program = Program(SOURCE, f"conv_first_layer<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
+        types = (PRECISIONS[self.precision].name, *(ELEMENT_TYPES[dtype] for dtype in self.dtypes))
+        program = Program(SOURCE, f"conv_first_layer<{', '.join(types)}, {self.group}, {self.pool.mode}>")
         # Some accumulators spill: up to 78 B on an H200, more on newer GPUs.
-        budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
+        budget = Budget(65536 // (self.max_blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
         return KernelLaunch(program, config, arguments, budget)
 
 
@@ -298,33 +297,33 @@ class ConvFirstLayer:
             nodes = nodes[:-1]
         node = convolution_of(nodes)
         geometry = geometry_of(net, node)
-        if geometry.groups > 1 or geometry.C > MAX_CHANNELS or not are_numbers(net, nodes):
+        if geometry.groups > 1 or geometry.C > MAX_CHANNELS or not are_floats(net, nodes):
             return
-        terms = geometry.C * math.prod(geometry.taps)
-        if PRECISIONS[job.precision].parts > 1 and terms <= FEW_TERMS:
-            yield Refusal(self.name, node.name, f"is not exact enough for sums of {terms} terms in {job.precision}")
+        K = geometry.C * math.prod(geometry.taps)
+        if PRECISIONS[job.precision].splits > 1 and K <= MAX_INEXACT_K:
+            yield Refusal(self.name, node.name, f"is not exact enough for K = {K} in {job.precision}")
             return
         yield from self._claims(net, nodes, geometry, NO_POOL, device, job)
         found = _with_pool(net, start, nodes)
-        if found is not None and are_numbers(net, found[0]):
+        if found is not None and are_floats(net, found[0]):
             pooled, pool = found
-            cut = replace(geometry, sides_out=pool.reads(geometry.sides_out))
-            yield from self._claims(net, pooled, cut, pool, device, job)
+            cropped = replace(geometry, sides_out=pool.crop(geometry.sides_out))
+            yield from self._claims(net, pooled, cropped, pool, device, job)
 
     def _claims(
         self, net: Network, nodes: tuple[Node, ...], geometry: Geometry, pool: Pool, device: Device, job: Job
     ) -> Iterator[Claim | Refusal]:
         node, last = convolution_of(nodes), nodes[-1]
-        ends = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
+        dtypes = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
         make = functools.partial(
-            ConvFirstLowering, geometry, job.precision, ends, activation=activation_of(nodes),
+            ConvFirstLayerLowering, geometry, job.precision, dtypes, activation=activation_of(nodes),
             has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes, pool=pool,
         )  # fmt: skip
         if why := make(False).why_not():
             yield Refusal(self.name, node.name, why)
             return
-        for is_last in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
-            yield _claim(net, nodes, make(is_last), job)
+        for is_nhwc in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
+            yield _claim(net, nodes, make(is_nhwc), job)
 
 
 def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Pool] | None:
@@ -337,7 +336,7 @@ def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple
     for node in following:
         if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
             break
-        if len(found) > len(nodes) and not _may_follow(node, found, pool.how == "MaxPool"):
+        if len(found) > len(nodes) and not _may_follow(node, found, pool.mode == "MaxPool"):
             break
         found.append(node)
     return (tuple(found), pool) if len(found) > len(nodes) else None
@@ -349,7 +348,7 @@ def _may_follow(node: Node, found: list[Node], is_largest: bool) -> bool:
         conv = found.index(convolution_of(tuple(found)))
         return not any(isinstance(before.layer, Cast) for before in found[conv:])
     has_activation = activation_of(tuple(found)) is not None
-    return is_largest and not has_activation and isinstance(node.layer, ACTIVATIONS) and never_falls(node.layer)
+    return is_largest and not has_activation and isinstance(node.layer, ACTIVATIONS) and is_monotonic(node.layer)
 
 
 def _pool_of(node: Node) -> Pool | None:
@@ -358,30 +357,30 @@ def _pool_of(node: Node) -> Pool | None:
         return None
     if any(step > 1 for step in layer.dilation):
         return None
-    down, across = (1, *layer.kernel)[-2:]
-    if down * across not in WINDOWS or any(size & (size - 1) for size in (down, across)):
+    down, right = (1, *layer.kernel)[-2:]
+    if down * right not in WINDOWS or any(size & (size - 1) for size in (down, right)):
         return None
-    return Pool("MaxPool" if isinstance(layer, MaxPool1d | MaxPool2d) else "MeanPool", (down, across))
+    return Pool("MaxPool" if isinstance(layer, MaxPool1d | MaxPool2d) else "MeanPool", (down, right))
 
 
-def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, job: Job) -> Claim:
+def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLayerLowering, job: Job) -> Claim:
     recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
     order = f"channels, then taps in steps of {precision.step} by mma.sync"
     return Claim(
         ConvFirstLayer.name, label_of(ConvFirstLayer.name, net, nodes), tuple(node.name for node in nodes),
         cost_of(
-            net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch),
+            net, nodes, sum(recipe.nbytes for recipe in recipes.values()), job.precision, lowering.rate(job.batch),
             lowering.min_us,
         ),
         "tensor cores, a patch of x in shared memory: few channels", recipes,
         fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
-        order=order + (f", parts of {PART}" if precision.parts > 1 else ""), facts=lowering,
+        order=order + (f", partial sums of {PART}" if precision.splits > 1 else ""), facts=lowering,
         reads={nodes[0].inputs[0]: Use(ROWS, is_read_often=True)},
-        writes={nodes[-1].name: CHANNELS_LAST} if lowering.is_last else {},
+        writes={nodes[-1].name: CHANNELS_LAST} if lowering.is_nhwc else {},
     )  # fmt: skip
 
 
-def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str, Recipe]:
+def _recipes(net: Network, node: Node, lowering: ConvFirstLayerLowering) -> dict[str, Recipe]:
     name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
     arranged = Recipe.of(
         window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word),
@@ -395,7 +394,7 @@ def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str,
 
 @recipe_op
 def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
-    """(N, C, taps...) -> fragments: k over channels and taps, each row of taps zero-padded to whole words."""
+    """(N, C, taps...) -> fragments: k over channels and taps, rows of taps zero-padded to whole 32-bit registers."""
     N, taps = weight.shape[0], weight.shape[-1]
     lines = weight.reshape(N, -1, taps)
     full = np.zeros((columns, lines.shape[1], round_up(taps, per_word)), weight.dtype)
@@ -407,11 +406,11 @@ def _instance(
     name: str, precision: str, dtypes: tuple[str, str], N: int = 64, taps: int = 3, pool: Pool = NO_POOL
 ) -> Instance:
     side = (32, 32)
-    both = Geometry(False, 3, N, 1, side, side, (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
+    geometry = Geometry(False, 3, N, 1, side, side, (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
 
     def launch(device: Device) -> KernelLaunch:
-        return ConvFirstLowering(
-            both, precision, dtypes, True, None, True, device.units, device.fast_bytes, pool
+        return ConvFirstLayerLowering(
+            geometry, precision, dtypes, True, None, True, device.units, device.fast_bytes, pool
         ).launch(1024)  # fmt: skip
 
     return Instance(name, launch)

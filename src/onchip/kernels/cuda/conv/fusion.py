@@ -19,14 +19,14 @@ class ConvRun:
 
     nodes: tuple[Node, ...]
     conv: Node
-    other: str = ""  # the residual: what a following Add adds
+    residual: str = ""  # the value that a following Add adds
 
     @property
-    def given(self) -> str:
+    def input_name(self) -> str:
         return self.nodes[0].inputs[0]
 
     @property
-    def made(self) -> str:
+    def output_name(self) -> str:
         return self.nodes[-1].name
 
     @property
@@ -38,14 +38,14 @@ class ConvRun:
         return next((node.layer for node in self.nodes if isinstance(node.layer, Elementwise)), None)
 
     @property
-    def other_input(self) -> int | None:
+    def residual_input(self) -> int | None:
         """Input index of the residual: 0 if it is x itself, else 1."""
-        return len({self.given, self.other}) - 1 if self.other else None
+        return len({self.input_name, self.residual}) - 1 if self.residual else None
 
     def dtypes(self, net: Network) -> tuple[str, str]:
-        return net.types[self.given].dtype, net.types[self.made].dtype
+        return net.types[self.input_name].dtype, net.types[self.output_name].dtype
 
-    def are_numbers(self, net: Network) -> bool:
+    def are_floats(self, net: Network) -> bool:
         """Whether input, weights and output have dtypes that the tensor cores support."""
         weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
         return {*self.dtypes(net), *weights} <= ELEMENT_TYPES.keys()
@@ -54,41 +54,42 @@ class ConvRun:
         return sum(map(net.row_flop, self.nodes))
 
     def row_bytes(self, net: Network) -> int:
-        return sum(net.types[value].row_bytes for value in dict.fromkeys((self.given, self.other, self.made)) if value)
+        values = dict.fromkeys((self.input_name, self.residual, self.output_name))
+        return sum(net.types[value].row_bytes for value in values if value)
 
     def label(self, net: Network) -> str:
         """Channels, taps, and the fused layers."""
         C, N = (net.types[value].row_shape[0] for value in (self.conv.inputs[0], self.conv.name))
         taps = "x".join(map(str, net.weights[self.conv.weights["weight"]].shape[2:]))
-        return ",".join([f"{C},{N},{taps}", *self.behind])
+        return ",".join([f"{C},{N},{taps}", *self.epilogue])
 
     @property
-    def behind(self) -> list[str]:
+    def epilogue(self) -> list[str]:
         return [node.layer.kind for node in self.nodes[self.nodes.index(self.conv) + 1 :]]
 
     def reads(self, net: Network) -> dict[str, Use]:
         return {
-            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, is_read_often=value == self.given)
-            for value in (self.other, self.given)
+            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, value == self.input_name)
+            for value in (self.residual, self.input_name)
             if value
         }
 
     def writes(self, net: Network) -> dict[str, str]:
-        return {self.made: CHANNELS_LAST} if has_channels(net.types[self.made]) else {}
+        return {self.output_name: CHANNELS_LAST} if has_channels(net.types[self.output_name]) else {}
 
 
-def find_runs(net: Network, start: int, multiplied: str) -> list[ConvRun]:
+def find_runs(net: Network, start: int, operand_dtype: str) -> list[ConvRun]:
     """All fusions that begin at a node: the longest first, then every shorter one that includes the convolution.
 
-    multiplied  the tensor cores' operand dtype: a preceding Cast to it is fused
+    operand_dtype  the tensor cores' operand dtype: a preceding Cast to it is fused
     """
     first = net.nodes[start]
-    begins = isinstance(first.layer, Cast) and first.layer.dtype == multiplied != net.types[first.inputs[0]].dtype
-    nodes = net.nodes[start : start + 1 + begins]
+    has_cast = isinstance(first.layer, Cast) and first.layer.dtype == operand_dtype != net.types[first.inputs[0]].dtype
+    nodes = net.nodes[start : start + 1 + has_cast]
     conv = nodes[-1]
     if not isinstance(conv.layer, Convolution | TransposedConvolution):
         return []
-    if begins and (conv.inputs != (first.name,) or not is_closed(net, list(nodes))):
+    if has_cast and (conv.inputs != (first.name,) or not is_closed(net, list(nodes))):
         return []
     return with_epilogue(net, start, ConvRun(nodes, conv))
 
@@ -100,19 +101,19 @@ def with_epilogue(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
         run, last = runs[-1], runs[-1].nodes[-1]
         if last.name not in node.inputs or not is_closed(net, [*run.nodes, node]):
             break
-        other = run.other
-        if isinstance(node.layer, Add) and last is run.conv and _is_plain_sum(net, node):
-            (other,) = (value for value in node.inputs if value != last.name)
+        residual = run.residual
+        if isinstance(node.layer, Add) and last is run.conv and _is_residual_sum(net, node):
+            (residual,) = (value for value in node.inputs if value != last.name)
         elif not (
             (isinstance(node.layer, ACTIVATIONS) and not isinstance(last.layer, (*ACTIVATIONS, Cast)))
-            or (isinstance(node.layer, Cast) and not isinstance(last.layer, Cast) and not other)
+            or (isinstance(node.layer, Cast) and not isinstance(last.layer, Cast) and not residual)
         ):
             break
-        runs.append(ConvRun((*run.nodes, node), run.conv, other))
+        runs.append(ConvRun((*run.nodes, node), run.conv, residual))
     return runs[::-1]
 
 
-def _is_plain_sum(net: Network, node: Node) -> bool:
+def _is_residual_sum(net: Network, node: Node) -> bool:
     """Whether an Add has two distinct inputs of the same shape."""
     shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
     return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1

@@ -9,12 +9,12 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES, StatusWord
+from onchip.kernels.cuda.common.program import ELEMENT_TYPES, IDS, StatusWord
+from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvRun, with_epilogue
 from onchip.kernels.cuda.conv.implicit_gemm import (
     ARCHITECTURES,
-    IDS,
     MIN_COLUMNS,
     ImplicitGemmLowering,
     bias_recipe,
@@ -23,7 +23,6 @@ from onchip.kernels.cuda.conv.implicit_gemm import (
     order_of,
     tap_weight,
 )
-from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mma.mma_tile import TILES, scale_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
@@ -41,16 +40,16 @@ class ConvGather:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim an Embedding, its only reader and the layers that may follow; then shorter fusions."""
-        front = _front(net, start)
-        if front is None or job.is_training or device.arch not in ARCHITECTURES:
+        unfused = _embedding_run(net, start)
+        if unfused is None or job.is_training or device.arch not in ARCHITECTURES:
             return
-        for run in with_epilogue(net, start, front):
+        for run in with_epilogue(net, start, unfused):
             claim = _claim(net, run, device, job)
             if claim is not None:
                 yield claim
 
 
-def _front(net: Network, start: int) -> ConvRun | None:
+def _embedding_run(net: Network, start: int) -> ConvRun | None:
     """ids -> Embedding -> Linear over the last axis; or -> Reshape -> Linear, or -> Permute -> Conv1d."""
     first = net.nodes[start]
     if not isinstance(first.layer, Embedding):
@@ -61,8 +60,8 @@ def _front(net: Network, start: int) -> ConvRun | None:
             return None
         nodes.append(node)
         if isinstance(node.layer, Linear | Conv1d):
-            is_read = isinstance(node.layer, Linear) or len(nodes) == 3
-            return ConvRun(tuple(nodes), node) if is_read else None
+            is_supported = isinstance(node.layer, Linear) or len(nodes) == 3
+            return ConvRun(tuple(nodes), node) if is_supported else None
         if node.layer != Permute((0, 2, 1)) and not (
             isinstance(node.layer, Reshape) and len(net.types[node.name].shape) == 2
         ):
@@ -73,33 +72,29 @@ def _front(net: Network, start: int) -> ConvRun | None:
 def _geometry(net: Network, run: ConvRun) -> Geometry | None:
     """One window over all ids, one window per id, or the windows of the convolution."""
     first, node = run.nodes[0], run.conv
-    moved = [each.layer for each in run.nodes[1 : run.nodes.index(node)]]
+    reshapes = [each.layer for each in run.nodes[1 : run.nodes.index(node)]]
     E = net.weights[first.weights["weight"]].shape[1]
     S = math.prod(net.types[first.inputs[0]].row_shape)
     if isinstance(node.layer, Conv1d):
-        return geometry_of(net, node) if isinstance(moved[0], Permute) and node.layer.groups == 1 else None
-    if moved and isinstance(moved[0], Permute):
+        return geometry_of(net, node) if isinstance(reshapes[0], Permute) and node.layer.groups == 1 else None
+    if reshapes and isinstance(reshapes[0], Permute):
         return None
-    taps, places = (S, 1) if moved else (1, S)
+    taps, positions = (S, 1) if reshapes else (1, S)
     N = net.weights[node.weights["weight"]].shape[0]
-    return Geometry(False, E, N, 1, (1, S), (1, places), (1, taps), (1, 1), (0, 0), (1, 1))
+    return Geometry(False, E, N, 1, (1, S), (1, positions), (1, taps), (1, 1), (0, 0), (1, 1))
 
 
 def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None:
     first, node, geometry = run.nodes[0], run.conv, _geometry(net, run)
-    ids, embedded, made = (net.types[value] for value in (run.given, first.name, run.made))
+    ids, embedded, y = (net.types[value] for value in (run.input_name, first.name, run.output_name))
     weights = (net.weight_type(name).dtype for name in node.weights.values())
-    if (
-        geometry is None
-        or geometry.N < MIN_COLUMNS
-        or not {embedded.dtype, made.dtype, *weights} <= ELEMENT_TYPES.keys()
-    ):
+    if geometry is None or geometry.N < MIN_COLUMNS or not {embedded.dtype, y.dtype, *weights} <= ELEMENT_TYPES.keys():
         return None
     V, E = net.weights[first.weights["weight"]].shape
-    status = StatusWord(run.given, ids.row_shape, V)
+    status = StatusWord(run.input_name, ids.row_shape, V)
     lowering = ImplicitGemmLowering(
-        geometry, job.precision, (embedded.dtype, made.dtype), run.activation, "bias" in node.weights, device.units,
-        scale_of(device, job.precision), run.other_input, (ids.dtype, status),
+        geometry, job.precision, (embedded.dtype, y.dtype), run.activation, "bias" in node.weights, device.units,
+        scale_of(device, job.precision), run.residual_input, (ids.dtype, status),
     )  # fmt: skip
     if ids.dtype not in IDS or lowering.why_not():
         return None  # the gather kernel claims the Embedding instead
@@ -108,12 +103,12 @@ def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None
     table = Recipe.of(as_is, (first.weights["weight"],), (V, E), embedded.dtype)
     recipes = {"weight": weight(net, node, lowering), **bias_recipe(node, geometry), "table": table}
     taps = f"{geometry.taps[1]}," if geometry.taps[1] > 1 else ""
-    label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.behind])
+    label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.epilogue])
     return Claim(
         ConvGather.name, f"{ConvGather.name}<{label}>", run.names,
-        cost_of(net, run, lowering, recipes, job, embedded.row_bytes), "rows are multiplied where they are looked up",
+        cost_of(net, run, lowering, recipes, job, embedded.row_bytes), "the GEMM loads the looked-up rows directly",
         recipes, order=order_of(job.precision), facts=lowering,
-        reads={**(run.reads(net) if is_conv else {}), run.given: Use(is_read_often=True)},
+        reads={**(run.reads(net) if is_conv else {}), run.input_name: Use(is_read_often=True)},
         writes=run.writes(net) if is_conv else {},
     )  # fmt: skip
 
@@ -132,8 +127,8 @@ def _row_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Rec
 @recipe_op
 def spread_rows(weight: Array, taps: int, channels: int) -> Array:
     """(N, taps * C) -> (N, taps * channels), each tap's channels zero-padded."""
-    cut = weight.reshape(len(weight), taps, -1)
-    return np.pad(cut, ((0, 0), (0, 0), (0, channels - cut.shape[2]))).reshape(len(weight), -1)
+    per_tap = weight.reshape(len(weight), taps, -1)
+    return np.pad(per_tap, ((0, 0), (0, 0), (0, channels - per_tap.shape[2]))).reshape(len(weight), -1)
 
 
 INSTANCES = (

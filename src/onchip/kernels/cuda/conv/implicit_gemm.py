@@ -16,6 +16,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
     EVERY_CHIP,
+    IDS,
     Argument,
     Input,
     Instance,
@@ -30,11 +31,11 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.conv.direct import MOST, Geometry, geometry_of
+from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
+from onchip.kernels.cuda.conv.direct import MAX_OFFSET, Geometry, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
-from onchip.kernels.cuda.conv.sm90 import spread_taps, taps_in_order
+from onchip.kernels.cuda.conv.sm90 import taps_in_order
 from onchip.kernels.cuda.conv.windows import MAX_PHASES, Windows
-from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
@@ -43,17 +44,16 @@ from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.plan import values_read
-from onchip.plan.rewrites.phases import PhaseAlong
+from onchip.plan.rewrites.phases import AxisPhase
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 MIN_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
 MAX_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
-IDS = {"int32": "int", "int64": "long long"}
 
-# 16-bit gemms wait for windows, whose pixels are gathered one by one, and longer for float32 pixels: 64 -> 64 channels
-# 3 x 3 and others took 1.5 to 1.8 and 2.2 to 2.6 times as long as contiguous rows (H200).
-WINDOW_PACE, WIDE_PACE = 0.6, 0.42
+# 16-bit gemms wait for pixels, which are gathered one by one: 64 -> 64 channels 3 x 3 and others took 1.5 to 1.8 times
+# as long as with contiguous rows, 2.2 to 2.6 times with float32 pixels (H200).
+WINDOW_RATE, FLOAT32_RATE = 0.6, 0.42
 MIN_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
 
 
@@ -67,9 +67,9 @@ class ImplicitGemmLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
-    scale: float  # of the tiles' rates (mma/mma_tile.py)
-    other: int | None = None  # input index of the residual
-    ids: tuple[str, StatusWord] | None = None  # their dtype; pixels are then rows of a table
+    scale: float  # factor on the tiles' rates (mma/mma_tile.py)
+    residual: int | None = None  # input index of the residual
+    ids: tuple[str, StatusWord] | None = None  # their dtype and status word; pixels are then rows of a table
 
     @property
     def windows(self) -> Windows:
@@ -86,39 +86,39 @@ class ImplicitGemmLowering:
         return round_up(self.geometry.C, self.unit)
 
     @property
-    def piece(self) -> int:
+    def alignment(self) -> int:
         """Alignment of a group's channels in bytes, up to 16."""
         return math.gcd(self.geometry.C * DTYPE_BYTES[self.dtypes[0]], 16)
 
     @property
     def is_whole(self) -> bool:
         """Whether channels are whole, aligned units."""
-        return self.channels == self.geometry.C and self.piece == 16
+        return self.channels == self.geometry.C and self.alignment == 16
 
     @property
     def depths(self) -> list[int]:
         """K of each phase, padded to whole slices."""
         return [round_up(taps * self.channels, depth_of(self.precision)) for taps in self.windows.taps()]
 
-    def places(self, B: int) -> int:
+    def positions(self, B: int) -> int:
         """Rows of a phase's gemm."""
-        return B * math.prod(self.windows.places)
+        return B * math.prod(self.windows.positions)
 
     def tile_count(self, B: int, tile: MmaTile) -> int:
-        return self.windows.count * self.geometry.groups * tile.count(self.places(B), self.geometry.N)
+        return self.windows.count * self.geometry.groups * tile.count(self.positions(B), self.geometry.N)
 
     def work(self, B: int, tile: MmaTile) -> float:
         """Time as multiply-adds at the device's rate. With few tiles the phase with the most taps decides."""
-        rounds = math.ceil(self.tile_count(B, tile) / self.units)
-        depth = max(self.depths) if rounds == 1 else sum(self.depths) / self.windows.count
-        return rounds * self.units * tile.work(depth, self.scale * self._pace, self.is_whole)
+        waves = math.ceil(self.tile_count(B, tile) / self.units)
+        depth = max(self.depths) if waves == 1 else sum(self.depths) / self.windows.count
+        return waves * self.units * tile.work(depth, self.scale * self._window_rate, self.is_whole)
 
     @property
-    def _pace(self) -> float:
+    def _window_rate(self) -> float:
         """Rate relative to a gemm with contiguous rows."""
         if DTYPE_BYTES[PRECISIONS[self.precision].dtype] != 2:
             return 1.0
-        return WINDOW_PACE if DTYPE_BYTES[self.dtypes[0]] == 2 else WIDE_PACE
+        return WINDOW_RATE if DTYPE_BYTES[self.dtypes[0]] == 2 else FLOAT32_RATE
 
     def tile(self, B: int) -> MmaTile:
         """The tile with the least estimated time. All compute the same bits."""
@@ -128,37 +128,37 @@ class ImplicitGemmLowering:
         """Share of the device's rate, without padding."""
         g, windows = self.geometry, self.windows
         down, right = windows.phases
-        requested = sum(h.taps * h.places * w.taps * w.places for h in down for w in right) * g.C * g.N * g.groups
-        return B * requested / self.work(B, self.tile(B))
+        useful = sum(h.taps * h.outputs * w.taps * w.outputs for h in down for w in right) * g.C * g.N * g.groups
+        return B * useful / self.work(B, self.tile(B))
 
     def why_not(self) -> str:
         g, windows = self.geometry, self.windows
         if g.is_transposed and max(g.dilation) > 1:
             return "no transposed convolutions with dilation"
         if max(windows.spread) > MAX_PHASES:
-            return f"up to {MAX_PHASES} phases a side"
-        if g.reach >= MOST or g.pixel_reach >= MAX_PIXELS:
-            return f"images of up to {MOST:,} numbers and {MAX_PIXELS:,} pixels, windows that hang over included"
+            return f"at most {MAX_PHASES} phases per axis"
+        if g.reach >= MAX_OFFSET or g.pixel_reach >= MAX_PIXELS:
+            return f"images of up to {MAX_OFFSET:,} elements and {MAX_PIXELS:,} pixels, padding included"
         return ""
 
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
-        ids: tuple[Argument, Argument, Argument] = (Input(0), Int64(0), Int64(0))
+        sources: tuple[Argument, Argument, Argument] = (Input(0), Int64(0), Int64(0))
         if self.ids is not None:
-            ids = Weight("table"), Input(0), self.ids[1]
-        x, places, status = ids
+            sources = Weight("table"), Input(0), self.ids[1]
+        x, ids, status = sources
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        other: Argument = Int64(0) if self.other is None else Input(self.other)
-        return Steps((self.launch(B, self.tile(B), x, places, Weight("weight"), bias, other, Output(0), status),))
+        residual: Argument = Int64(0) if self.residual is None else Input(self.residual)
+        return Steps((self.launch(B, self.tile(B), x, ids, Weight("weight"), bias, residual, Output(0), status),))
 
     def launch(self, B: int, tile: MmaTile, *arrays: Argument) -> KernelLaunch:
-        """conv_implicit_gemm(x, ids, w, bias, other, y, status, V, M, N, windows, activation)"""
+        """conv_implicit_gemm(x, ids, w, bias, residual, y, status, V, M, N, windows, activation)"""
         ids, rows = ("void", 0) if self.ids is None else (IDS[self.ids[0]], self.ids[1].limit)
-        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
-        sizes = Int64(rows), Int64(self.places(B)), Int64(self.geometry.N)
+        x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
+        sizes = Int64(rows), Int64(self.positions(B)), Int64(self.geometry.N)
         arguments = (*arrays, *sizes, Struct((), self._packed()), *map(UInt32, activation_words(self.activation)))
-        head = f"{PRECISIONS[self.precision].name}, {given}, {made}, {ids}"
+        head = f"{PRECISIONS[self.precision].name}, {x_type}, {y_type}, {ids}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
         program = Program(SOURCE, f"conv_implicit_gemm<{head}, {tiled}>")
         shared = tile.shared_bytes(self.precision, self.dtypes[0])
@@ -169,25 +169,25 @@ class ImplicitGemmLowering:
         """The struct `Windows` of the .cu file."""
         g, windows = self.geometry, self.windows
         down, right = windows.phases
-        frame = (*windows.stride, *windows.before, *g.dilation)
+        window = (*windows.stride, *windows.before, *g.dilation)
         head = struct.pack(
-            "<15i2I", *g.sides_in, g.C, g.groups * g.C, g.groups * g.N, *g.sides_out, *frame,
-            self.piece, len(down), sum(phase.taps for phase in right),
+            "<15i2I", *g.sides_in, g.C, g.groups * g.C, g.groups * g.N, *g.sides_out, *window,
+            self.alignment, len(down), sum(phase.taps for phase in right),
             sum(windows.taps()) * self.channels // self.unit,
         )  # fmt: skip
-        places = math.prod(windows.places), windows.places[1]
-        counts = (self.channels // self.unit, *places, g.groups, windows.count, len(right))
+        positions = math.prod(windows.positions), windows.positions[1]
+        counts = (self.channels // self.unit, *positions, g.groups, windows.count, len(right))
         axes = (_packed(axis, before) for axis, before in zip(windows.phases, windows.before, strict=True))
         return head + b"".join(divider(count).data for count in counts) + b"".join(axes)
 
 
-def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:
-    taps_before, made = 0, b""
+def _packed(axis: tuple[AxisPhase, ...], before: int) -> bytes:
+    taps_before, data = 0, b""
     for phase in axis:
-        made += divider(phase.taps).data if phase.taps else bytes(12)
-        made += struct.pack("<I2i", taps_before, before - phase.before, phase.places)
+        data += divider(phase.taps).data if phase.taps else bytes(12)
+        data += struct.pack("<I2i", taps_before, before - phase.before, phase.outputs)
         taps_before += phase.taps
-    return made.ljust(MAX_PHASES * 24, b"\0")
+    return data.ljust(MAX_PHASES * 24, b"\0")
 
 
 class ConvImplicitGemm:
@@ -201,11 +201,11 @@ class ConvImplicitGemm:
             return
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
             geometry = geometry_of(net, run.conv)
-            if not run.are_numbers(net) or geometry.N < MIN_COLUMNS:
+            if not run.are_floats(net) or geometry.N < MIN_COLUMNS:
                 continue
             lowering = ImplicitGemmLowering(
                 geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
-                scale_of(device, job.precision), run.other_input,
+                scale_of(device, job.precision), run.residual_input,
             )  # fmt: skip
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
@@ -213,10 +213,10 @@ class ConvImplicitGemm:
             recipes = {"weight": tap_weight(net, run.conv, lowering), **bias_recipe(run.conv, geometry)}
             claim = Claim(
                 self.name, f"{self.name}<{run.label(net)}>", run.names,
-                cost_of(net, run, lowering, recipes, job), "tensor cores, a tile of places a block", recipes,
+                cost_of(net, run, lowering, recipes, job), "tensor cores, one tile of positions per block", recipes,
                 order=order_of(job.precision), facts=lowering, reads=run.reads(net), writes=run.writes(net),
             )  # fmt: skip
-            assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
+            assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
             yield claim
 
 
@@ -226,13 +226,13 @@ def cost_of(
     lowering: ImplicitGemmLowering,
     recipes: dict[str, Recipe],
     job: Job,
-    more_bytes: int = 0,
+    extra_bytes: int = 0,
 ) -> Cost:
-    """more_bytes: per row, in addition to the values at both ends"""
-    is_split = PRECISIONS[job.precision].parts > 1
+    """extra_bytes: per row, in addition to the values at both ends"""
+    is_split = PRECISIONS[job.precision].splits > 1
     return Cost(
         run.row_flop(net) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
-        run.row_bytes(net) + more_bytes,
+        run.row_bytes(net) + extra_bytes,
         sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
         precision="tf32" if is_split else "",
         rate=lowering.rate(max(1, job.batch)),
@@ -241,9 +241,9 @@ def cost_of(
 
 
 def order_of(precision: str) -> str:
-    computed = PRECISIONS[precision]
-    return f"taps, then channels in steps of {computed.step} by mma" + (
-        f", parts of {PART}" if computed.parts > 1 else ""
+    operand = PRECISIONS[precision]
+    return f"taps, then channels in steps of {operand.step} by mma" + (
+        f", partial sums of {PART}" if operand.splits > 1 else ""
     )
 
 
@@ -270,8 +270,8 @@ def tap_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Reci
 @recipe_op
 def taps_of_groups(weight: Array, order: tuple[int, ...], groups: int) -> Array:
     """(C, N / groups, taps...) of a transposed convolution -> (N, C / groups, taps)."""
-    cut = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)[..., list(order)]
-    return np.ascontiguousarray(cut.swapaxes(1, 2)).reshape(-1, len(weight) // groups, len(order))
+    grouped = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)[..., list(order)]
+    return np.ascontiguousarray(grouped.swapaxes(1, 2)).reshape(-1, len(weight) // groups, len(order))
 
 
 _SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
@@ -281,12 +281,12 @@ def instance_of(
     name: str, precision: str, dtypes: tuple[str, str], tile: MmaTile, ids: str = "", channels: int = 64
 ) -> Instance:
     """One instance serves all geometries: sizes are run-time values."""
-    looked_up = (ids, StatusWord("ids", (32,), 1000)) if ids else None
+    ids_and_status = (ids, StatusWord("ids", (32,), 1000)) if ids else None
 
     def launch(device: Device) -> KernelLaunch:
         geometry = replace(_SAME, C=channels)
         lowering = ImplicitGemmLowering(
-            geometry, precision, dtypes, None, True, device.units, scale_of(device, precision), ids=looked_up
+            geometry, precision, dtypes, None, True, device.units, scale_of(device, precision), ids=ids_and_status
         )
         return lowering.launch(64, tile, *[Int64(0)] * 7)
 
@@ -300,6 +300,6 @@ INSTANCES = (
     instance_of("128 x 128 tf32", "tf32", ("float32", "float32"), TILES[0]),
     instance_of("128 x 32 fp16", "fp16", ("float16", "float16"), TILES[2]),
     instance_of("32 x 64 fp32, rows in float16", "fp32", ("float16", "float16"), TILES[3]),
-    instance_of("128 x 32 fp16, narrow pieces", "fp16", ("float16", "float16"), TILES[2], channels=99),
+    instance_of("128 x 32 fp16, unaligned rows", "fp16", ("float16", "float16"), TILES[2], channels=99),
     instance_of("32 x 64 bf16", "bf16", ("bfloat16", "float32"), TILES[3]),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,36 +27,29 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     WindowMap,
 )
+from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
 from onchip.kernels.cuda.conv.sm90_images import UNIT_CYCLES, ImageConv, image_conv
 from onchip.kernels.cuda.conv.windows import Windows
-from onchip.kernels.cuda.gemm.sm90 import (
-    ARCHITECTURES,
-    BOX_ROWS,
-    LINE,
-    PART,
-    GemmSm90Lowering,
-    multiplied_weight,
-    parts_have_slices,
-)
+from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, PART, TMA_BYTES, WgmmaGemm, split_has_slices
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.layers.conv import conv_groups
-from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
-# Of the gemm rate in 16 bits: measured 0.70 to 0.86 for six 3x3 convolutions of 16 to 96 channels, 4,096 images, H200.
-WINDOWS = 0.8
+# Share of the 16-bit gemm rate: 0.70 to 0.86 for six 3x3 convolutions of 16 to 96 channels, 4,096 images, H200.
+WINDOW_RATE = 0.8
 MIN_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
 
 
 @dataclass(frozen=True)
-class ConvWgmmaLowering:
+class ConvSm90Lowering:
     """A convolution, a residual and its activation, lowered to one launch."""
 
     geometry: Geometry
@@ -65,8 +58,8 @@ class ConvWgmmaLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
-    other: int | None = None  # input index of the residual
-    parts: int = 1  # split-K
+    residual: int | None = None  # input index of the residual
+    split_k: int = 1
 
     @property
     def windows(self) -> Windows:
@@ -85,111 +78,111 @@ class ConvWgmmaLowering:
         return max(1, self.depth // max(MIN_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
 
     @property
-    def blocks(self) -> int:
-        """Slices of k per tap; 1 if a slice has several taps."""
+    def chunks(self) -> int:
+        """Chunks of channels per tap, a slice of k each; 1 if a slice has several taps."""
         return math.ceil(self.geometry.C / self.depth)
 
     @property
     def channels(self) -> int:
         """Channels per tap, padded to whole TMA tiles."""
-        return self.blocks * self.depth // self.slice_taps
+        return self.chunks * self.depth // self.slice_taps
 
     @property
     def slices(self) -> list[int]:
         """Slices of k per phase."""
-        return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
+        return [math.ceil(taps / self.slice_taps) * self.chunks for taps in self.windows.taps()]
 
     @cached_property
     def images(self) -> ImageConv | None:
         """The same convolution by conv/sm90_images.cu (same weights, same bits), or None if it does not apply."""
-        numbers = {*self.dtypes, PRECISIONS[self.precision].dtype}
-        if len(numbers) > 1 or DTYPE_BYTES[self.dtypes[0]] != 2 or self.geometry.N % 8:
+        dtypes_used = {*self.dtypes, PRECISIONS[self.precision].dtype}
+        if len(dtypes_used) > 1 or DTYPE_BYTES[self.dtypes[0]] != 2 or self.geometry.N % 8:
             return None
-        if self.parts > 1 or self.slice_taps > 1:
+        if self.split_k > 1 or self.slice_taps > 1:
             return None
-        order, adds = self.windows.tap_order(), self.other is not None
-        return image_conv(self.geometry, self.precision, self.activation, self.blocks, self.channels, order, adds)
+        layout = self.chunks, self.channels, self.windows.tap_order()
+        return image_conv(self.geometry, self.precision, self.activation, *layout, self.residual is not None)
 
-    def takes_images(self, B: int) -> bool:
+    def uses_images(self, B: int) -> bool:
         """Whether conv/sm90_images.cu is estimated to be faster."""
         return self.images is not None and self.images.cycles(B, self.units) < self.cycles(B)
 
     @property
-    def multiplied(self) -> int:
+    def fmas(self) -> int:
         """Multiply-adds per image, padded channels and positions included."""
-        return self.geometry.N * math.prod(self.windows.places) * sum(self.windows.taps()) * self.channels
+        return self.geometry.N * math.prod(self.windows.positions) * sum(self.windows.taps()) * self.channels
 
     def cycles(self, B: int) -> float:
         """Cycles of an SM, comparable with conv/sm90_images.py."""
         unit = 128 * 64 * 64  # multiply-adds
-        return B * self.multiplied / unit * UNIT_CYCLES / (self.units * self.rate(B))
+        return B * self.fmas / unit * UNIT_CYCLES / (self.units * self.rate(B))
 
-    def rate(self, B: int, hides_begin: bool = False) -> float:
+    def rate(self, B: int, overlaps: bool = False) -> float:
         """Share of the device's gemm rate."""
-        return self.product(B).rate(self.units, hides_begin) * (WINDOWS if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
+        return self.gemm(B).rate(self.units, overlaps) * (WINDOW_RATE if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
 
-    def product(self, B: int) -> GemmSm90Lowering:
+    def gemm(self, B: int) -> WgmmaGemm:
         """The gemm: a row per output position of a phase."""
         windows = self.windows
-        return GemmSm90Lowering(
-            B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
-            self.precision, self.dtypes, self.activation, self.parts, windows.count,
+        return WgmmaGemm(
+            B * math.prod(windows.positions), self.geometry.N, sum(windows.taps()) * self.channels,
+            self.precision, self.dtypes, self.activation, self.split_k, windows.count,
         )  # fmt: skip
 
-    def splits_well(self, B: int) -> int:
+    def best_split_k(self, B: int) -> int:
         """Split-K factor that occupies all SMs when there are few positions."""
-        parts = self._longest(B).splits_well(self.units)
-        while not all(parts_have_slices(count, parts) for count in self.slices):
-            parts //= 2
-        return parts
+        split_k = self._longest(B).best_split_k(self.units)
+        while not all(split_has_slices(count, split_k) for count in self.slices):
+            split_k //= 2
+        return split_k
 
-    def _longest(self, B: int) -> GemmSm90Lowering:
+    def _longest(self, B: int) -> WgmmaGemm:
         """The gemm of the phase with the most taps, which bounds the time of few positions."""
-        return replace(self.product(B), K=max(self.slices) * self.depth)
+        return replace(self.gemm(B), K=max(self.slices) * self.depth)
 
     def min_us(self, B: int) -> float:
         """Time of one tile, for few positions; 0 if SMs have several tiles, where the rate decides."""
         longest = self._longest(B)
-        return longest.min_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
+        return longest.min_us(self.units) if longest.count(longest.choose_tile(self.units)[0]) <= self.units else 0.0
 
     def why_not(self) -> str:
         if why := self.windows.why_not():
             return why
         C = self.geometry.C
-        if not self.product(1).is_direct and self.dtypes[0] != "float32":
+        if not self.gemm(1).is_direct and self.dtypes[0] != "float32":
             return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
-        if C * DTYPE_BYTES[self.dtypes[0]] % BOX_ROWS:
-            return f"moves channels of multiples of {BOX_ROWS} B, and {C} of {self.dtypes[0]} are none"
+        if C * DTYPE_BYTES[self.dtypes[0]] % TMA_BYTES:
+            return f"TMA needs channels in multiples of {TMA_BYTES} B, got {C} in {self.dtypes[0]}"
         return ""
 
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        other = None if self.other is None else Input(self.other)
-        if self.images is not None and self.takes_images(B):
-            return Steps((self.images.launch(B, self.units, Input(0), Weight("weight"), bias, other, Output(0)),))
-        return Steps((self.launch(B, Input(0), Weight("weight"), bias, other or Int64(0), Output(0)),))
+        residual = None if self.residual is None else Input(self.residual)
+        if self.images is not None and self.uses_images(B):
+            return Steps((self.images.launch(B, self.units, Input(0), Weight("weight"), bias, residual, Output(0)),))
+        return Steps((self.launch(B, Input(0), Weight("weight"), bias, residual or Int64(0), Output(0)),))
 
-    def launch(self, B: int, x: Memory, w: Memory, bias: Argument, other: Argument, y: Argument) -> KernelLaunch:
-        """conv_sm90(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
-        g, windows, product = self.geometry, self.windows, self.product(B)
-        tiling, (H, W) = product.tiling(self.units), g.sides_in
+    def launch(self, B: int, x: Memory, w: Memory, bias: Argument, residual: Argument, y: Argument) -> KernelLaunch:
+        """conv_sm90(x, w, bias, residual, y, M, N, x_tile_rows, split_k, windows, activation)"""
+        g, windows, gemm = self.geometry, self.windows, self.gemm(B)
+        tiling, (H, W) = gemm.tiling(self.units), g.sides_in
         line = LINE // self.slice_taps
         pixels = WindowMap(
-            x, product.read_as, (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
-            _turned(windows.before), _turned(windows.behind), _turned(windows.stride), line,
+            x, gemm.x_tma_dtype, (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.x_tile_rows,
+            _wh(windows.before), _wh(windows.after), _wh(windows.stride), line,
         )  # fmt: skip
         arguments = (
-            pixels, product.weight_map(w, tiling.tile), bias, other, y, Int64(product.M), Int64(product.N),
-            UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks, self.channels)),
+            pixels, gemm.weight_map(w, tiling.tile), bias, residual, y, Int64(gemm.M), Int64(gemm.N),
+            UInt32(tiling.x_tile_rows), UInt32(self.split_k), Struct((), windows.packed(self.chunks, self.channels)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         program = Program(SOURCE, f"conv_sm90<{tiling.template}, {tiling.split}, {self.slice_taps}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
-def _turned(pair: tuple[int, int]) -> tuple[int, int]:
+def _wh(pair: tuple[int, int]) -> tuple[int, int]:
     """(H, W) -> (W, H)."""
     return pair[1], pair[0]
 
@@ -198,11 +191,6 @@ class ConvSm90:
     name = "conv_sm90"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
-
-    @property
-    def makes(self) -> Mapping[str, float]:
-        """Recipes that recipes/recipes.cu computes on the GPU: one pass over memory."""
-        return {op_name(spread_taps): 1.0}
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim a convolution with the Casts, residual and activation around it; then shorter fusions."""
@@ -215,59 +203,59 @@ class ConvSm90:
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            yield _claim(net, run, replace(lowering, parts=lowering.splits_well(max(1, job.batch))), job)
+            yield _claim(net, run, replace(lowering, split_k=lowering.best_split_k(max(1, job.batch))), job)
 
 
-def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmmaLowering | None:
+def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvSm90Lowering | None:
     """None if the kernel does not apply and there is nothing to report."""
-    geometry = _all_channels(geometry_of(net, run.conv))
-    if not run.are_numbers(net) or min(geometry.N, geometry.C) < MIN_CHANNELS:
+    geometry = _dense(geometry_of(net, run.conv))
+    if not run.are_floats(net) or min(geometry.N, geometry.C) < MIN_CHANNELS:
         return None
-    return ConvWgmmaLowering(
+    return ConvSm90Lowering(
         geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
-        run.other_input,
+        run.residual_input,
     )  # fmt: skip
 
 
-def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) -> Claim:
+def _claim(net: Network, run: ConvRun, lowering: ConvSm90Lowering, job: Job) -> Claim:
     precision, batch = PRECISIONS[job.precision], max(1, job.batch)
     recipes = _recipes(net, run.conv, lowering)
-    label = run.label(net) + (f",{lowering.parts} parts" if lowering.parts > 1 else "")
+    label = run.label(net) + (f",split-K {lowering.split_k}" if lowering.split_k > 1 else "")
     order = f"taps, then channels in steps of {precision.step} by wgmma"
-    order += f", parts of {PART}" if precision.parts > 1 else ""
-    order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    order += f", partial sums of {PART}" if precision.splits > 1 else ""
+    order += f", split-K {lowering.split_k}" if lowering.split_k > 1 else ""
     flop, row_flop = net.row_flop(run.conv), run.row_flop(net)
-    by_images = lowering.images is not None and lowering.takes_images(batch)
-    rate = lowering.rate(batch, hides_begin=not by_images)
-    rate *= min(1.0, flop / (2 * lowering.multiplied))
+    by_images = lowering.images is not None and lowering.uses_images(batch)
+    rate = lowering.rate(batch, overlaps=not by_images)
+    rate *= min(1.0, flop / (2 * lowering.fmas))
     if lowering.images is not None and by_images:
-        left_out = max(0, flop - lowering.images.row_flop)
-        rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - left_out / flop)
-        row_flop -= left_out
+        skipped_flop = max(0, flop - lowering.images.row_flop)
+        rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - skipped_flop / flop)
+        row_flop -= skipped_flop
     claim = Claim(
         kernel=ConvSm90.name,
         label=f"{ConvSm90.name}<{label}>",
         nodes=run.names,
         cost=Cost(
-            row_flop * (3 if precision.parts > 1 else 1),  # 3xTF32: three gemms per fp32 gemm
+            row_flop * (3 if precision.splits > 1 else 1),  # 3xTF32: three gemms per fp32 gemm
             run.row_bytes(net),
-            sum(made.nbytes for made in recipes.values()),
-            precision="tf32" if precision.parts > 1 else "",
+            sum(recipe.nbytes for recipe in recipes.values()),
+            precision="tf32" if precision.splits > 1 else "",
             rate=rate,
             min_us=0.0 if by_images else lowering.min_us(batch),
         ),
-        why=f"tensor cores, a tile of {'images' if by_images else 'places'} a block",
+        why=f"tensor cores, one tile of {'images' if by_images else 'positions'} per block",
         recipes=recipes,
         order=order,
         facts=lowering,
         reads=run.reads(net),
         writes=run.writes(net),
     )
-    assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
+    assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
     return claim
 
 
-def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str, Recipe]:
+def _recipes(net: Network, node: Node, lowering: ConvSm90Lowering) -> dict[str, Recipe]:
     g, channels, order = lowering.geometry, lowering.channels, lowering.windows.tap_order()
     name = node.weights["weight"]
     shape, dtype, groups = (g.N, len(order) * channels), net.weight_type(name).dtype, conv_groups(node.layer)
@@ -284,19 +272,19 @@ def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str,
     return recipes
 
 
-def _all_channels(g: Geometry) -> Geometry:
-    """The dense equivalent of a grouped convolution; w gets zeros."""
+def _dense(g: Geometry) -> Geometry:
+    """The dense equivalent of a grouped convolution, with zeros in w."""
     return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
 
 
 @recipe_op
 def ungrouped(weight: Array, groups: int) -> Array:
     """(N, C / groups, taps...), or transposed (C, N / groups, taps...), -> block-diagonal with all channels."""
-    each, second = len(weight) // groups, weight.shape[1]
-    made = np.zeros((len(weight), second * groups, *weight.shape[2:]), weight.dtype)
+    rows, columns = len(weight) // groups, weight.shape[1]
+    dense = np.zeros((len(weight), columns * groups, *weight.shape[2:]), weight.dtype)
     for i in range(groups):
-        made[i * each : (i + 1) * each, i * second : (i + 1) * second] = weight[i * each : (i + 1) * each]
-    return made
+        dense[i * rows : (i + 1) * rows, i * columns : (i + 1) * columns] = weight[i * rows : (i + 1) * rows]
+    return dense
 
 
 @recipe_op
@@ -305,26 +293,16 @@ def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))
 
 
-@recipe_op
-def spread_taps(weight: Array, channels: int) -> Array:
-    """(N, C, taps...) -> (N, taps * channels), each tap's channels zero-padded."""
-    N, C = weight.shape[:2]
-    turned = np.moveaxis(weight.reshape(N, C, -1), 1, 2)
-    spread = np.zeros((N, turned.shape[1], channels), weight.dtype)
-    spread[..., :C] = turned
-    return spread.reshape(N, -1)
-
-
 _SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
 _FEW = replace(_SAME, C=16, N=16)
-_TWICE = Geometry(True, 256, 256, 1, (32, 32), (64, 64), (4, 4), (2, 2), (1, 1), (1, 1))
+_UPSAMPLE = Geometry(True, 256, 256, 1, (32, 32), (64, 64), (4, 4), (2, 2), (1, 1), (1, 1))
 
 
 def _instance(
-    name: str, precision: str, dtype: str, B: int = 1024, parts: int = 1, geometry: Geometry = _SAME
+    name: str, precision: str, dtype: str, B: int = 1024, split_k: int = 1, geometry: Geometry = _SAME
 ) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        lowering = ConvWgmmaLowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, parts)
+        lowering = ConvSm90Lowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, split_k)
         return lowering.launch(B, Input(0), Input(0), Int64(0), Int64(0), Int64(0))
 
     return Instance(name, launch)
@@ -334,16 +312,16 @@ INSTANCES = (
     _instance("64 channels fp16", "fp16", "float16"),
     _instance("16 channels fp16", "fp16", "float16", geometry=_FEW),
     _instance("32 channels bf16", "bf16", "bfloat16", geometry=replace(_FEW, C=32, N=128)),
-    _instance("few rows of 32 channels fp16, in parts", "fp16", "float16", 1, 2, replace(_FEW, C=32)),
-    _instance("many rows of 32 channels fp16, in parts", "fp16", "float16", parts=2, geometry=replace(_FEW, C=32)),
+    _instance("few rows of 32 channels fp16, split-K", "fp16", "float16", 1, 2, replace(_FEW, C=32)),
+    _instance("many rows of 32 channels fp16, split-K", "fp16", "float16", split_k=2, geometry=replace(_FEW, C=32)),
     _instance("64 channels bf16, in float32", "bf16", "float32"),
     _instance("64 channels fp32", "fp32", "float32"),
     _instance("64 channels tf32", "tf32", "float32"),
-    _instance("transposed, 256 channels fp16", "fp16", "float16", geometry=_TWICE),
-    _instance("transposed, 256 channels fp32", "fp32", "float32", geometry=_TWICE),
-    _instance("transposed, 256 channels fp16, in parts", "fp16", "float16", parts=2, geometry=_TWICE),
-    _instance("few rows fp16, in parts", "fp16", "float16", 1, 2),
-    _instance("few rows fp32, in parts", "fp32", "float32", 1, 2),
-    _instance("many rows fp16, in parts", "fp16", "float16", parts=2),
-    _instance("many rows fp32, in parts", "fp32", "float32", parts=2),
+    _instance("transposed, 256 channels fp16", "fp16", "float16", geometry=_UPSAMPLE),
+    _instance("transposed, 256 channels fp32", "fp32", "float32", geometry=_UPSAMPLE),
+    _instance("transposed, 256 channels fp16, split-K", "fp16", "float16", split_k=2, geometry=_UPSAMPLE),
+    _instance("few rows fp16, split-K", "fp16", "float16", 1, 2),
+    _instance("few rows fp32, split-K", "fp32", "float32", 1, 2),
+    _instance("many rows fp16, split-K", "fp16", "float16", split_k=2),
+    _instance("many rows fp32, split-K", "fp32", "float32", split_k=2),
 )

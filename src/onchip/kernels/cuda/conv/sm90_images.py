@@ -1,4 +1,4 @@
-"""Host side of conv/sm90_images.cu: how conv_sm90 runs many images in 16 bits."""
+"""Host side of conv/sm90_images.cu: the 16-bit variant of conv_sm90 for many images."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.conv.direct import Geometry, Pair
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
-from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, WARPGROUP
+from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, LINE, WARPGROUP
 from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
 IMAGES, UNIT, UNITS, WARPGROUPS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # same as in the .cu file
-MAX_STEPS, NO_TAP_THERE = 100, 0xFFFF
+MAX_STEPS, SKIPPED = 100, 0xFFFF
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
 # Cycles of an SM: a unit and slice at the sustained wgmma rate, and the epilogue of a tile; bytes per cycle from L2.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
@@ -45,25 +45,25 @@ class ImageConv:
     geometry: Geometry  # without groups
     precision: str
     activation: Elementwise | None
-    blocks: int  # slices of k per tap
+    chunks: int  # slices of k per tap
     channels: int  # of the weight, per tap
     tap_order: tuple[int, ...]  # taps in the order of the weight
-    times: Pair  # positions of a cell, or pixels of x under it if transposed
-    adds: bool = False  # whether there is a residual
+    cell_size: Pair  # in positions of y; transposed: in pixels of x
+    has_residual: bool = False
 
     @property
     def axes(self) -> tuple[CellAxis, CellAxis]:
-        return cell_axis(self.geometry, 0, self.times[0]), cell_axis(self.geometry, 1, self.times[1])
+        return cell_axis(self.geometry, 0, self.cell_size[0]), cell_axis(self.geometry, 1, self.cell_size[1])
 
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         """Positions per cell."""
         return math.prod(axis.cell for axis in self.axes)
 
     @property
     def tile_n(self) -> int:
         """Channels per tile."""
-        return UNIT * (UNITS // self.places)
+        return UNIT * (UNITS // self.positions)
 
     @property
     def tiles_n(self) -> int:
@@ -80,82 +80,79 @@ class ImageConv:
     def steps(self) -> list[tuple[int, int, list[int]]]:
         """Pixels under a cell, row by row: offset (down, right) from its first, and the tap for each unit."""
         down, right = self.axes
-        place_of = {tap: place for place, tap in enumerate(self.tap_order)}
+        index_of = {tap: position for position, tap in enumerate(self.tap_order)}
         found = []
         for i in range(down.taps):
             for j in range(right.taps):
                 pairs = [(down.table[h][i], right.table[w][j]) for h, w, _ in self.units]
                 taps = [
-                    NO_TAP_THERE if NO_TAP in pair else place_of[pair[0] * self.geometry.taps[1] + pair[1]]
-                    for pair in pairs
+                    SKIPPED if NO_TAP in pair else index_of[pair[0] * self.geometry.taps[1] + pair[1]] for pair in pairs
                 ]
-                if min(taps) < NO_TAP_THERE:
-                    found.append((down.first + i * down.apart, right.first + j * right.apart, taps))
+                if min(taps) < SKIPPED:
+                    found.append((down.first + i * down.dilation, right.first + j * right.dilation, taps))
         return found
 
     def _inside(self) -> list[tuple[int, int]]:
-        """Per step: in how many cells of an image its pixel is in bounds, and how many units it reaches."""
+        """Per step: the cells of an image in which its pixel is in bounds, and the units whose windows it is in."""
         down, right = self.axes
-        return [
-            (_count(down, h) * _count(right, w), sum(tap != NO_TAP_THERE for tap in taps)) for h, w, taps in self.steps
-        ]
+        return [(_count(down, h) * _count(right, w), sum(tap != SKIPPED for tap in taps)) for h, w, taps in self.steps]
 
     @property
     def row_flop(self) -> int:
         """Flop per image, without taps in the padding."""
-        return 2 * self.geometry.C * self.geometry.N * math.prod(map(_terms, self.axes))
+        return 2 * self.geometry.C * self.geometry.N * math.prod(map(_taps_inside, self.axes))
 
     def cycles(self, B: int, units: int) -> float:
         """Cycles of an SM for B images."""
         inside = self._inside()
-        products = sum(cells * reached for cells, reached in inside) * self.blocks * UNIT_CYCLES
-        moved = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.blocks
+        wgmma_cycles = sum(cells * reached for cells, reached in inside) * self.chunks * UNIT_CYCLES
+        moved_bytes = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.chunks
         cells = math.prod(axis.cells for axis in self.axes)
-        moved += self.adds * cells * IMAGES * UNITS * LINE
-        group = max(products, moved / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
-        return group / cells * math.ceil(self.tiles(B) / units)
+        moved_bytes += self.has_residual * cells * IMAGES * UNITS * LINE
+        group_cycles = max(wgmma_cycles, moved_bytes / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
+        return group_cycles / cells * math.ceil(self.tiles(B) / units)
 
     def tiles(self, B: int) -> int:
         return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
 
     def _packed(self) -> bytes:
         g, (down, right) = self.geometry, self.axes
-        made = struct.pack(
-            "<15I", self.blocks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells,
+        data = struct.pack(
+            "<15I", self.chunks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells,
             down.cell, right.cell, down.step, right.step, *g.sides_in, *g.sides_out, len(self.steps),
         )  # fmt: skip
-        made += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
-        made += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
-        return made.ljust(15 * 4 + UNITS * 8 + MAX_STEPS * 12, b"\0")
+        data += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
+        data += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
+        return data.ljust(15 * 4 + UNITS * 8 + MAX_STEPS * 12, b"\0")
 
     @property
     def stages(self) -> int:
-        return 3 if self.adds else 4
+        return 3 if self.has_residual else 4
 
     @property
-    def outlets(self) -> int:
+    def store_buffers(self) -> int:
         """Store buffers of all warpgroups: two each, or one for every tile of the residual."""
-        return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * WARPGROUPS
+        return UNITS * IMAGES // OUT_IMAGES if self.has_residual else 2 * WARPGROUPS
 
     def launch(
-        self, B: int, units: int, x: Memory, w: Memory, bias: Argument, other: Memory | None, y: Memory
+        self, B: int, units: int, x: Memory, w: Memory, bias: Argument, residual: Memory | None, y: Memory
     ) -> KernelLaunch:
-        """conv_sm90_images(x, w, y, other, bias, N, box_images, tiles, cells, activation)"""
+        """conv_sm90_images(x, w, y, residual, bias, N, tile_images, tiles, cells, activation)"""
         g, dtype = self.geometry, PRECISIONS[self.precision].dtype
         (H, W), (HO, WO) = g.sides_in, g.sides_out
-        tiles, box_images = self.tiles(B), min(B, IMAGES)
+        tiles, tile_images = self.tiles(B), min(B, IMAGES)
         arguments = (
-            TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, box_images), LINE),
+            TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, tile_images), LINE),
             TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
-            *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, other or y)),
-            bias, UInt32(g.N), UInt32(box_images), UInt32(tiles), Struct((), self._packed()),
+            *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, residual or y)),
+            bias, UInt32(g.N), UInt32(tile_images), UInt32(tiles), Struct((), self._packed()),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(
             (min(tiles, units), 1, 1), (WARPGROUP * (WARPGROUPS + 1), 1, 1),
-            self.stages * STAGE_BYTES + self.outlets * OUT_BYTES + ALIGN_BYTES, overlaps=True,
+            self.stages * STAGE_BYTES + self.store_buffers * OUT_BYTES + ALIGN_BYTES, overlaps=True,
         )  # fmt: skip
-        kind = f"{PRECISIONS[self.precision].name}, {self.stages}, {str(self.adds).lower()}"
+        kind = f"{PRECISIONS[self.precision].name}, {self.stages}, {str(self.has_residual).lower()}"
         program = Program(SOURCE, f"conv_sm90_images<{kind}>")
         return KernelLaunch(program, config, arguments, Budget(168))
 
@@ -170,40 +167,40 @@ def _count(axis: CellAxis, offset: int) -> int:
     return sum(0 <= cell * axis.step + offset < axis.side_in for cell in range(axis.cells))
 
 
-def _terms(axis: CellAxis) -> int:
+def _taps_inside(axis: CellAxis) -> int:
     """Taps in bounds, summed over the positions of an axis."""
     return sum(
-        tap != NO_TAP and 0 <= place // axis.cell * axis.step + axis.first + i * axis.apart < axis.side_in
-        for place in range(axis.side_out)
-        for i, tap in enumerate(axis.table[place % axis.cell])
+        tap != NO_TAP and 0 <= position // axis.cell * axis.step + axis.first + i * axis.dilation < axis.side_in
+        for position in range(axis.side_out)
+        for i, tap in enumerate(axis.table[position % axis.cell])
     )
 
 
 def image_conv(
-    geometry: Geometry, precision: str, activation: Elementwise | None, blocks: int, channels: int,
-    tap_order: tuple[int, ...], adds: bool,
+    geometry: Geometry, precision: str, activation: Elementwise | None, chunks: int, channels: int,
+    tap_order: tuple[int, ...], has_residual: bool,
 ) -> ImageConv | None:  # fmt: skip
     """The variant with the cell shape of least estimated time; None if none applies."""
     found = []
-    for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
-        conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times, adds)
-        if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MAX_STEPS:
+    for cell_size in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
+        conv = ImageConv(geometry, precision, activation, chunks, channels, tap_order, cell_size, has_residual)
+        if UNITS % conv.positions == 0 and 0 < len(conv.steps) <= MAX_STEPS:
             found.append(conv)
     return min(found, key=lambda conv: conv.cycles(1 << 16, 132), default=None)
 
 
-def _instance(name: str, precision: str, B: int, adds: bool = False) -> Instance:
+def _instance(name: str, precision: str, B: int, has_residual: bool = False) -> Instance:
     g = Geometry(True, 128, 64, 1, (16, 16), (32, 32), (5, 5), (2, 2), (1, 1), (1, 1))
-    conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1), adds)
-    other = Input(1) if adds else None
-    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), other, Input(0)))
+    conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1), has_residual)
+    residual = Input(1) if has_residual else None
+    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), residual, Input(0)))
 
 
 INSTANCES = (
-    _instance("twice as large fp16", "fp16", 5248),
-    _instance("twice as large bf16", "bf16", 5248),
+    _instance("upsampling fp16", "fp16", 5248),
+    _instance("upsampling bf16", "bf16", 5248),
     _instance("few images fp16", "fp16", 100),
     _instance("few images bf16", "bf16", 100),
-    _instance("a residual fp16", "fp16", 5248, adds=True),
-    _instance("a residual bf16", "bf16", 5248, adds=True),
+    _instance("a residual fp16", "fp16", 5248, has_residual=True),
+    _instance("a residual bf16", "bf16", 5248, has_residual=True),
 )

@@ -1,16 +1,15 @@
 // elementwise/pointwise.cu: a chain of elementwise layers in one launch, interpreted: no compilation per network.
 //
-// Idea    The chain is a program over an accumulator: load, apply, combine with another value, keep for later, store.
-//         A thread holds 64 B in registers and decodes each step once for all of them. Intermediate values never reach
-//         global memory. Chains of the COMMON operations have their own kernel with fewer registers.
+// Idea    The chain is a program over an accumulator: load, apply, combine with another value, save to a slot, store.
+//         A thread holds 64 B of elements in registers and decodes each step once for all of them. Intermediate values
+//         never reach global memory. Chains of the COMMON operations have their own kernel with fewer registers.
 // Floor   Each input and output moves once: 2^28 float32 are 2.1 GB / 4.8 TB/s = 447 us. At 4.2 TB/s, 132 SMs at
-//         1.7 GHz issue 55 instructions per element, 28 in 16 bits; a step decodes in about one, activations take up
-//         to 23 (common/activation.cuh), in 16 bits up to 15 (common/fast_math.cuh).
+//         1.7 GHz issue 55 instructions per element (16-bit: 28). A step takes about 1 to decode, activations up to 23.
 // Memory  Lanes load 16 B, coalesced; 5 blocks keep 80 KB of float32 in flight per SM. 16-bit chains load 8 elements
-//         and prefetch later blocks to L2, else half the bytes would be in flight. Small inputs: one vector per thread.
+//         and prefetch for later blocks to L2, to keep as many bytes in flight. Small inputs: one vector per thread.
 // Types   Accumulator: float, double for float64 layers, long long for ints; narrower types round after each layer.
 // Layout  Values 16 B aligned and contiguous, `count` elements; broadcast operands are addressed by sizes and strides.
-// Shared  THREADS * 64 B per kept value.
+// Shared  THREADS * 64 B per slot.
 // Limits  MAX_OPERANDS values and weights, MAX_OUTPUTS outputs, MAX_STEPS steps, count < 2^31; sm_80 up.
 #include "mma/tma.cuh"
 #include "common/fast_math.cuh"
@@ -26,15 +25,15 @@ template <class Element, int COMBINATIONS>
 constexpr int BLOCKS = is_same<Element, float> && COMBINATIONS == COMMON ? 5
                        : is_same<Element, double> && COMBINATIONS > COMMON ? 2 : 3;
 template <class Element, int N>
-using Numbers = Element[N];  // per thread
+using Values = Element[N];  // per thread
 // Offset of element i of a thread from its first; V are contiguous.
 template <int V>
-__device__ constexpr u32 behind(int i) { return V * THREADS * (i / V) + i % V; }
+__device__ constexpr u32 element_offset(int i) { return V * THREADS * (i / V) + i % V; }
 
 // In the order of elementwise/steps.py.
 enum Type : unsigned char { FLOAT32, FLOAT16, BFLOAT16, UINT8, FLOAT64, INT64, INT32, INT16, INT8 };
-enum Where : unsigned char { WHOLE, NEIGHBOURS, ALIKE, APART };  // access pattern of four elements
-enum What : unsigned char { LOAD, TAKE, KEEP, GIVE, APPLY, COMBINE, COMBINE_KEPT };
+enum Access : unsigned char { CONTIGUOUS, VECTOR4, BROADCAST, STRIDED };  // access pattern of four elements
+enum Opcode : unsigned char { LOAD, LOAD_SLOT, STORE_SLOT, STORE, APPLY, COMBINE, COMBINE_SLOT };
 
 struct Level {
     Divider by;
@@ -43,17 +42,17 @@ struct Level {
 struct Operand {
     long long first;  // offset of this launch's first row
     Type type;
-    Where where;
+    Access access;
     unsigned char levels;
     u32 outer;  // stride of the remaining index
     Level level[MAX_LEVELS];
 };
 template <class Element>
 struct Step {
-    What what;
+    Opcode opcode;
     unsigned char code;  // of an operation
-    unsigned char index;  // of an operand, an output or a kept value
-    Element p, q;  // parameters; of ints: whether the operand, or the accumulator, is a divisor to check for 0
+    unsigned char index;  // of an operand, an output or a slot
+    Element p, q;  // parameters; for ints: whether to check the operand (p) or the accumulator (q) for divisors of 0
 };
 template <class Element>
 struct Run {
@@ -66,7 +65,7 @@ struct Run {
     Step<Element> step[MAX_STEPS];
 };
 static_assert(sizeof(Operand) == 16 + 16 * MAX_LEVELS && sizeof(Step<float>) == 12 && sizeof(Step<double>) == 24,
-              "the host packs other structs");
+              "struct sizes must match those packed by the host");
 
 // -- conversions between storage and accumulator -------------------------------------------------------------------
 
@@ -79,9 +78,9 @@ __device__ __forceinline__ Element widened(T v) {
 template <class T, class Element>
 __device__ __forceinline__ T narrowed(Element v) {
     if constexpr (is_same<T, f16> && is_same<Element, double>) {
-        f16 narrow;
-        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(narrow.bits) : "d"(v));
-        return narrow;
+        f16 result;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(result.bits) : "d"(v));
+        return result;
     } else if constexpr (is_same<T, f16> || is_same<T, bf16>) {
         return T{static_cast<unsigned short>(pack<T>(static_cast<float>(v), 0.0f))};
     } else {
@@ -98,61 +97,63 @@ struct Rounded {
 };
 // Through 64 bits: an out-of-range float wraps like an int.
 template <class T>
-struct Whole {
+struct Truncated {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element v) {
         return static_cast<Element>(static_cast<T>(static_cast<long long>(v)));
     }
 };
 template <>
-struct Whole<bool> {
+struct Truncated<bool> {
     template <class Element>
     static __device__ __forceinline__ Element apply(Element v) { return v != Element(0) ? Element(1) : Element(0); }
 };
 
 template <class Element>
-__device__ __forceinline__ Element tell(Element (*f)(Element), Element v, Element, Element) { return f(v); }
+__device__ __forceinline__ Element call(Element (*f)(Element), Element v, Element, Element) { return f(v); }
 template <class Element>
-__device__ __forceinline__ Element tell(Element (*f)(Element, Element), Element v, Element p, Element) { return f(v, p); }
+__device__ __forceinline__ Element call(Element (*f)(Element, Element), Element v, Element p, Element) {
+    return f(v, p);
+}
 template <class Element>
-__device__ __forceinline__ Element tell(Element (*f)(Element, Element, Element), Element v, Element p, Element q) {
+__device__ __forceinline__ Element call(Element (*f)(Element, Element, Element), Element v, Element p, Element q) {
     return f(v, p, q);
 }
 
 template <class Function, class Element, int N>
-__device__ __forceinline__ bool apply_to(Numbers<Element, N>& v, Element p, Element q) {
+__device__ __forceinline__ bool apply_to(Values<Element, N>& v, Element p, Element q) {
 #pragma unroll
-    for (Element& each : v) each = tell<Element>(&Function::apply, each, p, q);
+    for (Element& each : v) each = call<Element>(&Function::apply, each, p, q);
     return true;
 }
 template <class Function, class Element, int N>
-__device__ __forceinline__ bool combine(Numbers<Element, N>& v, const Numbers<Element, N>& other) {
+__device__ __forceinline__ bool combine(Values<Element, N>& v, const Values<Element, N>& other) {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = Function::apply(v[i], other[i]);
     return true;
 }
-template <class Function, bool IS_BRIEF>
-struct Way {
+template <class Function, bool FAST>
+struct Math {
     using type = Function;
 };
 template <class Function>
-struct Way<Function, true> {
-    using type = Brief<Function>;
+struct Math<Function, true> {
+    using type = FastMath<Function>;
 };
 // An operation's code is its index among the template arguments.
 template <class... Functions>
 struct Unary {
-    template <class Element, bool IS_BRIEF, int N>
-    static __device__ __forceinline__ void apply(int code, Numbers<Element, N>& v, Element p, Element q) {
+    template <class Element, bool FAST, int N>
+    static __device__ __forceinline__ void apply(int code, Values<Element, N>& v, Element p, Element q) {
         int n = 0;
-        static_cast<void>(((code == n++ && apply_to<typename Way<Functions, IS_BRIEF>::type, Element>(v, p, q)) || ...));
+        static_cast<void>(((code == n++ && apply_to<typename Math<Functions, FAST>::type, Element>(v, p, q)) || ...));
     }
 };
 template <class... Functions>
 struct Binary {
     static constexpr int COUNT = sizeof...(Functions);
     template <class Element, int N>
-    static __device__ __forceinline__ void apply(int code, Numbers<Element, N>& v, const Numbers<Element, N>& other) {
+    static __device__ __forceinline__ void apply(int code, Values<Element, N>& v, const Values<Element, N>& other) {
         int n = 0;
         static_cast<void>(((code == n++ && combine<Functions, Element>(v, other)) || ...));
     }
@@ -160,9 +161,9 @@ struct Binary {
 
 // -- memory -------------------------------------------------------------------------------------------------------
 
-// V contiguous elements, in words of up to 16 B.
+// V contiguous elements, in vectors of up to 16 B.
 template <class T, int V>
-struct Several {
+struct VectorOf {
     using Word = typename Vector<(sizeof(T) * V < 16 ? sizeof(T) * V : 16)>::type;
     static constexpr int WORDS = sizeof(T) * V / sizeof(Word);
     Word words[WORDS];
@@ -179,17 +180,17 @@ struct Several {
 };
 
 template <class T, int V, class Element, int N>
-__device__ __forceinline__ void load_whole(Numbers<Element, N>& v, const void* from, const Operand& operand, u32 first,
+__device__ __forceinline__ void load_dense(Values<Element, N>& v, const void* from, const Operand& operand, u32 first,
                                            u32 count) {
     const T* x = static_cast<const T*>(from) + operand.first;
 #pragma unroll
     for (int g = 0; g < N; g += V) {
-        const u32 n = first + behind<V>(g);
+        const u32 n = first + element_offset<V>(g);
         if (n + V <= count) {
-            Several<T, V> several;
-            several.load(x + n);
+            VectorOf<T, V> vector;
+            vector.load(x + n);
 #pragma unroll
-            for (int i = 0; i < V; ++i) v[g + i] = widened<Element>(several[i]);
+            for (int i = 0; i < V; ++i) v[g + i] = widened<Element>(vector[i]);
         } else {
 #pragma unroll
             for (int i = 0; i < V; ++i) v[g + i] = n + i < count ? widened<Element>(x[n + i]) : Element(0);
@@ -197,92 +198,92 @@ __device__ __forceinline__ void load_whole(Numbers<Element, N>& v, const void* f
     }
 }
 
-__device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
-    u32 place = 0;
+__device__ __forceinline__ u32 offset_of(u32 n, const Operand& operand) {
+    u32 offset = 0;
 #pragma unroll 1
     for (int l = 0; l < operand.levels; ++l) {
         const Level& level = operand.level[l];
-        place += take_rest(n, level.by) * level.stride;
+        offset += pop_index(n, level.by) * level.stride;
     }
-    return place + n * operand.outer;
+    return offset + n * operand.outer;
 }
 
-// Broadcast operands have the chain's dtypes: float64 in a double chain, float32 or narrower in a float chain.
+// Broadcast operands: float64 in a double chain, float32 or narrower in a float chain, ints in an int chain.
 template <class Element>
-__device__ __forceinline__ Element load_one(const void* x, Type type, long long place) {
+__device__ __forceinline__ Element load_one(const void* x, Type type, long long offset) {
     if constexpr (is_same<Element, double>) {
-        return static_cast<const double*>(x)[place];
+        return static_cast<const double*>(x)[offset];
     } else if constexpr (is_same<Element, float>) {
         switch (type) {
-            case FLOAT16: return to_float(static_cast<const f16*>(x)[place]);
-            case BFLOAT16: return to_float(static_cast<const bf16*>(x)[place]);
-            default: return static_cast<const float*>(x)[place];
+            case FLOAT16: return to_float(static_cast<const f16*>(x)[offset]);
+            case BFLOAT16: return to_float(static_cast<const bf16*>(x)[offset]);
+            default: return static_cast<const float*>(x)[offset];
         }
     } else {
         switch (type) {
-            case INT32: return static_cast<const int*>(x)[place];
-            case INT16: return static_cast<const short*>(x)[place];
-            case INT8: return static_cast<const signed char*>(x)[place];
-            case UINT8: return static_cast<const unsigned char*>(x)[place];
-            default: return static_cast<const long long*>(x)[place];
+            case INT32: return static_cast<const int*>(x)[offset];
+            case INT16: return static_cast<const short*>(x)[offset];
+            case INT8: return static_cast<const signed char*>(x)[offset];
+            case UINT8: return static_cast<const unsigned char*>(x)[offset];
+            default: return static_cast<const long long*>(x)[offset];
         }
     }
 }
 
 template <int V, class Element, int N>
-__device__ __forceinline__ void load_stretched(Numbers<Element, N>& v, const void* x, const Operand& operand, u32 first,
+__device__ __forceinline__ void load_broadcast(Values<Element, N>& v, const void* x, const Operand& operand, u32 first,
                                                u32 count) {
-    u32 place = 0;
+    u32 offset = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const u32 n = first + behind<V>(i);
-        if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
-        else ++place;
+        const u32 n = first + element_offset<V>(i);
+        if (i % 4 == 0 || operand.access == STRIDED) offset = offset_of(n, operand);
+        else ++offset;
         if (n >= count) v[i] = Element(0);
-        else if (i % 4 > 0 && operand.where == ALIKE) v[i] = v[i / 4 * 4];
-        else v[i] = load_one<Element>(x, operand.type, operand.first + place);
+        else if (i % 4 > 0 && operand.access == BROADCAST) v[i] = v[i / 4 * 4];
+        else v[i] = load_one<Element>(x, operand.type, operand.first + offset);
     }
 }
 
 template <int V, class Element, int N>
-__device__ __forceinline__ void load(Numbers<Element, N>& v, const void* from, const Operand& operand, u32 first,
+__device__ __forceinline__ void load(Values<Element, N>& v, const void* from, const Operand& operand, u32 first,
                                      u32 count) {
-    if (operand.where != WHOLE) return load_stretched<V, Element>(v, from, operand, first, count);
+    if (operand.access != CONTIGUOUS) return load_broadcast<V, Element>(v, from, operand, first, count);
     switch (operand.type) {
-        case UINT8: return load_whole<unsigned char, V, Element>(v, from, operand, first, count);
-        case INT64: return load_whole<long long, V, Element>(v, from, operand, first, count);
-        case INT32: return load_whole<int, V, Element>(v, from, operand, first, count);
-        case INT16: return load_whole<short, V, Element>(v, from, operand, first, count);
-        case INT8: return load_whole<signed char, V, Element>(v, from, operand, first, count);
+        case UINT8: return load_dense<unsigned char, V, Element>(v, from, operand, first, count);
+        case INT64: return load_dense<long long, V, Element>(v, from, operand, first, count);
+        case INT32: return load_dense<int, V, Element>(v, from, operand, first, count);
+        case INT16: return load_dense<short, V, Element>(v, from, operand, first, count);
+        case INT8: return load_dense<signed char, V, Element>(v, from, operand, first, count);
         default: break;
     }
     if constexpr (!is_same<Element, long long>) {
         switch (operand.type) {
-            case FLOAT32: return load_whole<float, V, Element>(v, from, operand, first, count);
-            case FLOAT16: return load_whole<f16, V, Element>(v, from, operand, first, count);
-            case BFLOAT16: return load_whole<bf16, V, Element>(v, from, operand, first, count);
-            default: return load_whole<double, V, Element>(v, from, operand, first, count);
+            case FLOAT32: return load_dense<float, V, Element>(v, from, operand, first, count);
+            case FLOAT16: return load_dense<f16, V, Element>(v, from, operand, first, count);
+            case BFLOAT16: return load_dense<bf16, V, Element>(v, from, operand, first, count);
+            default: return load_dense<double, V, Element>(v, from, operand, first, count);
         }
     }
 }
 
 template <class T, int V, class Element, int N>
-__device__ __forceinline__ void store_as(void* to, const Numbers<Element, N>& v, u32 first, const Run<Element>& run) {
+__device__ __forceinline__ void store_as(void* to, const Values<Element, N>& v, u32 first, const Run<Element>& run) {
 #pragma unroll
     for (int g = 0; g < N; g += V) {
-        const u32 n = first + behind<V>(g);
+        const u32 n = first + element_offset<V>(g);
         T* y = static_cast<T*>(to) + run.first + n;
         if (n + V <= run.count) {
-            Several<T, V> several;
+            VectorOf<T, V> vector;
             if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Element, float>) {  // two per instruction
 #pragma unroll
                 for (int i = 0; i < V; i += 2)
-                    reinterpret_cast<u32*>(several.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
+                    reinterpret_cast<u32*>(vector.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
             } else {
 #pragma unroll
-                for (int i = 0; i < V; ++i) several[i] = narrowed<T>(v[g + i]);
+                for (int i = 0; i < V; ++i) vector[i] = narrowed<T>(v[g + i]);
             }
-            several.store(y);
+            vector.store(y);
         } else {
 #pragma unroll
             for (int i = 0; i < V; ++i)
@@ -291,11 +292,11 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Element, N>& v,
     }
 }
 
-// GIVES_INTS  whether floats may be stored as ints: never in the common kernel, which has no registers to spare
-template <int V, bool GIVES_INTS, class Element, int N>
-__device__ __forceinline__ void store(const Run<Element>& run, int index, const Numbers<Element, N>& v, u32 first) {
+// STORES_INTS  whether floats may be stored as ints: never in the common kernel, which has no registers to spare
+template <int V, bool STORES_INTS, class Element, int N>
+__device__ __forceinline__ void store(const Run<Element>& run, int index, const Values<Element, N>& v, u32 first) {
     void* to = run.output_at[index];
-    if constexpr (GIVES_INTS && !is_same<Element, long long>) {
+    if constexpr (STORES_INTS && !is_same<Element, long long>) {
         switch (run.outputs[index]) {
             case INT64: return store_as<long long, V, Element>(to, v, first, run);
             case INT32: return store_as<int, V, Element>(to, v, first, run);
@@ -324,45 +325,45 @@ __device__ __forceinline__ void store(const Run<Element>& run, int index, const 
 
 // -- the kernel ---------------------------------------------------------------------------------------------------
 
-extern __shared__ uint4 kept[];
+extern __shared__ uint4 slots[];
 
-// Elements i to i + 3 of a kept value.
+// Elements i to i + 3 of a slot.
 template <class Element, int N>
-__device__ __forceinline__ Element* kept_four(int index, int i) {
-    const int four = (index * N + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
-    return reinterpret_cast<Element*>(kept) + 4 * four;
+__device__ __forceinline__ Element* slot_vector(int index, int i) {
+    const int vector = (index * N + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
+    return reinterpret_cast<Element*>(slots) + 4 * vector;
 }
 template <class Element, int N>
-__device__ __forceinline__ void take(Numbers<Element, N>& v, int index) {
+__device__ __forceinline__ void load_slot(Values<Element, N>& v, int index) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-        Several<Element, 4> four;
-        four.load(kept_four<Element, N>(index, i));
+        VectorOf<Element, 4> vector;
+        vector.load(slot_vector<Element, N>(index, i));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[i + j] = four[j];
+        for (int j = 0; j < 4; ++j) v[i + j] = vector[j];
     }
 }
 template <class Element, int N>
-__device__ __forceinline__ void keep(const Numbers<Element, N>& v, int index) {
+__device__ __forceinline__ void store_slot(const Values<Element, N>& v, int index) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-        Several<Element, 4> four;
+        VectorOf<Element, 4> vector;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) four[j] = v[i + j];
-        four.store(kept_four<Element, N>(index, i));
+        for (int j = 0; j < 4; ++j) vector[j] = v[i + j];
+        vector.store(slot_vector<Element, N>(index, i));
     }
 }
 
 // Prefetches to L2 the operands of a block that starts about when this one ends.
 template <int N, class Element>
-__device__ __forceinline__ void fetch_ahead(const Run<Element>& run) {
+__device__ __forceinline__ void prefetch(const Run<Element>& run) {
 #if __CUDA_ARCH__ >= 900
     constexpr u32 ELEMENTS = N * THREADS;
-    constexpr u32 AHEAD = 768;  // blocks: more than 132 SMs hold; 6 MB of an operand in L2
+    constexpr u32 AHEAD = 768;  // blocks: more than are resident on 132 SMs; 6 MB of an operand in L2
     const int index = threadIdx.x;
     if (index >= MAX_OPERANDS || run.operand_at[index] == nullptr) return;
     const Operand& operand = run.operands[index];
-    if (operand.where != WHOLE || (operand.type != FLOAT16 && operand.type != BFLOAT16)) return;
+    if (operand.access != CONTIGUOUS || (operand.type != FLOAT16 && operand.type != BFLOAT16)) return;
     const unsigned long long first = (static_cast<unsigned long long>(blockIdx.x) + AHEAD) * ELEMENTS;
     if (first + ELEMENTS > run.count) return;
     const f16* from = static_cast<const f16*>(run.operand_at[index]) + operand.first + first;
@@ -372,48 +373,48 @@ __device__ __forceinline__ void fetch_ahead(const Run<Element>& run) {
 
 // Reports division by 0 to the host; the quotient is 0 and the kernel continues.
 template <int V, int N>
-__device__ __forceinline__ void report_zeros(const Numbers<long long, N>& divisors, u32 first,
-                                             const Run<long long>& run, u64* status) {
+__device__ __forceinline__ void report_zero_divisors(const Values<long long, N>& divisors, u32 first,
+                                                     const Run<long long>& run, u64* status) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const u32 n = first + behind<V>(i);
+        const u32 n = first + element_offset<V>(i);
         if (divisors[i] == 0 && n < run.count) report_bad_id(status, run.first + n, 0);
     }
 }
 
 // V  contiguous elements of a thread: 4, or 8 if all layers are 16-bit and activations use fast math
-// N  elements per thread: 64 B, or V if that fills all SMs
+// N  elements per thread: 64 B, or V if the grid then is a single wave
 template <class Element, int V, int N, class Functions, class Combinations>
 __global__ void __launch_bounds__(THREADS, (BLOCKS<Element, Combinations::COUNT>))
     pointwise(const __grid_constant__ Run<Element> run, u64* status) {
     if constexpr (N == V) {  // programmatic dependent launch (LaunchConfig.overlaps)
-        let_next_begin();
-        wait_for_kernel_before();
+        launch_dependent_grids();
+        wait_on_dependent_grids();
     }
     const u32 first = V * (blockIdx.x * (N / V) * THREADS + threadIdx.x);
-    if constexpr (V == 8 && N > V) fetch_ahead<N>(run);
-    Numbers<Element, N> v, other;
+    if constexpr (V == 8 && N > V) prefetch<N>(run);
+    Values<Element, N> v, other;
     for (u32 s = 0; s < run.steps; ++s) {
         const Step<Element>& step = run.step[s];
         const int index = step.index;
-        if (step.what == LOAD || step.what == COMBINE)
+        if (step.opcode == LOAD || step.opcode == COMBINE)
             load<V, Element>(other, run.operand_at[index], run.operands[index], first, run.count);
-        else if (step.what == TAKE || step.what == COMBINE_KEPT)
-            take<Element, N>(other, index);
-        switch (step.what) {
+        else if (step.opcode == LOAD_SLOT || step.opcode == COMBINE_SLOT)
+            load_slot<Element, N>(other, index);
+        switch (step.opcode) {
             case LOAD:
-            case TAKE:
+            case LOAD_SLOT:
 #pragma unroll
                 for (int i = 0; i < N; ++i) v[i] = other[i];
                 break;
-            case KEEP: keep<Element, N>(v, index); break;
-            case GIVE: store<V, (Combinations::COUNT > 2), Element>(run, index, v, first); break;
+            case STORE_SLOT: store_slot<Element, N>(v, index); break;
+            case STORE: store<V, (Combinations::COUNT > 2), Element>(run, index, v, first); break;
             case APPLY: Functions::template apply<Element, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:
-            case COMBINE_KEPT:
+            case COMBINE_SLOT:
                 if constexpr (is_same<Element, long long>) {
-                    if (step.p != 0) report_zeros<V, N>(other, first, run, status);
-                    if (step.q != 0) report_zeros<V, N>(v, first, run, status);
+                    if (step.p != 0) report_zero_divisors<V, N>(other, first, run, status);
+                    if (step.q != 0) report_zero_divisors<V, N>(v, first, run, status);
                 }
                 Combinations::template apply<Element>(step.code, v, other);
                 break;

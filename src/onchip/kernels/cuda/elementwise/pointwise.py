@@ -14,6 +14,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NOTHING,
+    OVERLAPPING,
     Budget,
     Instance,
     Int64,
@@ -25,6 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
 )
 from onchip.kernels.cuda.elementwise.steps import (
+    ACC_BYTES,
     COMBINATIONS,
     COMMON_COMBINATIONS,
     COMMON_FUNCTIONS,
@@ -36,19 +38,17 @@ from onchip.kernels.cuda.elementwise.steps import (
     MAX_OUTPUTS,
     MAX_STEPS,
     MOVES,
-    NUMBER_BYTES,
     TYPES,
+    Access,
+    Opcode,
     Operand,
     Run,
     RunWriter,
     Step,
     TooLargeError,
-    What,
-    Where,
     fits,
     why_not,
 )
-from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device
@@ -59,9 +59,9 @@ from onchip.plan.plan import values_read
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BYTES_PER_THREAD = 256, 64
-TILE_BYTES = THREADS * BYTES_PER_THREAD  # of elements per block, and of shared memory per kept value
+TILE_BYTES = THREADS * BYTES_PER_THREAD  # of elements per block, and of shared memory per slot
 BLOCKS_PER_SM = 5  # small inputs: one wave
-MAX_NUMBERS = 2**31 - 1  # elements per launch
+MAX_ELEMENTS = 2**31 - 1  # elements per launch
 ALIGNED_ROWS = 16  # any 16 rows are a multiple of 16 bytes
 # For 5 blocks per SM, or 3. sm_90 does not spill; others spill a little in float chains.
 COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
@@ -69,18 +69,18 @@ BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long lon
 _STEP = {"float": "<BBBxff", "double": "<BBB5xdd", "long long": "<BBB5xqq"}
 
 
-def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
-    """The kernel of a number type: all operations, or only the common ones.
+def program_of(acc_type: str, vector: int, per_thread: int, is_common: bool) -> Program:
+    """The kernel of an accumulator type: all operations, or only the common ones.
 
-    numbers  elements per thread
+    per_thread  elements per thread
     """
     functions, combinations = FUNCTIONS, COMBINATIONS
-    if number == "long long":
+    if acc_type == "long long":
         functions, combinations = INT_FUNCTIONS, INT_COMBINATIONS
     elif is_common:
         functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
     lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
-    return Program(SOURCE, f"pointwise<{number}, {neighbours}, {numbers}, {lists}>")
+    return Program(SOURCE, f"pointwise<{acc_type}, {vector}, {per_thread}, {lists}>")
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,22 @@ class PointwiseLowering:
 
     def _launch(self, first: int, rows: int) -> KernelLaunch:
         count = rows * self.run.row_size
-        number, neighbours, numbers = self.run.number, self.run.neighbours, self._numbers(count)
-        kept_bytes = self.run.kept * THREADS * numbers * NUMBER_BYTES[number]
-        overlaps = self.overlaps and numbers == neighbours
-        config = LaunchConfig((-(-count // (THREADS * numbers)), 1, 1), (THREADS, 1, 1), kept_bytes, overlaps=overlaps)
-        program = program_of(number, neighbours, numbers, self.run.is_common)
-        budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
-        return KernelLaunch(program, config, (self._told(first, count), self.run.divisors or NOTHING), budget)
+        acc_type, vector, per_thread = self.run.acc_type, self.run.vector, self._per_thread(count)
+        slot_bytes = self.run.slots * THREADS * per_thread * ACC_BYTES[acc_type]
+        overlaps = self.overlaps and per_thread == vector
+        blocks = -(-count // (THREADS * per_thread))
+        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), slot_bytes, overlaps=overlaps)
+        program = program_of(acc_type, vector, per_thread, self.run.is_common)
+        budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[acc_type]
+        return KernelLaunch(program, config, (self._packed(first, count), self.run.divisors or NOTHING), budget)
 
-    def _numbers(self, count: int) -> int:
+    def _per_thread(self, count: int) -> int:
         """Elements per thread: few if that fits in one wave."""
-        few = self.run.neighbours
-        is_little = count <= self.units * BLOCKS_PER_SM * THREADS * few
-        return few if is_little else BYTES_PER_THREAD // NUMBER_BYTES[self.run.number]
+        few = self.run.vector
+        is_small = count <= self.units * BLOCKS_PER_SM * THREADS * few
+        return few if is_small else BYTES_PER_THREAD // ACC_BYTES[self.run.acc_type]
 
-    def _told(self, first: int, count: int) -> Struct:
+    def _packed(self, first: int, count: int) -> Struct:
         """`Run` of elementwise/pointwise.cu, rows from `first` on."""
         run = self.run
         none = Int64(0)
@@ -121,10 +122,10 @@ class PointwiseLowering:
         pointers += [*run.output_pointers, *[none] * (MAX_OUTPUTS - len(run.outputs))]
         types = bytes(TYPES.index(dtype) for dtype in run.outputs)
         data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
-        data += [_operand(operand if first else operand.seen_by(count), first) for operand in run.operands]
+        data += [_operand(operand if first else operand.for_first(count), first) for operand in run.operands]
         data.append(bytes(OPERAND_BYTES * (MAX_OPERANDS - len(operands))))
-        form = _STEP[run.number]
-        data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
+        form = _STEP[run.acc_type]
+        data += [struct.pack(form, step.opcode, step.code, step.index, *step.parameters) for step in run.steps]
         data.append(bytes(struct.calcsize(form) * (MAX_STEPS - len(run.steps))))
         return Struct(tuple(pointers), b"".join(data))
 
@@ -136,7 +137,7 @@ OPERAND_BYTES = 16 + MAX_LEVELS * struct.calcsize(_LEVEL)
 def _operand(operand: Operand, first: int) -> bytes:
     """`Operand` of elementwise/pointwise.cu."""
     head = struct.pack(
-        "<qBBBxI", first * operand.batch_stride, TYPES.index(operand.dtype), operand.where, len(operand.levels),
+        "<qBBBxI", first * operand.batch_stride, TYPES.index(operand.dtype), operand.access, len(operand.levels),
         operand.outer,
     )  # fmt: skip
     levels = b"".join(struct.pack(_LEVEL, size, *magic_of(size), stride) for size, stride in operand.levels)
@@ -145,9 +146,9 @@ def _operand(operand: Operand, first: int) -> bytes:
 
 def rows_per_launch(row_size: int) -> int:
     """Rows within 31-bit indices, such that the next launch starts 16-byte aligned; 0: a row is too long."""
-    if row_size <= MAX_NUMBERS // ALIGNED_ROWS:
-        return MAX_NUMBERS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
-    return int(row_size <= MAX_NUMBERS and row_size % ALIGNED_ROWS == 0)
+    if row_size <= MAX_ELEMENTS // ALIGNED_ROWS:
+        return MAX_ELEMENTS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
+    return int(row_size <= MAX_ELEMENTS and row_size % ALIGNED_ROWS == 0)
 
 
 class Pointwise:
@@ -165,18 +166,18 @@ class Pointwise:
             why = f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
         row_size = net.types[first.name].row_size
         if not why and row_size and not rows_per_launch(row_size):
-            why = f"counts numbers of a row in 31 bits, got {row_size:,}"
+            why = f"needs rows of fewer than 2^31 elements, got {row_size:,}"
         if why:
             yield Refusal(self.name, first.name, why)
             return
-        number, nodes = _longest(net, start)
-        run = _written(net, nodes, number)
+        acc_type, nodes = _longest(net, start)
+        run = _written(net, nodes, acc_type)
         if isinstance(run, str) and nodes:  # then as many as fit, by bisection
             count = bisect.bisect(
-                range(1, len(nodes)), False, key=lambda n: isinstance(_written(net, nodes[:n], number), str)
+                range(1, len(nodes)), False, key=lambda n: isinstance(_written(net, nodes[:n], acc_type), str)
             )
             nodes = nodes[: max(1, count)]
-            run = _written(net, nodes, number)
+            run = _written(net, nodes, acc_type)
         if isinstance(run, str):
             yield Refusal(self.name, first.name, run)
             return
@@ -184,31 +185,31 @@ class Pointwise:
         following = next(net.nodes_from(start + len(nodes)), None)
         if following is None or why_not(net, following) is not None:
             return
-        behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
-        if 0 < behind < len(nodes):
-            shorter = _written(net, nodes[:-behind], number)
+        trailing = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
+        if 0 < trailing < len(nodes):
+            shorter = _written(net, nodes[:-trailing], acc_type)
             if not isinstance(shorter, str):  # it may have too many outputs
-                yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter, device), shorter)
+                yield from _in_layouts(net, _claim(net, nodes[:-trailing], shorter, device), shorter)
 
 
-def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
+def _written(net: Network, nodes: list[Node], acc_type: str) -> Run | str:
     """The chain of these nodes, or why it does not fit."""
     if not nodes:
-        return "has no number type for it"
+        return "has no element type for it"
     try:
-        return RunWriter(net, nodes, number).write()
+        return RunWriter(net, nodes, acc_type).write()
     except TooLargeError as error:
         return str(error)
 
 
 def _longest(net: Network, start: int) -> tuple[str, list[Node]]:
-    """A chain's number type and nodes: after a Cast, float or double, whichever covers more nodes."""
-    runs = {number: _fitting(net, start, number) for number in NUMBER_BYTES}
-    number = max(runs, key=lambda number: len(runs[number]))
-    return number, runs[number]
+    """A chain's accumulator type and nodes: after a Cast, float or double, whichever covers more nodes."""
+    runs = {acc_type: _fitting(net, start, acc_type) for acc_type in ACC_BYTES}
+    acc_type = max(runs, key=lambda acc_type: len(runs[acc_type]))
+    return acc_type, runs[acc_type]
 
 
-def _fitting(net: Network, start: int, number: str) -> list[Node]:
+def _fitting(net: Network, start: int, acc_type: str) -> list[Node]:
     """The nodes from `start` on that can share a chain, before the kernel's limits."""
     first = net.nodes[start]
     size = net.types[first.name].row_size
@@ -216,7 +217,7 @@ def _fitting(net: Network, start: int, number: str) -> list[Node]:
     for node in net.nodes_from(start):
         if net.types[node.name].row_size != size or why_not(net, node) != "":
             break
-        if not fits(net, node, number):
+        if not fits(net, node, acc_type):
             break
         found.append(node)
         if len(found) == MAX_STEPS - 2:  # the first step loads, the last one stores
@@ -235,9 +236,9 @@ def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
         label=f"{Pointwise.name}<{kinds}>",
         nodes=tuple(node.name for node in nodes),
         cost=Cost(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
-        why="one pass over memory" if len(nodes) > 1 else "one layer by itself",
+        why="one pass over memory" if len(nodes) > 1 else "single layer",
         recipes=run.recipes,
-        fast_bytes=run.kept * TILE_BYTES,
+        fast_bytes=run.slots * TILE_BYTES,
         facts=PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
     )
 
@@ -246,7 +247,7 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
     """The claim; also in NHWC if all values have channels and no operand is broadcast."""
     yield claim
     read = values_read(net, claim)
-    may_be_nhwc = all(operand.where is Where.WHOLE for operand in run.operands)
+    may_be_nhwc = all(operand.access is Access.CONTIGUOUS for operand in run.operands)
     may_be_nhwc = may_be_nhwc and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
     # Network inputs and outputs stay row-major.
     if may_be_nhwc and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
@@ -254,17 +255,17 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
         yield replace(claim, reads=reads, writes=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
-def _instance(number: str, neighbours: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
-    steps = () if is_common else (Step(What.APPLY, code=COMMON_FUNCTIONS),)
-    run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), steps, 4, {})
+def _instance(acc_type: str, vector: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
+    steps = () if is_common else (Step(Opcode.APPLY, code=COMMON_FUNCTIONS),)
+    run = Run(acc_type, vector, 1, (Operand(Int64(0), "uint8", Access.CONTIGUOUS),), ("uint8",), ("y",), steps, 4, {})
     kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
-    name = f"every {kind}run of {number}, {neighbours} neighbours"
+    name = f"every {kind}run of {acc_type}, {vector} neighbours"
     return Instance(name, lambda device: PointwiseLowering(run, device.units, True).at(rows).launches[0])
 
 
 INSTANCES = (
     _instance("float", is_common=True), _instance("float", 8, is_common=True), _instance("double", is_common=True),
-    *map(_instance, NUMBER_BYTES), _instance("float", 8), _instance("float", rows=1),
+    *map(_instance, ACC_BYTES), _instance("float", 8), _instance("float", rows=1),
     _instance("float", is_common=True, rows=1), _instance("float", 8, is_common=True, rows=1),
     _instance("double", rows=1), _instance("long long", rows=1),
 )  # fmt: skip

@@ -34,13 +34,13 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Sums the rows of `taken` ids from ids[place] on. All loads are issued before the first addition.
+// Sums the rows of `count` ids from ids[position] on. All loads are issued before the first addition.
 template <class Id, class T, int W>
-__device__ __forceinline__ void sum_rows(const Id* ids, long long place, int taken, const T* columns, u64* status,
+__device__ __forceinline__ void sum_rows(const Id* ids, long long position, int count, const T* columns, u64* status,
                                          long long V, u32 E, acc_t<T> (&sum)[W]) {
     long long id[PART];
 #pragma unroll
-    for (int k = 0; k < PART; ++k) id[k] = k < taken ? static_cast<long long>(ids[place + k]) : 0;
+    for (int k = 0; k < PART; ++k) id[k] = k < count ? static_cast<long long>(ids[position + k]) : 0;
     bool is_bad = false;
 #pragma unroll
     for (int k = 0; k < PART; ++k) is_bad |= static_cast<u64>(id[k]) >= static_cast<u64>(V);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int tak
 #pragma unroll
         for (int k = 0; k < PART; ++k) {
             if (static_cast<u64>(id[k]) < static_cast<u64>(V)) continue;
-            report_bad_id(status, static_cast<u64>(place + k), id[k]);
+            report_bad_id(status, static_cast<u64>(position + k), id[k]);
             id[k] = 0;
         }
     }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int tak
     for (int k = 0; k < PART; ++k)
 #pragma unroll
         for (int j = 0; j < W; ++j)
-            if (k < taken) sum[j] += load_acc(reinterpret_cast<const T*>(rows + k) + j);
+            if (k < count) sum[j] += load_acc(reinterpret_cast<const T*>(rows + k) + j);
 }
 
 // count  S for a mean, 1 for a sum
@@ -68,42 +68,42 @@ __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int tak
 template <class Id, class T, int W, int G>
 __global__ void __launch_bounds__(THREADS)
     gather_sum(const Id* ids, const T* table, T* y, u64* status, long long B, long long S, long long V, Divider words,
-               u32 count) {
-    using Wide = acc_t<T>;
+               u32 divisor) {
+    using Acc = acc_t<T>;
     constexpr int SUMS = THREADS / G;
-    __shared__ __align__(16) Wide parts[G][SUMS][W];
-    const u32 E = words.size * W, g = threadIdx.x / SUMS, mine = threadIdx.x % SUMS;
-    const long long i = static_cast<long long>(blockIdx.x) * SUMS + mine;
-    const bool is_there = i < B * words.size;
-    const long long b = !is_there ? 0 : i < 1ll << 31 ? quotient(static_cast<u32>(i), words) : quotient(i, words);
-    const long long e = is_there ? (i - b * words.size) * W : 0;
-    alignas(16) Wide total[W] = {};
+    __shared__ __align__(16) Acc partials[G][SUMS][W];
+    const u32 E = words.size * W, g = threadIdx.x / SUMS, local = threadIdx.x % SUMS;
+    const long long i = static_cast<long long>(blockIdx.x) * SUMS + local;
+    const bool is_valid = i < B * words.size;
+    const long long b = !is_valid ? 0 : i < 1ll << 31 ? quotient(static_cast<u32>(i), words) : quotient(i, words);
+    const long long e = is_valid ? (i - b * words.size) * W : 0;
+    alignas(16) Acc total[W] = {};
     for (long long begin = 0; begin < S; begin += G * PART) {
         const long long at = begin + g * PART;
-        Wide part[W] = {};
-        if (is_there && at < S) {
-            const int taken = static_cast<int>(min(S - at, static_cast<long long>(PART)));
-            sum_rows(ids, b * S + at, taken, table + e, status, V, E, part);
+        Acc part[W] = {};
+        if (is_valid && at < S) {
+            const int count = static_cast<int>(min(S - at, static_cast<long long>(PART)));
+            sum_rows(ids, b * S + at, count, table + e, status, V, E, part);
         }
         if constexpr (G > 1) {
             if (begin > 0) __syncthreads();
 #pragma unroll
-            for (int j = 0; j < W; ++j) parts[g][mine][j] = part[j];
+            for (int j = 0; j < W; ++j) partials[g][local][j] = part[j];
             __syncthreads();
             if (g > 0) continue;
         }
         // Partial sums in id order; the first always exists.
 #pragma unroll
-        for (int other = 0; other < G; ++other) {
-            if (begin + other * PART >= S) break;
+        for (int chunk = 0; chunk < G; ++chunk) {
+            if (begin + chunk * PART >= S) break;
 #pragma unroll
-            for (int j = 0; j < W; ++j) total[j] += other == 0 ? part[j] : parts[other][mine][j];
+            for (int j = 0; j < W; ++j) total[j] += chunk == 0 ? part[j] : partials[chunk][local][j];
         }
     }
-    if (!is_there || g > 0) return;
+    if (!is_valid || g > 0) return;
 #pragma unroll
-    for (int j = 0; j < W; ++j) total[j] /= static_cast<Wide>(count);
-    store_neighbours(y + b * E + e, total);
+    for (int j = 0; j < W; ++j) total[j] /= static_cast<Acc>(divisor);
+    store_contiguous(y + b * E + e, total);
 }
 
 // bias  (C), or nullptr

@@ -1,4 +1,4 @@
-"""Embedding and TokenConv as single layers: host side of embedding/gather.cu."""
+"""Embedding, Embedding with a sum or mean over its ids, and TokenConv: host side of embedding/gather.cu."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
+    IDS,
     Argument,
     Budget,
     Input,
@@ -26,7 +27,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
     Weight,
-    in_line,
+    grid_1d,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
@@ -38,11 +39,10 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
-HALF = {"fp16": "float16", "bf16": "bfloat16"}  # table dtypes, by the job's name
-THREADS, PART, BLOCKS_PER_SM = 256, 16, 5
-SHARERS = (1, 4, 16)  # threads per sum
+HALF = {"fp16": "float16", "bf16": "bfloat16"}  # table dtypes, keyed by precision
+THREADS, PART, BLOCKS_PER_SM = 256, 16, 5  # PART: ids per partial sum
+THREADS_PER_SUM = (1, 4, 16)  # compiled variants
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GatherLowering:
 
     def at(self, B: int) -> Steps:
         count = B * math.prod(self.ids.row_shape)
-        config = _line(count << self.lane_bits, self.units)
+        config = _capped_grid(count << self.lane_bits, self.units)
         sizes = Int64(count), Int64(self.ids.limit), Int64(self.row_bytes // self.word_bytes), UInt32(self.lane_bits)
         arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
         return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=48)),))
@@ -77,7 +77,7 @@ class GatherLowering:
 
 @dataclass(frozen=True)
 class GatherSumLowering:
-    """gather_sum(ids, table, y, status, B, S, V, words, count)"""
+    """gather_sum(ids, table, y, status, B, S, V, words, divisor)"""
 
     ids: StatusWord
     ids_dtype: str
@@ -86,25 +86,25 @@ class GatherSumLowering:
     is_mean: bool
 
     @property
-    def neighbours(self) -> int:
+    def vector(self) -> int:
         """Adjacent channels per thread."""
         return 4 if self.E % 4 == 0 and self.dtype != "float64" else 1
 
     @property
-    def sharers(self) -> int:
-        """Threads that share a sum: one chunk of PART ids each, several if there are more chunks."""
-        parts = math.ceil(math.prod(self.ids.row_shape) / PART)
-        return next((threads for threads in SHARERS if parts <= threads), SHARERS[-1])
+    def threads_per_sum(self) -> int:
+        """Threads that share a sum: one per chunk of PART ids, up to the largest variant."""
+        chunks = math.ceil(math.prod(self.ids.row_shape) / PART)
+        return next((threads for threads in THREADS_PER_SUM if chunks <= threads), THREADS_PER_SUM[-1])
 
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
-        S, words, G = math.prod(self.ids.row_shape), self.E // self.neighbours, self.sharers
-        numbers = f"{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.neighbours}, {G}"
-        program = Program(SOURCE, f"gather_sum<{numbers}>")
+        S, words, G = math.prod(self.ids.row_shape), self.E // self.vector, self.threads_per_sum
+        types = f"{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.vector}, {G}"
+        program = Program(SOURCE, f"gather_sum<{types}>")
         sizes = Int64(B), Int64(S), Int64(self.ids.limit), divider(words), UInt32(S if self.is_mean else 1)
         arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
-        config = in_line(-(-B * words * G // THREADS), THREADS)
+        config = grid_1d(-(-B * words * G // THREADS), THREADS)
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
@@ -132,12 +132,12 @@ class TokenConvLowering:
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit)
         window = (UInt32(n) for n in (self.K, self.C, self.P, self.stride, self.before))
         arguments = (Input(0), Weight("table"), bias, Output(0), self.ids, *sizes, *window)
-        config = _line(B * self.C, self.units)
+        config = _capped_grid(B * self.C, self.units)
         return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=56, spill_bytes=16)),))
 
 
-def _line(threads: int, units: int) -> LaunchConfig:
-    return in_line(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
+def _capped_grid(threads: int, units: int) -> LaunchConfig:
+    return grid_1d(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
 
 
 class Gather:
@@ -149,97 +149,97 @@ class Gather:
         node = net.nodes[start]
         if not isinstance(node.layer, Embedding | TokenConv) or job.is_training:
             return
-        made = net.types[node.name]
+        y = net.types[node.name]
         if device.arch not in ARCHITECTURES:
             yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
-        elif isinstance(node.layer, TokenConv) and made.dtype not in FLOATS:
-            yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {made.dtype}")
+        elif isinstance(node.layer, TokenConv) and y.dtype not in FLOATS:
+            yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {y.dtype}")
         elif isinstance(node.layer, TokenConv):
             yield self._token_conv(net, node, node.layer, device, job)
         else:
             yield self._embedding(net, node, device)
-            behind = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
-            if made.dtype in FLOATS and _sums_up(net, node, behind):
-                yield self._sum(net, node, behind, device)
+            reader = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
+            if y.dtype in FLOATS and _can_fuse_sum(net, node, reader):
+                yield self._sum(net, node, reader, device)
 
     def _embedding(self, net: Network, node: Node, device: Device) -> Claim:
-        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        ids, y = net.types[node.inputs[0]], net.types[node.name]
         V, E = net.weights[node.weights["weight"]].shape
         status = StatusWord(node.inputs[0], ids.row_shape, V)
         return Claim(
             kernel=self.name,
             label=f"{self.name}<{V},{E}>",
             nodes=(node.name,),
-            cost=Cost(0, ids.row_bytes + 2 * made.row_bytes),
-            why="one layer by itself",
-            recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), made.dtype)},
-            facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
+            cost=Cost(0, ids.row_bytes + 2 * y.row_bytes),
+            why="single layer",
+            recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), y.dtype)},
+            facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[y.dtype], device.units),
         )
 
-    def _sum(self, net: Network, node: Node, behind: Node, device: Device) -> Claim:
+    def _sum(self, net: Network, node: Node, reader: Node, device: Device) -> Claim:
         ids, rows = net.types[node.inputs[0]], net.types[node.name]
         V, E = net.weights[node.weights["weight"]].shape
-        status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(behind.layer, GlobalMean)
+        status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(reader.layer, GlobalMean)
         return Claim(
-            self.name, f"{self.name}<{V},{E},{behind.layer.kind}>", (node.name, behind.name),
-            Cost(net.row_flop(behind), ids.row_bytes + rows.row_bytes + net.types[behind.name].row_bytes),
-            "rows are summed up where they are looked up",
+            self.name, f"{self.name}<{V},{E},{reader.layer.kind}>", (node.name, reader.name),
+            Cost(net.row_flop(reader), ids.row_bytes + rows.row_bytes + net.types[reader.name].row_bytes),
+            "rows are summed as they are looked up",
             {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
-            order=f"ids in order, parts of {PART}",
+            order=f"ids in order, partial sums of {PART}",
             facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean),
         )  # fmt: skip
 
     def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
-        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        ids, y = net.types[node.inputs[0]], net.types[node.name]
         V, K, C = net.weights[node.weights["weight"]].shape
-        P = int(made.shape[-1])
-        stored = made.dtype if made.dtype == "float64" else HALF.get(job.tables, made.dtype)
+        P = int(y.shape[-1])
+        stored = y.dtype if y.dtype == "float64" else HALF.get(job.tables, y.dtype)
         recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), stored)}
         if "bias" in node.weights:
-            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), made.dtype)
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), y.dtype)
         status = StatusWord(node.inputs[0], ids.row_shape, V)
         return Claim(
             kernel=self.name,
             label=f"{self.name}<{V},{K},{C}>",
             nodes=(node.name,),
-            cost=Cost(net.row_flop(node), ids.row_bytes + made.row_bytes + K * made.row_size * DTYPE_BYTES[stored]),
-            why="one layer by itself",
+            cost=Cost(net.row_flop(node), ids.row_bytes + y.row_bytes + K * y.row_size * DTYPE_BYTES[stored]),
+            why="single layer",
             order="taps in order",
             recipes=recipes,
             facts=TokenConvLowering(
-                status, (ids.dtype, stored, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
+                status, (ids.dtype, stored, y.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
                 device.units,
             ),
         )  # fmt: skip
 
 
-def _sums_up(net: Network, node: Node, behind: Node) -> bool:
-    """Whether `behind` is the only reader of the look-up and reduces all ids of a batch row by mean or sum."""
-    layer, rows = behind.layer, net.types[node.name]
+def _can_fuse_sum(net: Network, node: Node, reader: Node) -> bool:
+    """Whether `reader` is the only reader of the look-up and reduces all ids of a batch row by mean or sum."""
+    layer, rows = reader.layer, net.types[node.name]
     if (
         not isinstance(layer, GlobalMean | GlobalSum)
-        or behind.inputs != (node.name,)
-        or not is_closed(net, [node, behind])
+        or reader.inputs != (node.name,)
+        or not is_closed(net, [node, reader])
     ):
         return False
     return {row_axis(axis, rows) for axis in layer.axes} == {*range(1, len(rows.shape) - 1)}
 
 
 def _rows(ids: str, row_bytes: int) -> Instance:
-    made = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
-    return Instance(f"{ids}, rows of {row_bytes} B", lambda device: made.at(1 << 16).launches[0])
+    lowering = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
+    return Instance(f"{ids}, rows of {row_bytes} B", lambda device: lowering.at(1 << 16).launches[0])
 
 
 def _window(*dtypes: str) -> Instance:
-    made = TokenConvLowering(
+    lowering = TokenConvLowering(
         StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1], dtypes[2]), 3, 64, 14, 1, 0, True, 132
     )
-    return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
+    return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: lowering.at(1 << 16).launches[0])
 
 
 def _summed(ids: str, dtype: str, E: int, S: int = 50) -> Instance:
-    made = GatherSumLowering(StatusWord("ids", (S,), 1000), ids, dtype, E, True)
-    return Instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lambda device: made.at(4096).launches[0])
+    lowering = GatherSumLowering(StatusWord("ids", (S,), 1000), ids, dtype, E, True)
+    return Instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lambda device: lowering.at(4096).launches[0])
 
 
 INSTANCES = (

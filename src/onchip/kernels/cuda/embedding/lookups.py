@@ -11,6 +11,7 @@ from pathlib import Path
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
+    IDS,
     Argument,
     Budget,
     Input,
@@ -25,10 +26,10 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
     Weight,
-    in_line,
+    grid_1d,
 )
 from onchip.kernels.cuda.common.strides import View
-from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, IDS, THREADS, WORDS
+from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, THREADS, WORDS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Embedding, Reshape, Slice
 from onchip.network.layers.base import row_axis
@@ -39,34 +40,34 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST, MAX_KINDS = 16, 8  # parts and status words per launch
-MAX_NODES = 512  # search limit from `start`
+MAX_SOURCES, MAX_STATUSES = 16, 8  # per launch
+MAX_NODES = 512  # per claim
 
 
 @dataclass(frozen=True)
-class Part:
-    """Items of a batch row that are stored contiguously: table rows, or chunks of a value."""
+class Source:
+    """Items that a row of an output stores contiguously: table rows, or chunks of a value."""
 
-    source: Memory  # the table, or the value
+    memory: Memory  # the table, or the value
     ids: Input | None
     status: StatusWord | None
-    place: tuple[int, int, int]  # each, row, first: strides and offset, in ids or, for a value, in bytes
+    address: tuple[int, int, int]  # item stride, row stride, offset; in ids, or in bytes of a value
     count: int
     item_bytes: int
-    output: int
-    to_row_bytes: int
+    output: int  # index
+    to_row_bytes: int  # per row of the output
     to_bytes: int  # offset of the first item
 
     @property
     def word_bytes(self) -> int:
-        """The widest word that divides all sizes and offsets."""
-        return math.gcd(self.item_bytes, self.to_row_bytes, self.to_bytes, *(() if self.ids else self.place), 16)
+        """Width of the widest word that divides all sizes and offsets."""
+        return math.gcd(self.item_bytes, self.to_row_bytes, self.to_bytes, *(() if self.ids else self.address), 16)
 
     def packed(self, word: int, statuses: Sequence[StatusWord]) -> bytes:
-        """`Part` of embedding/lookups.cu."""
+        """`Source` of embedding/lookups.cu."""
         words, unit = self.item_bytes // word, 1 if self.ids else word
         return struct.pack(
-            "<6q4I", *(n // unit for n in self.place), self.status.limit if self.status else 0,
+            "<6q4I", *(n // unit for n in self.address), self.status.limit if self.status else 0,
             self.to_row_bytes // word, self.to_bytes // word, self.count, words,
             min(words - 1, THREADS - 1).bit_length(), statuses.index(self.status) if self.status else 0,
         )  # fmt: skip
@@ -74,43 +75,43 @@ class Part:
 
 @dataclass(frozen=True)
 class LookupsLowering:
-    """lookups(parts, s0, .., s7, B, blocks), for up to MOST parts each"""
+    """lookups(sources, s0, .., s7, B, blocks), one launch per MAX_SOURCES sources"""
 
-    parts: tuple[Part, ...]
+    sources: tuple[Source, ...]
     ids_dtype: str
     units: int
 
     def at(self, B: int) -> Steps:
-        return Steps(tuple(self._launch(parts, B) for parts in self._shares()) if B else ())
+        return Steps(tuple(self._launch(sources, B) for sources in self._per_launch()) if B else ())
 
-    def _shares(self) -> list[list[Part]]:
-        """The parts of each launch."""
-        shares: list[list[Part]] = [[]]
-        for part in self.parts:
-            kinds = {each.status for each in (*shares[-1], part) if each.status}
-            if len(shares[-1]) == MOST or len(kinds) > MAX_KINDS:
-                shares.append([])
-            shares[-1].append(part)
-        return shares
+    def _per_launch(self) -> list[list[Source]]:
+        """The sources of each launch."""
+        launches: list[list[Source]] = [[]]
+        for source in self.sources:
+            statuses = {known.status for known in (*launches[-1], source) if known.status}
+            if len(launches[-1]) == MAX_SOURCES or len(statuses) > MAX_STATUSES:
+                launches.append([])
+            launches[-1].append(source)
+        return launches
 
     @property
     def launches(self) -> int:
-        return len(self._shares())
+        return len(self._per_launch())
 
-    def _launch(self, parts: list[Part], B: int) -> KernelLaunch:
-        word = math.gcd(*(part.word_bytes for part in parts))
-        statuses = list(dict.fromkeys(part.status for part in parts if part.status))
-        threads = max(B * part.count << min(part.item_bytes // word - 1, THREADS - 1).bit_length() for part in parts)
-        blocks = min(-(-threads // THREADS), -(-self.units * BLOCKS_PER_SM // len(parts)))
-        missing = [Int64(0)] * (MOST - len(parts))
-        pointers: list[Memory | Int64] = [*(part.source for part in parts), *missing]
-        pointers += [*(part.ids or Int64(0) for part in parts), *missing]
-        pointers += [*(Output(part.output) for part in parts), *missing]
-        packed = b"".join(part.packed(word, statuses) for part in parts)
-        words: list[Argument] = [*statuses, *[Int64(0)] * (MAX_KINDS - len(statuses))]
+    def _launch(self, sources: list[Source], B: int) -> KernelLaunch:
+        word = math.gcd(*(source.word_bytes for source in sources))
+        statuses = list(dict.fromkeys(source.status for source in sources if source.status))
+        threads = max(B * s.count << min(s.item_bytes // word - 1, THREADS - 1).bit_length() for s in sources)
+        blocks = min(-(-threads // THREADS), -(-self.units * BLOCKS_PER_SM // len(sources)))
+        missing = [Int64(0)] * (MAX_SOURCES - len(sources))
+        pointers: list[Memory | Int64] = [*(source.memory for source in sources), *missing]
+        pointers += [*(source.ids or Int64(0) for source in sources), *missing]
+        pointers += [*(Output(source.output) for source in sources), *missing]
+        packed = b"".join(source.packed(word, statuses) for source in sources)
+        padded: list[Argument] = [*statuses, *[Int64(0)] * (MAX_STATUSES - len(statuses))]
         return KernelLaunch(
-            Program(SOURCE, f"lookups<{IDS[self.ids_dtype]}, {WORDS[word]}>"), in_line(blocks * len(parts)),
-            (Struct(tuple(pointers), packed.ljust(MOST * 64, b"\0")), *words, Int64(B), UInt32(blocks)),
+            Program(SOURCE, f"lookups<{IDS[self.ids_dtype]}, {WORDS[word]}>"), grid_1d(blocks * len(sources)),
+            (Struct(tuple(pointers), packed.ljust(MAX_SOURCES * 64, b"\0")), *padded, Int64(B), UInt32(blocks)),
             Budget(registers=64), after=(),
         )  # fmt: skip
 
@@ -124,37 +125,37 @@ class Lookups:
         """Consecutive Embeddings, the Slices of their ids, and their Concat if it follows."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
-        if start and _looks_up(net, net.nodes[start - 1]):
-            return  # a chain is claimed from its start only: trying every part of it is quadratic
-        nodes = _run(net, start)
+        if start and _is_lookup_or_ids(net, net.nodes[start - 1]):
+            return  # a chain is claimed from its start only: trying every subchain is quadratic
+        nodes = _chain(net, start)
         for end in dict.fromkeys((len(nodes), len(nodes) - isinstance(nodes[-1].layer, Concat)) if nodes else ()):
-            kept = nodes[:end]
-            while kept and not isinstance(kept[-1].layer, Embedding | Concat):
-                kept = kept[:-1]
-            if sum(isinstance(node.layer, Embedding | Concat) for node in kept) > 1:
-                claim = _claim(net, kept, device)
+            claimed = nodes[:end]
+            while claimed and not isinstance(claimed[-1].layer, Embedding | Concat):
+                claimed = claimed[:-1]
+            if sum(isinstance(node.layer, Embedding | Concat) for node in claimed) > 1:
+                claim = _claim(net, claimed, device)
                 if claim is not None:
                     yield claim
 
 
-def _looks_up(net: Network, node: Node) -> bool:
+def _is_lookup_or_ids(net: Network, node: Node) -> bool:
     is_ids = net.types[node.name].dtype in IDS and isinstance(node.layer, Slice | Reshape)
     return is_ids or isinstance(node.layer, Embedding)
 
 
-def _run(net: Network, start: int) -> list[Node]:
+def _chain(net: Network, start: int) -> list[Node]:
     nodes: list[Node] = []
-    made: set[str] = set()  # outputs of Embeddings
-    moved: set[str] = set()  # ids
+    embedded: set[str] = set()  # outputs of Embeddings
+    ids: set[str] = set()  # Slices and Reshapes of ids
     for node in net.nodes_from(start):
         layer = node.layer
-        if isinstance(layer, Embedding) or (isinstance(layer, Reshape) and node.inputs[0] in made):
-            made.add(node.name)
-        elif _looks_up(net, node):
-            moved.add(node.name)
-        elif isinstance(layer, Concat) and any(value in made for value in node.inputs):
+        if isinstance(layer, Embedding) or (isinstance(layer, Reshape) and node.inputs[0] in embedded):
+            embedded.add(node.name)
+        elif _is_lookup_or_ids(net, node):
+            ids.add(node.name)
+        elif isinstance(layer, Concat) and any(value in embedded for value in node.inputs):
             axis = row_axis(layer.axis, net.types[node.name]) - 1
-            if math.prod(net.types[node.name].row_shape[:axis]) == 1 and moved.isdisjoint(node.inputs):
+            if math.prod(net.types[node.name].row_shape[:axis]) == 1 and ids.isdisjoint(node.inputs):
                 nodes.append(node)
             break
         else:
@@ -171,40 +172,40 @@ def _claim(net: Network, nodes: list[Node], device: Device) -> Claim | None:
     values = [value for value in read if value not in inside]
     outputs = [
         node for node in nodes
-        if node.name in net.output_names or any(each.name not in inside for each in net.readers(node.name))
+        if node.name in net.output_names or any(reader.name not in inside for reader in net.readers(node.name))
     ]  # fmt: skip
     if not outputs or outputs[-1] is not nodes[-1]:
         return None
     recipes: dict[str, Recipe] = {}
-    parts: list[Part] = []
-    for number, node in enumerate(outputs):
+    sources: list[Source] = []
+    for output, node in enumerate(outputs):
         row_bytes, begin = net.types[node.name].row_bytes, 0
         for value in node.inputs if isinstance(node.layer, Concat) else (node.name,):
-            part = _part(net, inside, values, recipes, value, (number, row_bytes, begin))
-            if part is None:
+            source = _source(net, inside, values, recipes, value, (output, row_bytes, begin))
+            if source is None:
                 return None
-            parts.append(part)
-            begin += part.count * part.item_bytes
-    dtypes = {net.types[values[part.ids.index]].dtype for part in parts if part.ids}
+            sources.append(source)
+            begin += source.count * source.item_bytes
+    dtypes = {net.types[values[source.ids.index]].dtype for source in sources if source.ids}
     if len(dtypes) != 1:
         return None
-    lowering = LookupsLowering(tuple(parts), dtypes.pop(), device.units)
+    lowering = LookupsLowering(tuple(sources), dtypes.pop(), device.units)
     id_bytes = DTYPE_BYTES[lowering.ids_dtype]
-    moved = sum(part.count * (2 * part.item_bytes + (id_bytes if part.ids else 0)) for part in parts)
-    looked_up = sum(part.ids is not None for part in parts)
+    moved = sum(source.count * (2 * source.item_bytes + (id_bytes if source.ids else 0)) for source in sources)
+    looked_up = sum(source.ids is not None for source in sources)
     return Claim(
         Lookups.name, f"{Lookups.name}<{looked_up}{',Concat' if isinstance(nodes[-1].layer, Concat) else ''}>",
         tuple(node.name for node in nodes), Cost(0, moved, launches=lowering.launches),
-        f"{looked_up} look-ups, up to {MOST} a launch", recipes, facts=lowering,
+        f"{looked_up} look-ups, up to {MAX_SOURCES} per launch", recipes, facts=lowering,
     )  # fmt: skip
 
 
-def _part(
+def _source(
     net: Network, inside: Mapping[str, Node], values: list[str], recipes: dict[str, Recipe], value: str,
     to: tuple[int, int, int],
-) -> Part | None:  # fmt: skip
-    """The copy that produces a value; None if no strides address its ids."""
-    node, given = inside.get(value), net.types[value]
+) -> Source | None:  # fmt: skip
+    """The source that a value is copied from; None if its ids or elements are not strided."""
+    node, y = inside.get(value), net.types[value]
     while node is not None and isinstance(node.layer, Reshape) and net.types[node.name].dtype not in IDS:
         node = inside[node.inputs[0]]
     looks_up = node is not None and isinstance(node.layer, Embedding)
@@ -212,31 +213,31 @@ def _part(
     line = view.line()
     if line is None:
         return None
-    source, row = values.index(view.value), net.types[view.value]
+    index, row = values.index(view.value), net.types[view.value]
     if node is None or not looks_up:
-        size = DTYPE_BYTES[given.dtype]
-        first, each = line[0] * size, line[1] * size
-        if value not in inside or each == size:  # contiguous elements are one item
-            return Part(Input(source), None, None, (0, row.row_bytes, first), 1, given.row_bytes, *to)
-        return Part(Input(source), None, None, (each, row.row_bytes, first), given.row_size, size, *to)
+        size = DTYPE_BYTES[y.dtype]
+        first, stride = line[0] * size, line[1] * size
+        if value not in inside or stride == size:  # contiguous elements are one item
+            return Source(Input(index), None, None, (0, row.row_bytes, first), 1, y.row_bytes, *to)
+        return Source(Input(index), None, None, (stride, row.row_bytes, first), y.row_size, size, *to)
     V, E = net.weights[node.weights["weight"]].shape
     dtype, name = net.types[node.name].dtype, f"table {len(recipes)}"
     table = Recipe.of(as_is, (node.weights["weight"],), (V, E), dtype)
-    name = next((known for known, made in recipes.items() if made == table), name)
+    name = next((known for known, recipe in recipes.items() if recipe == table), name)
     recipes[name] = table
     status = StatusWord(view.value, row.row_shape, V)
-    count, place = net.types[node.inputs[0]].row_size, (line[1], row.row_size, line[0])
-    return Part(Weight(name), Input(source), status, place, count, E * DTYPE_BYTES[dtype], *to)
+    count, address = net.types[node.inputs[0]].row_size, (line[1], row.row_size, line[0])
+    return Source(Weight(name), Input(index), status, address, count, E * DTYPE_BYTES[dtype], *to)
 
 
 def _instance(ids: str, item_bytes: int) -> Instance:
     status = StatusWord("ids", (8,), 1000)
-    parts = tuple(
-        Part(Weight("t"), Input(0), status, (1, 8, i), 1, item_bytes, 0, 8 * item_bytes, i * item_bytes)
+    sources = tuple(
+        Source(Weight("t"), Input(0), status, (1, 8, i), 1, item_bytes, 0, 8 * item_bytes, i * item_bytes)
         for i in range(8)
     )
-    made = LookupsLowering(parts, ids, 132)
-    return Instance(f"{ids}, rows of {item_bytes} B", lambda device: made.at(4096).launches[0])
+    lowering = LookupsLowering(sources, ids, 132)
+    return Instance(f"{ids}, rows of {item_bytes} B", lambda device: lowering.at(4096).launches[0])
 
 
 INSTANCES = (_instance("int64", 64), _instance("int32", 4), _instance("int64", 6), _instance("int32", 3))

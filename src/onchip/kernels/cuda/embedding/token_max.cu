@@ -19,46 +19,46 @@
 #include "common/accumulator.cuh"
 
 constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // 2^TILE_BITS sentences
-constexpr int ROW_BYTES = 128, MOST = 16;
+constexpr int ROW_BYTES = 128, MAX_BRANCHES = 16;
 
 struct Branch {
     u32 K, C, P, stride, before, column, slices, window;  // window 0: ignore lengths
     Activation activation;
 };
 struct Branches {
-    const char* tables[MOST];
-    const float* biases[MOST];
-    const float* peaks[MOST];
-    Branch of[MOST];
+    const char* tables[MAX_BRANCHES];
+    const float* biases[MAX_BRANCHES];
+    const float* peaks[MAX_BRANCHES];
+    Branch branch[MAX_BRANCHES];
 };
 
 // A thread's 16 B of a row, as accumulators.
 template <class T>
 struct Sums {
     static constexpr int WIDTH = 16 / sizeof(T);
-    float numbers[WIDTH];
+    float values[WIDTH];
     __device__ __forceinline__ Sums(float v = 0.0f) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) numbers[i] = v;
+        for (int i = 0; i < WIDTH; ++i) values[i] = v;
     }
     __device__ __forceinline__ void add(const uint4& words) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) numbers[i] += to_float(reinterpret_cast<const T*>(&words)[i]);
+        for (int i = 0; i < WIDTH; ++i) values[i] += to_float(reinterpret_cast<const T*>(&words)[i]);
     }
     __device__ __forceinline__ void set(const uint4& words) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) numbers[i] = to_float(reinterpret_cast<const T*>(&words)[i]);
+        for (int i = 0; i < WIDTH; ++i) values[i] = to_float(reinterpret_cast<const T*>(&words)[i]);
     }
-    __device__ __forceinline__ void raise(const Sums& other) {
+    __device__ __forceinline__ void max_with(const Sums& other) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], other.numbers[i]);
+        for (int i = 0; i < WIDTH; ++i) values[i] = larger(values[i], other.values[i]);
     }
     // Max with the lane at distance `lanes`.
-    __device__ __forceinline__ void raise_by(int lanes) {
+    __device__ __forceinline__ void max_over_lanes(int lanes) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], __shfl_xor_sync(~0u, numbers[i], lanes));
+        for (int i = 0; i < WIDTH; ++i) values[i] = larger(values[i], __shfl_xor_sync(~0u, values[i], lanes));
     }
-    __device__ __forceinline__ float at(int i) const { return numbers[i]; }
+    __device__ __forceinline__ float at(int i) const { return values[i]; }
 };
 template <>
 struct Sums<e4m3> {
@@ -77,11 +77,11 @@ struct Sums<e4m3> {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = two_halves(reinterpret_cast<const unsigned short*>(&words)[i]);
     }
-    __device__ __forceinline__ void raise(const Sums& other) {
+    __device__ __forceinline__ void max_with(const Sums& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = larger_halves(pairs[i], other.pairs[i]);
     }
-    __device__ __forceinline__ void raise_by(int lanes) {
+    __device__ __forceinline__ void max_over_lanes(int lanes) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i)
             pairs[i] = larger_halves(pairs[i], __shfl_xor_sync(~0u, pairs[i], lanes));
@@ -94,7 +94,7 @@ struct Sums<e4m3> {
 // rows  row of the first tap of the first position
 template <class T, int N, int TAPS>
 __device__ __forceinline__ void add_positions(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
-                                              Sums<T>& most) {
+                                              Sums<T>& maxima) {
     Sums<T> sums[N];
     uint4 words[N];
 #pragma unroll
@@ -113,25 +113,25 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
         for (int n = 0; n < N; ++n) sums[n].add(words[n]);
     }
 #pragma unroll
-    for (int n = 0; n < N; ++n) most.raise(sums[n]);
+    for (int n = 0; n < N; ++n) maxima.max_with(sums[n]);
 }
 
 // All `left` positions. Few at a time: occupancy hides the latency.
 template <class T, int TAPS>
-__device__ __forceinline__ void add_all(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
-                                        u32 left, Sums<T>& most) {
+__device__ __forceinline__ void sum_positions_of(const char* table, long long tap_bytes, const u32* rows, u32 step,
+                                                 u32 K, u32 left, Sums<T>& maxima) {
     constexpr int N = sizeof(T) == 4 ? 4 : 2;
-    for (; left >= N; left -= N, rows += N * step) add_positions<T, N, TAPS>(table, tap_bytes, rows, step, K, most);
-    if (N > 2 && left & 2) add_positions<T, 2, TAPS>(table, tap_bytes, rows, step, K, most);
-    if (left & 1) add_positions<T, 1, TAPS>(table, tap_bytes, rows + (left & 2) * step, step, K, most);
+    for (; left >= N; left -= N, rows += N * step) add_positions<T, N, TAPS>(table, tap_bytes, rows, step, K, maxima);
+    if (N > 2 && left & 2) add_positions<T, 2, TAPS>(table, tap_bytes, rows, step, K, maxima);
+    if (left & 1) add_positions<T, 1, TAPS>(table, tap_bytes, rows + (left & 2) * step, step, K, maxima);
 }
 
 // How many of P windows fit in a sentence.
-__device__ __forceinline__ u32 windows_within(long long length, const Branch& of) {
-    if (!of.window) return of.P;
-    if (length < of.window) return 0;
-    const long long count = (length - of.window) / of.stride + 1;
-    return count < of.P ? static_cast<u32>(count) : of.P;
+__device__ __forceinline__ u32 windows_within(long long length, const Branch& branch) {
+    if (!branch.window) return branch.P;
+    if (length < branch.window) return 0;
+    const long long count = (length - branch.window) / branch.stride + 1;
+    return count < branch.P ? static_cast<u32>(count) : branch.P;
 }
 
 // length_bytes  per length: 4, 8, or 0 without lengths
@@ -150,91 +150,91 @@ __global__ void __launch_bounds__(THREADS, 6)
     extern __shared__ u32 shared[];
     const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
     const u32 tiles = static_cast<u32>(B + sentences - 1 >> tile_bits);
-    u32 slice = blockIdx.x / tiles, number = 0;
+    u32 slice = blockIdx.x / tiles, index = 0;
     const long long first = static_cast<long long>(blockIdx.x - slice * tiles) * sentences;
-    while (number + 1 < count && slice >= branches.of[number].slices) slice -= branches.of[number++].slices;
-    const Branch& of = branches.of[number];
+    while (index + 1 < count && slice >= branches.branch[index].slices) slice -= branches.branch[index++].slices;
+    const Branch& branch = branches.branch[index];
 
     const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
     const long long b = first + sentence;
 
     // The table row of each position of the sentence, padding included.
-    const u32 span = (of.P - 1) * of.stride + of.K;
+    const u32 span = (branch.P - 1) * branch.stride + branch.K;
     for (u32 slot = part * LANES + lane; slot < span; slot += LANES << share_bits) {
-        const long long at = static_cast<long long>(slot) - of.before;
-        const bool is_pad = b >= B || at < 0 || at >= S;
-        shared[sentence * pitch + slot] = static_cast<u32>(is_pad ? V : checked_id(ids, b * S + at, V, status));
+        const long long at = static_cast<long long>(slot) - branch.before;
+        const bool is_padding = b >= B || at < 0 || at >= S;
+        shared[sentence * pitch + slot] = static_cast<u32>(is_padding ? V : checked_id(ids, b * S + at, V, status));
     }
     if (LANES << share_bits > 32) __syncthreads();
     else __syncwarp();
 
     const u32 c = (slice * LANES + lane) * WIDTH;
-    const bool is_there = b < B && c < of.C;
-    u32 P = of.P;
+    const bool is_valid = b < B && c < branch.C;
+    u32 P = branch.P;
     if (length_bytes && b < B)
         P = windows_within(
-            length_bytes == 4 ? static_cast<const int*>(lengths)[b] : static_cast<const long long*>(lengths)[b], of
+            length_bytes == 4 ? static_cast<const int*>(lengths)[b] : static_cast<const long long*>(lengths)[b], branch
         );
-    Sums<T> most(__uint_as_float(0xff800000u));  // -infinity
-    if (is_there) {
+    Sums<T> maxima(__uint_as_float(0xff800000u));  // -infinity
+    if (is_valid) {
         const long long tap_bytes = (V + 1) * ROW_BYTES;
-        const char* table = branches.tables[number] + slice * of.K * tap_bytes + lane * 16;
-        const u32 step = of.stride << share_bits;
-        const u32* rows = shared + sentence * pitch + part * of.stride;
+        const char* table = branches.tables[index] + slice * branch.K * tap_bytes + lane * 16;
+        const u32 step = branch.stride << share_bits;
+        const u32* rows = shared + sentence * pitch + part * branch.stride;
         u32 left = part < P ? (P - 1 - part >> share_bits) + 1 : 0;
-        switch (of.K) {  // a known K lets all loads be in flight at once
-            case 2: add_all<T, 2>(table, tap_bytes, rows, step, of.K, left, most); break;
-            case 3: add_all<T, 3>(table, tap_bytes, rows, step, of.K, left, most); break;
-            case 4: add_all<T, 4>(table, tap_bytes, rows, step, of.K, left, most); break;
-            case 5: add_all<T, 5>(table, tap_bytes, rows, step, of.K, left, most); break;
-            case 7: add_all<T, 7>(table, tap_bytes, rows, step, of.K, left, most); break;
-            case 9: add_all<T, 9>(table, tap_bytes, rows, step, of.K, left, most); break;
-            default: add_all<T, 0>(table, tap_bytes, rows, step, of.K, left, most);
+        switch (branch.K) {  // a known K lets all loads be in flight at once
+            case 2: sum_positions_of<T, 2>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            case 3: sum_positions_of<T, 3>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            case 4: sum_positions_of<T, 4>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            case 5: sum_positions_of<T, 5>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            case 7: sum_positions_of<T, 7>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            case 9: sum_positions_of<T, 9>(table, tap_bytes, rows, step, branch.K, left, maxima); break;
+            default: sum_positions_of<T, 0>(table, tap_bytes, rows, step, branch.K, left, maxima);
         }
     }
-    float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
+    float* smem_maxima = reinterpret_cast<float*>(shared + sentences * pitch);
     // Reduce within the warp, then across warps.
-    if (share_bits > 0) most.raise_by(LANES);
-    if (share_bits > 1) most.raise_by(2 * LANES);
+    if (share_bits > 0) maxima.max_over_lanes(LANES);
+    if (share_bits > 1) maxima.max_over_lanes(2 * LANES);
     if (share_bits > 2) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) maxima[threadIdx.x + i * THREADS] = most.at(i);
+        for (int i = 0; i < WIDTH; ++i) smem_maxima[threadIdx.x + i * THREADS] = maxima.at(i);
         __syncthreads();
     }
     if (part) return;
-    if (!is_there) return;
-    const float* bias = branches.biases[number];
-    const long long left = of.C - c;
-    float found[WIDTH];
+    if (!is_valid) return;
+    const float* bias = branches.biases[index];
+    const long long left = branch.C - c;
+    float result[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
-        found[i] = most.at(i);
+        result[i] = maxima.at(i);
 #pragma unroll
         for (u32 other = 1; other < THREADS / 32; ++other)
             if (share_bits > 2 && 4 * other < 1u << share_bits)
-                found[i] = larger(found[i], maxima[threadIdx.x + other * 32 + i * THREADS]);
-        const float added = bias != nullptr && i < left ? bias[c + i] : 0.0f;
+                result[i] = larger(result[i], smem_maxima[threadIdx.x + other * 32 + i * THREADS]);
+        const float bias_value = bias != nullptr && i < left ? bias[c + i] : 0.0f;
         if constexpr (is_same<T, e4m3>)
-            found[i] = fmaf(found[i], i < left ? branches.peaks[number][c + i] * (1.0f / LARGEST) : 0.0f, added);
-        else found[i] += added;
-        if (!P) found[i] = 0.0f;
+            result[i] = fmaf(result[i], i < left ? branches.peaks[index][c + i] * (1.0f / LARGEST) : 0.0f, bias_value);
+        else result[i] += bias_value;
+        if (!P) result[i] = 0.0f;
     }
-    const bool is_aligned = D_out % WIDTH == 0 && of.column % WIDTH == 0;
-    Y* to = y + b * D_out + of.column + c;
-    if (is_aligned && left >= WIDTH && of.activation.code <= 1) {
-        constexpr int AT_ONCE = 16 / sizeof(Y) < WIDTH ? 16 / sizeof(Y) : WIDTH;
+    const bool is_aligned = D_out % WIDTH == 0 && branch.column % WIDTH == 0;
+    Y* to = y + b * D_out + branch.column + c;
+    if (is_aligned && left >= WIDTH && branch.activation.code <= 1) {
+        constexpr int VECTOR = 16 / sizeof(Y) < WIDTH ? 16 / sizeof(Y) : WIDTH;
 #pragma unroll
-        for (int i = 0; i < WIDTH; i += AT_ONCE) {
-            float some[AT_ONCE];
+        for (int i = 0; i < WIDTH; i += VECTOR) {
+            float vector[VECTOR];
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)
-                some[j] = of.activation.code ? ReLU::apply(found[i + j]) : found[i + j];
-            store_neighbours(to + i, some);
+            for (int j = 0; j < VECTOR; ++j)
+                vector[j] = branch.activation.code ? ReLU::apply(result[i + j]) : result[i + j];
+            store_contiguous(to + i, vector);
         }
         return;
     }
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i)
-        if (i < left) finish_one(found[i], to + i, of.activation);
+        if (i < left) finish_one(result[i], to + i, branch.activation);
 }

@@ -8,13 +8,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
     EVERY_CHIP,
+    IDS,
     Budget,
     Input,
     Instance,
@@ -30,23 +30,23 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.embedding.gather import HALF, IDS
+from onchip.kernels.cuda.common.weights import multiplied_weight
+from onchip.kernels.cuda.embedding.gather import HALF
 from onchip.kernels.cuda.embedding.token_slices import (
     FP8_ARCHITECTURES,
     MAX_TAPS,
     MAX_TOKENS,
     STORED,
+    check_fp8,
     narrow_tables,
-    need_fp8,
-    scaled_slices,
     slice_count,
     sliced,
     split_tables,
     token_taps,
 )
-from onchip.kernels.cuda.gemm import sm90 as gemm_sm90
-from onchip.kernels.cuda.gemm.sm90 import GemmSm90Lowering
-from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
+from onchip.kernels.cuda.mma import wgmma_tile
+from onchip.kernels.cuda.mma.wgmma_tile import WgmmaGemm
+from onchip.kernels.fp8_tables import FP8, peaks_of
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
 from onchip.network.graph import Network
@@ -59,23 +59,23 @@ from onchip.plan.rewrites.embedding import token_tables
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, LANES, MOST = 128, 8, 16  # as in token_max.cu
+THREADS, LANES, MAX_BRANCHES = 128, 8, 16  # as in token_max.cu
 MAX_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
 BLOCKS_PER_SM = 6
-# Share of L2 bandwidth: sentiment's rows are read at 8.5 TB/s on an H200.
+# Share of the peak L2 bandwidth: an H200 reads the table rows of sentiment at 8.5 TB/s.
 L2_RATE = 0.25
 
 
 @dataclass(frozen=True)
 class GatherCost(Cost):
-    """Cost of look-ups in shared tables: rows come from L2, and each at least once from device memory."""
+    """Cost of look-ups: table rows are read from L2, and at most the whole table from device memory."""
 
     row_looked_up_bytes: int = 0  # per batch row
     table_bytes: int = 0
     slice_bytes: int = 0  # working set of concurrent blocks
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
-        # Table reads from device memory count as zero: all sentences may look up the same rows.
+        # Device memory reads of tables count as zero: all sentences may look up the same few rows.
         moved = dataclasses.replace(self, row_bytes=self.row_bytes - self.row_looked_up_bytes)
         cached = self.row_looked_up_bytes * B / device.peak.cache_bandwidth * 1e6
         return max(Cost.floor_us(moved, device, precision, B), cached + self.launches * device.peak.launch_us)
@@ -100,21 +100,21 @@ class TokenBranch:
     column: int  # first column in y
     activation: Elementwise | None
     has_bias: bool
-    window: int = 0  # of a SequenceMax; 0: all positions count
+    window: int = 0  # of a SequenceMax; 0: the maximum is over all positions
 
     @property
     def span(self) -> int:
-        """Positions of a sentence that it looks up, padding included."""
+        """Positions of a sentence that its windows cover, padding included."""
         return (self.P - 1) * self.stride + self.K
 
-    def words(self, slices: int) -> bytes:
+    def packed(self, slices: int) -> bytes:
         sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices, self.window)
         return struct.pack("<11I", *sizes, *activation_words(self.activation))
 
 
 @dataclass(frozen=True)
 class TokenMaxLowering:
-    """For 16 branches at a time:
+    """One launch per 16 branches:
 
     token_max(ids, lengths, y, status, branches, B, S, V, D_out, length_bytes, count, share_bits, pitch)
     """
@@ -124,7 +124,7 @@ class TokenMaxLowering:
     branches: tuple[TokenBranch, ...]
     D_out: int
     units: int
-    shared_bytes: int  # limit per block
+    shared_limit: int  # bytes per block
     length_bytes: int = 0  # per sentence length; 0: no lengths
 
     @property
@@ -138,15 +138,15 @@ class TokenMaxLowering:
         return max(branch.span for branch in self.branches) | 1
 
     def share_bits(self, B: int) -> int:
-        """log2 of the thread groups per sentence: enough to fill all SMs, with the row indices in shared memory."""
+        """log2 of the thread groups per sentence: enough to fill all SMs, with their row indices in shared memory."""
         slices = sum(slice_count(branch.C, self.dtypes[1]) for branch in self.branches)
-        enough, room, bits = self.units * BLOCKS_PER_SM, self.shared_bytes // BLOCKS_PER_SM, 0
-        while bits < MAX_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
+        enough, capacity, bits = self.units * BLOCKS_PER_SM, self.shared_limit // BLOCKS_PER_SM, 0
+        while bits < MAX_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared_bytes(bits) > capacity):
             bits += 1
         return bits
 
     def fits(self) -> bool:
-        return self._shared(MAX_SHARE_BITS) <= self.shared_bytes
+        return self._shared_bytes(MAX_SHARE_BITS) <= self.shared_limit
 
     def _sentences(self, bits: int) -> int:
         return THREADS // LANES >> bits
@@ -154,7 +154,7 @@ class TokenMaxLowering:
     def _blocks(self, slices: int, B: int, bits: int) -> int:
         return slices * math.ceil(B / self._sentences(bits))
 
-    def _shared(self, bits: int) -> int:
+    def _shared_bytes(self, bits: int) -> int:
         maxima = THREADS * 16 // DTYPE_BYTES[self.dtypes[1]] if bits > WARP_BITS else 0
         return 4 * (self._sentences(bits) * self.pitch + maxima)
 
@@ -162,27 +162,27 @@ class TokenMaxLowering:
         if not B:
             return Steps(())
         bits = self.share_bits(B)
-        starts = range(0, len(self.branches), MOST)
-        return Steps(tuple(self._launch(B, bits, range(n, min(n + MOST, len(self.branches)))) for n in starts))
+        starts = range(0, len(self.branches), MAX_BRANCHES)
+        return Steps(tuple(self._launch(B, bits, range(n, min(n + MAX_BRANCHES, len(self.branches)))) for n in starts))
 
-    def _launch(self, B: int, bits: int, numbers: Sequence[int]) -> KernelLaunch:
-        slices = [slice_count(self.branches[n].C, self.dtypes[1]) for n in numbers]
-        none = [Int64(0)] * (MOST - len(numbers))
-        tables: list[Memory | Int64] = [Weight(f"table{n}") for n in numbers]
+    def _launch(self, B: int, bits: int, indices: Sequence[int]) -> KernelLaunch:
+        slices = [slice_count(self.branches[n].C, self.dtypes[1]) for n in indices]
+        absent = [Int64(0)] * (MAX_BRANCHES - len(indices))
+        tables: list[Memory | Int64] = [Weight(f"table{n}") for n in indices]
         biases: list[Memory | Int64] = [
-            Weight(f"bias{n}") if self.branches[n].has_bias else Int64(0) for n in numbers
+            Weight(f"bias{n}") if self.branches[n].has_bias else Int64(0) for n in indices
         ]  # fmt: skip
         has_peaks = self.dtypes[1] == FP8
-        peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in numbers]
-        words = b"".join(self.branches[n].words(count) for n, count in zip(numbers, slices, strict=True))
-        data = words.ljust(MOST * len(words) // len(numbers), b"\0")
-        given = Struct((*tables, *none, *biases, *none, *peaks, *none), data)
+        peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in indices]
+        packed = b"".join(self.branches[n].packed(count) for n, count in zip(indices, slices, strict=True))
+        data = packed.ljust(MAX_BRANCHES * len(packed) // len(indices), b"\0")
+        branches = Struct((*tables, *absent, *biases, *absent, *peaks, *absent), data)
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
-        counts = UInt32(self.length_bytes), UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        counts = UInt32(self.length_bytes), UInt32(len(indices)), UInt32(bits), UInt32(self.pitch)
         lengths = Input(1) if self.length_bytes else Int64(0)
         grid = self._blocks(sum(slices), B, bits)
-        config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared(bits))
-        arguments = (Input(0), lengths, Output(0), self.ids, given, *sizes, *counts)
+        config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared_bytes(bits))
+        arguments = (Input(0), lengths, Output(0), self.ids, branches, *sizes, *counts)
         return KernelLaunch(self.program, config, arguments, Budget(registers=80, spill_bytes=32))  # on sm_120
 
 
@@ -190,7 +190,6 @@ class TokenMax:
     name = "token_max"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # sums are float32; the job chooses the table dtype
-    makes = MappingProxyType({op_name(table_peaks): 1.0, op_name(scaled_slices): 1.0})  # embedding/token_slices.cu
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -213,22 +212,22 @@ def _why_not(net: Network, found: Branches, device: Device, job: Job) -> str:
     if device.arch not in architectures:
         return f"runs on {', '.join(architectures)}, not {device.arch}"
     tables = [net.weight_type(branch.conv.weights["weight"]) for branch in found.branches]
-    if odd := next((table.dtype for table in tables if table.dtype not in ELEMENT_TYPES), ""):
-        return f"sums {', '.join(ELEMENT_TYPES)}, not {odd}"
+    if unsupported := next((table.dtype for table in tables if table.dtype not in ELEMENT_TYPES), ""):
+        return f"sums {', '.join(ELEMENT_TYPES)}, not {unsupported}"
     if job.tables == "fp8" and any(int(table.shape[1]) > MAX_TAPS for table in tables):
-        return f"adds up at most {MAX_TAPS} taps of tables of 8 bits"
+        return f"sums at most {MAX_TAPS} taps of 8-bit tables"
     if len({table.shape[0] for table in tables}) > 1:
-        return "checks ids against one table's length, and these have several"
-    return "" if int(tables[0].shape[0]) < MAX_TOKENS else f"takes fewer than {MAX_TOKENS:,} tokens"
+        return "needs tables of the same number of rows"
+    return "" if int(tables[0].shape[0]) < MAX_TOKENS else f"supports fewer than {MAX_TOKENS:,} tokens"
 
 
 def _lowering(net: Network, found: Branches, device: Device, job: Job) -> TokenMaxLowering:
-    first, made = found.branches[0].conv, net.types[found.nodes[-1].name]
+    first, y = found.branches[0].conv, net.types[found.nodes[-1].name]
     ids, columns = net.types[first.inputs[0]], found.columns(net)
     V = net.weights[first.weights["weight"]].shape[0]
     return TokenMaxLowering(
-        StatusWord(first.inputs[0], ids.row_shape, V), (ids.dtype, _stored(net, found, job), made.dtype),
-        tuple(_branch(net, branch, columns[branch.last]) for branch in found.branches), made.row_size, device.units,
+        StatusWord(first.inputs[0], ids.row_shape, V), (ids.dtype, _stored(net, found, job), y.dtype),
+        tuple(_branch(net, branch, columns[branch.last]) for branch in found.branches), y.row_size, device.units,
         device.fast_bytes, DTYPE_BYTES[net.types[found.lengths].dtype] if found.lengths else 0,
     )  # fmt: skip
 
@@ -243,12 +242,12 @@ def _branch(net: Network, branch: Branch, column: int) -> TokenBranch:
 
 
 def _stored(net: Network, found: Branches, job: Job) -> str:
-    """The table dtype: as requested, else the job's half precision, else as given."""
+    """The table dtype: as requested, else the job's half precision, else as stored."""
     if job.tables == "fp8":
         return FP8
-    given = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
+    dtypes = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
     half = HALF.get(job.tables) or HALF.get(job.precision)
-    return half or (given.pop() if len(given) == 1 else "float32")
+    return half or (dtypes.pop() if len(dtypes) == 1 else "float32")
 
 
 def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: Device, job: Job) -> Claim:
@@ -256,21 +255,22 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
     recipes: dict[str, Recipe] = {}
     for n, branch in enumerate(found.branches):
         weights = branch.conv.weights
-        made, shape = made_tables(net, weights["weight"], stored, device, job), net.weights[weights["weight"]].shape
-        recipes[f"table{n}"] = sliced(made, (shape[0], shape[1], shape[2]), stored)
+        unsliced = unsliced_tables(net, weights["weight"], stored, device, job)
+        shape = net.weights[weights["weight"]].shape
+        recipes[f"table{n}"] = sliced(unsliced, (shape[0], shape[1], shape[2]), stored)
         if stored == FP8:
-            recipes[f"peaks{n}"] = peaks_of(made, shape[2])
+            recipes[f"peaks{n}"] = peaks_of(unsliced, shape[2])
         if "bias" in weights:
             recipes[f"bias{n}"] = Recipe.of(as_is, (weights["bias"],), net.weights[weights["bias"]].shape)
     tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
     ids = net.types[found.branches[0].conv.inputs[0]]
-    looked_up = DTYPE_BYTES[stored] * sum(net.row_looked_up(branch.conv) for branch in found.branches)
+    looked_up = DTYPE_BYTES[stored] * sum(net.row_lookup_elements(branch.conv) for branch in found.branches)
     cost = GatherCost(
         sum(map(net.row_flop, found.nodes)), ids.row_bytes + looked_up + net.types[found.nodes[-1].name].row_bytes,
         launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
         table_bytes=sum(table.nbytes for table in tables),
         slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
-        why_slow=f"rows of tables come from L2 at {L2_RATE:.2g} of its peak",
+        why_slow=f"table rows come from L2 at {L2_RATE:.2g} of its peak",
     )  # fmt: skip
     taps = "+".join(str(branch.K) for branch in lowering.branches)
     rows = sum(branch.K * branch.P for branch in lowering.branches)
@@ -279,7 +279,7 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
         label=f"{TokenMax.name}<{taps},{lowering.branches[0].C},{stored}>",
         nodes=tuple(node.name for node in found.nodes),
         cost=cost,
-        why=f"{rows} rows looked up and added a sentence, maxima in registers",
+        why=f"{rows} looked-up rows summed per sentence, maxima in registers",
         recipes=recipes,
         order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
         facts=lowering,
@@ -287,10 +287,10 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
     )
 
 
-def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
-    """The tables before slicing; folded ones are computed as tensor core gemms where supported."""
+def unsliced_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
+    """The table before slicing; a folded one is computed by a tensor core gemm where supported."""
     folded = _folded(net, weight)
-    if folded is None or device.arch not in gemm_sm90.ARCHITECTURES:
+    if folded is None or device.arch not in wgmma_tile.ARCHITECTURES:
         return weight
     is_narrow = stored in (FP8, HALF.get(job.precision)) and job.precision in HALF
     return _tensor_tables(net, folded, job.precision if is_narrow else "fp32") or weight
@@ -310,16 +310,16 @@ def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | Non
     (rows, W), (V, K, C) = folded.sources, folded.shape
     assert isinstance(rows, str)
     E, dtype = net.weights[rows].shape[1], PRECISIONS[precision].dtype
-    is_small = K * C * E < gemm_sm90.MIN_WEIGHTS
+    is_small = K * C * E < wgmma_tile.MIN_WEIGHTS
     if (
         is_small
         or net.weight_type(rows).dtype != "float32"
-        or GemmSm90Lowering(V, K * C, E, precision, (dtype, dtype)).why_not()
+        or WgmmaGemm(V, K * C, E, precision, (dtype, dtype)).why_not()
     ):
         return None
     taps = Recipe.of(token_taps, (W,), (K * C, E), dtype, E=E)
     if precision == "fp32":
-        split = gemm_sm90.multiplied_weight(taps, (K * C, E), precision)
+        split = multiplied_weight(taps, (K * C, E), precision)
         return Recipe.of(split_tables, (rows, split), folded.shape, dtype, folded.flop, K=K)
     narrow = Recipe.of(as_is, (rows,), (V, E), dtype)
     return Recipe.of(narrow_tables, (narrow, taps), folded.shape, dtype, folded.flop, K=K)
@@ -331,11 +331,11 @@ def _instance(*dtypes: str) -> Instance:
 
     def launch(device: Device) -> KernelLaunch:
         if dtypes[1] == FP8:
-            need_fp8(device)
-        made = TokenMaxLowering(
+            check_fp8(device)
+        lowering = TokenMaxLowering(
             status, (dtypes[0], dtypes[1], dtypes[2]), branches, 4096, device.units, device.fast_bytes
         )
-        return made.at(16_384).launches[0]
+        return lowering.at(16_384).launches[0]
 
     return Instance(", ".join(dtypes), launch)
 

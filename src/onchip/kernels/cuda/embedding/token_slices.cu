@@ -2,8 +2,8 @@
 // scales of fp8 tables.
 //
 // Idea    A block copies 128 rows of one tap and one slice: 8 threads per row, 16 B each. Stores are contiguous, loads
-//         are runs of 128 B or more. table_peaks: a thread owns a channel and every strips-th row; reduction/reduce.cu
-//         reduces the strips.
+//         are runs of 128 B or more. table_peaks: a thread owns a channel and every count-th row; reduction/reduce.cu
+//         reduces the partial results.
 // Floor   Each element is read and written once. Sentiment's 9 taps in 16 bits: 2 * 399 MB / 4.8 TB/s = 166 us.
 // Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V and channels from C on are zero. Both 16 B aligned. In fp8
 //         y = x * LARGEST / peak, NaN where x is not finite; peaks (C): LARGEST times a power of two, rounded up from
@@ -29,16 +29,16 @@ __global__ void __launch_bounds__(THREADS)
         const long long v = first + row;
         if (v > V) return;
         const X* from = x + (v * K + k) * C + c;
-        float numbers[WIDTH];
+        float values[WIDTH];
         if (v < V && C % 4 == 0 && c + WIDTH <= C) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i += 4) {
                 const float4 four = load4(from + i);
-                numbers[i] = four.x, numbers[i + 1] = four.y, numbers[i + 2] = four.z, numbers[i + 3] = four.w;
+                values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) numbers[i] = v < V && c + i < C ? to_float(from[i]) : 0.0f;
+            for (int i = 0; i < WIDTH; ++i) values[i] = v < V && c + i < C ? to_float(from[i]) : 0.0f;
         }
         T* to = y + ((pair * (V + 1)) + v) * (ROW_BYTES / sizeof(T)) + lane * WIDTH;
         if constexpr (is_same<T, e4m3>) {
@@ -49,38 +49,38 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) {
                 const float peak = c + i < C ? peaks[c + i] : 0.0f;
-                numbers[i] = is_finite(numbers[i]) ? numbers[i] * (peak > LEAST ? LARGEST / peak : 0.0f)
+                values[i] = is_finite(values[i]) ? values[i] * (peak > LEAST ? LARGEST / peak : 0.0f)
                                                    : __uint_as_float(0x7fffffffu);
             }
 #pragma unroll
-            for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = pack_e4m3(numbers[2 * i], numbers[2 * i + 1]);
+            for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = pack_e4m3(values[2 * i], values[2 * i + 1]);
             *reinterpret_cast<uint4*>(to) = word;
         } else {
-            store_neighbours(to, numbers);
+            store_contiguous(to, values);
         }
     }
 }
 
-// Monotonic in `most`, so the max over strips may be taken of the results.
-__device__ __forceinline__ float next_peak(float most) {
-    const u32 bits = __float_as_uint(most / LARGEST);
+// Monotonic in `largest`, so the max over partial results may be taken afterwards.
+__device__ __forceinline__ float next_peak(float largest) {
+    const u32 bits = __float_as_uint(largest / LARGEST);
     const float peak = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u) * LARGEST;  // rounds up to a power of two
-    return most > LEAST && is_finite(peak) ? peak : most;
+    return largest > LEAST && is_finite(peak) ? peak : largest;
 }
 
 // x      (rows, C)
-// parts  (strips, C): the peak over every strips-th row; `wide` blocks per strip, one channel per thread
+// parts  (count, C): the peak over every count-th row; `blocks` per part, one channel per thread
 template <class X>
 __global__ void __launch_bounds__(THREADS)
-    table_peaks(const X* x, float* parts, long long rows, long long C, u32 strips, u32 wide) {
-    const u32 strip = blockIdx.x / wide;
-    const long long c = static_cast<long long>(blockIdx.x - strip * wide) * THREADS + threadIdx.x;
+    table_peaks(const X* x, float* parts, long long rows, long long C, u32 count, u32 blocks) {
+    const u32 part = blockIdx.x / blocks;
+    const long long c = static_cast<long long>(blockIdx.x - part * blocks) * THREADS + threadIdx.x;
     if (c >= C) return;
-    float most = 0.0f;
+    float largest = 0.0f;
 #pragma unroll 8
-    for (long long row = strip; row < rows; row += strips) {
-        const float size = fabsf(to_float(x[row * C + c]));
-        if (is_finite(size) && size > most) most = size;
+    for (long long row = part; row < rows; row += count) {
+        const float magnitude = fabsf(to_float(x[row * C + c]));
+        if (is_finite(magnitude) && magnitude > largest) largest = magnitude;
     }
-    parts[strip * C + c] = next_peak(most);
+    parts[part * C + c] = next_peak(largest);
 }

@@ -1,4 +1,4 @@
-"""Folded embedding tables in the sliced layout of token_max: host side of embedding/token_slices.cu."""
+"""Host side of embedding/token_slices.cu: folded embedding tables in the sliced layout of token_max."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Scratch,
-    Steps,
     UInt32,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.reduction.reduce import along
 from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
 from onchip.network.recipe import Array, Recipe, recipe_op, sliced_op
 from onchip.network.types import DTYPE_BYTES
@@ -34,10 +32,10 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as in token_slices.cu
 FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
-MAX_TAPS = 128  # of fp8 tables: sums of this many stay finite in float16
+MAX_TAPS = 128  # of fp8 tables: sums of up to 128 taps stay finite in float16
 STORED = ELEMENT_TYPES | {FP8: "e4m3"}
 BUDGET = Budget(registers=64)
-STRIPS = 512  # row groups of table_peaks
+MAX_ROW_GROUPS = 512  # row groups of table_peaks
 MAX_TOKENS = (1 << 31) - 1  # row indices are 32-bit
 
 
@@ -55,20 +53,20 @@ def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Rec
     V, K, C = shape
     width = slice_channels(dtype)
     if dtype == FP8:
-        made = slice_count(C, dtype), K, V + 1, width
-        return Recipe.of(scaled_slices, (tables, peaks_of(tables, C)), made, dtype, width=width)
+        sliced_shape = slice_count(C, dtype), K, V + 1, width
+        return Recipe.of(scaled_slices, (tables, peaks_of(tables, C)), sliced_shape, dtype, width=width)
     return Recipe.of(token_slices, (tables,), (slice_count(C, dtype), K, V + 1, width), dtype, width=width)
 
 
 @recipe_op
 def token_slices(tables: Array, width: int) -> Array:
-    """(V, K, C) -> (slices, K, V + 1, width): the last row and channels from C on are zero."""
+    """(V, K, C) -> (slices, K, V + 1, width): row V and channels from C on are zero."""
     V, K, C = tables.shape
-    made = np.zeros((math.ceil(C / width), K, V + 1, width), tables.dtype)
-    for number, part in enumerate(made):
-        found = tables[:, :, number * width : (number + 1) * width]
-        part[:, :V, : found.shape[2]] = found.transpose(1, 0, 2)
-    return made
+    slices = np.zeros((math.ceil(C / width), K, V + 1, width), tables.dtype)
+    for i, target in enumerate(slices):
+        channels = tables[:, :, i * width : (i + 1) * width]
+        target[:, :V, : channels.shape[2]] = channels.transpose(1, 0, 2)
+    return slices
 
 
 @recipe_op
@@ -87,64 +85,65 @@ def token_taps(W: Array, E: int) -> Array:
 @sliced_op
 def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
     """rows (V, E) and taps (K * C_out, E) in 16 bits -> (V, K, C_out), accumulated in float32."""
-    return _products(rows.astype(np.float32), taps.astype(np.float32), K)
+    return _gemm(rows.astype(np.float32), taps.astype(np.float32), K)
 
 
 @sliced_op
 def split_tables(rows: Array, taps: Array, K: int) -> Array:
     """rows (V, E) and taps (2, K * C_out, E), split in TF32 high and low (gemm/sm90.py) -> (V, K, C_out)."""
-    return _products(rows, taps.sum(axis=0), K)
+    return _gemm(rows, taps.sum(axis=0), K)
 
 
-def _products(rows: Array, taps: Array, K: int) -> Array:
-    made: Array = rows @ taps.T
-    return made.reshape(len(rows), K, -1)
+def _gemm(rows: Array, taps: Array, K: int) -> Array:
+    y: Array = rows @ taps.T
+    return y.reshape(len(rows), K, -1)
 
 
 def slices_launch(
-    recipe: Recipe, given: tuple[tuple[int, ...], str], x: Argument, y: Argument, peaks: Argument | None = None
+    recipe: Recipe, source: tuple[tuple[int, ...], str], x: Argument, y: Argument, peaks: Argument | None = None
 ) -> KernelLaunch:
-    """given  shape and dtype of the tables
-    peaks  of the channels, for fp8 slices
-    """
-    (V, K, C), dtype = given
+    """Slice tables x, of shape and dtype `source`, into y as `recipe` describes; fp8 needs the channels' `peaks`."""
+    (V, K, C), dtype = source
     chunks = math.ceil((V + 1) / ROWS)
     program = Program(SOURCE, f"token_slices<{ELEMENT_TYPES[dtype]}, {STORED[recipe.dtype]}>")
     sizes = Int64(V), UInt32(K), UInt32(C), UInt32(chunks)
-    return KernelLaunch(program, in_line(recipe.shape[0] * K * chunks), (x, peaks or Int64(0), y, *sizes), BUDGET)
+    return KernelLaunch(program, grid_1d(recipe.shape[0] * K * chunks), (x, peaks or Int64(0), y, *sizes), BUDGET)
 
 
-def peaks_steps(given: tuple[tuple[int, ...], str], units: int) -> Steps:
-    """given  shape and dtype of the tables"""
-    (V, K, C), dtype = given
-    strips, wide = min(STRIPS, V * K), math.ceil(C / THREADS)
-    sizes = Int64(V * K), Int64(C), UInt32(strips), UInt32(wide)
+def peaks_launch(source: tuple[tuple[int, ...], str], y: Argument) -> KernelLaunch:
+    """Compute per-channel peaks of each row group, (peak_groups, C); source: shape and dtype of the tables."""
+    (V, K, C), dtype = source
+    groups, blocks = peak_groups(V, K), math.ceil(C / THREADS)
+    sizes = Int64(V * K), Int64(C), UInt32(groups), UInt32(blocks)
     program = Program(SOURCE, f"table_peaks<{ELEMENT_TYPES[dtype]}>")
-    parts = KernelLaunch(program, in_line(strips * wide), (Input(0), Scratch(0), *sizes), BUDGET)
-    whole = along("reduce", "Max", "float32", (1, strips, C), units, Scratch(0))
-    return Steps((parts, whole), 4 * strips * C)
+    return KernelLaunch(program, grid_1d(groups * blocks), (Input(0), y, *sizes), BUDGET)
 
 
-def _instance(given: str, made: str) -> Instance:
+def peak_groups(V: int, K: int) -> int:
+    """Row groups of peaks_launch."""
+    return min(MAX_ROW_GROUPS, V * K)
+
+
+def _instance(x_dtype: str, y_dtype: str) -> Instance:
     shape = (1000, 3, 100)
-    recipe = sliced("tables", shape, made)
+    recipe = sliced("tables", shape, y_dtype)
 
     def launch(device: Device) -> KernelLaunch:
-        if made == FP8:
-            need_fp8(device)
-        return slices_launch(recipe, (shape, given), Input(0), Output(0))
+        if y_dtype == FP8:
+            check_fp8(device)
+        return slices_launch(recipe, (shape, x_dtype), Input(0), Output(0))
 
-    return Instance(f"{given} to {made}", launch)
+    return Instance(f"{x_dtype} to {y_dtype}", launch)
 
 
-def need_fp8(device: Device) -> None:
+def check_fp8(device: Device) -> None:
     if device.arch not in FP8_ARCHITECTURES:
-        raise PlanError(f"tables of 8 bits need {', '.join(FP8_ARCHITECTURES)}", got=device.arch)
+        raise PlanError(f"8-bit tables need {', '.join(FP8_ARCHITECTURES)}", got=device.arch)
 
 
 INSTANCES = (
     _instance("float32", "float16"), _instance("float32", "float32"), _instance("float32", "bfloat16"),
     _instance("float16", "float16"), _instance("bfloat16", "bfloat16"), _instance("float16", FP8),
     _instance("float32", FP8),
-    Instance("peaks", lambda device: peaks_steps(((1000, 3, 100), "float16"), 132).launches[0]),
+    Instance("peaks", lambda device: peaks_launch(((1000, 3, 100), "float16"), Scratch(0))),
 )  # fmt: skip

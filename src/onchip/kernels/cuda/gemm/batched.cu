@@ -4,8 +4,8 @@
 //         shared memory. Broadcast axes and weights are addressed by batch strides: nothing is copied.
 // Floor   2 M N K flop per matrix; 4 heads of 1,024 rows with 64 x 32 times 32 x 64: 1.07 Gflop / 66.9 Tflop/s = 16 us,
 //         and 134 MB / 4.8 TB/s = 28 us: memory-bound at small K.
-// Order   fma over k in order from zero; every PART elements the partial sum is added to a total. Neither the tile nor
-//         the number of matrices changes it.
+// Order   fma over k in order from zero; every PART elements the partial sum is added to a total. The tile and the
+//         number of matrices do not change it.
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * 16 * (SIDE + 4) elements: 8 704 B for 64 x 64 floats.
 // Limits  Any M, N, K >= 1, up to 4 batch axes; all of one type: float32, float16, bfloat16 or float64; sm_80 up.
@@ -16,8 +16,8 @@ constexpr int DEPTH = 16, PART = 128;
 
 // The SIDE x SIDE tile at (first_m, first_n) of one matrix.
 template <class T, int SIDE>
-__device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long long M, long long N, long long K,
-                                          long long first_m, long long first_n) {
+__device__ __forceinline__ void compute_tile(const T* a, const T* b, T* y, long long M, long long N, long long K,
+                                             long long first_m, long long first_n) {
     using W = acc_t<T>;
     constexpr int THREADS = SIDE * SIDE / 16;
     // +4: rows of a slice stay 16 B aligned and begin in different banks
@@ -29,17 +29,17 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
         // Coalesced: adjacent threads read adjacent k of a, and adjacent n of b.
         for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
             const int row = i / DEPTH, d = i % DEPTH;
-            const bool is_there = first_m + row < M && k + d < K;
-            as[d][row] = is_there ? load_acc(a + (first_m + row) * K + k + d) : W(0);
+            const bool is_valid = first_m + row < M && k + d < K;
+            as[d][row] = is_valid ? load_acc(a + (first_m + row) * K + k + d) : W(0);
         }
         for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
             const int d = i / SIDE, column = i % SIDE;
-            const bool is_there = first_n + column < N && k + d < K;
-            bs[d][column] = is_there ? load_acc(b + (k + d) * N + first_n + column) : W(0);
+            const bool is_valid = first_n + column < N && k + d < K;
+            bs[d][column] = is_valid ? load_acc(b + (k + d) * N + first_n + column) : W(0);
         }
         __syncthreads();
 #pragma unroll 4
-        for (int d = 0; d < DEPTH; ++d) {  // past K: 0 * 0
+        for (int d = 0; d < DEPTH; ++d) {  // zeros past K
             W av[4], bv[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) av[i] = as[d][tm + i], bv[i] = bs[d][tn + i];
@@ -71,12 +71,12 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
 template <class T, int SIDE>
 __global__ void __launch_bounds__(SIDE * SIDE / 16)
     matmul(const T* a, const T* b, T* y, long long count, long long M, long long N, long long K,
-           const __grid_constant__ Stack stack) {
+           const __grid_constant__ BatchAxes batch) {
     const long long tiles_n = (N + SIDE - 1) / SIDE, tiles = (M + SIDE - 1) / SIDE * tiles_n;
     for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
         const long long matrix = block / tiles, tile = block % tiles;
-        const Matrices at = stack.matrices(matrix);
-        make_tile<T, SIDE>(a + at.a, b + at.b, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE,
-                           tile % tiles_n * SIDE);
+        const Matrices at = batch.matrices(matrix);
+        compute_tile<T, SIDE>(a + at.a, b + at.b, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE,
+                              tile % tiles_n * SIDE);
     }
 }

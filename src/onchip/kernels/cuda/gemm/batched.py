@@ -24,7 +24,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     Weight,
-    in_line,
+    grid_1d,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
@@ -47,10 +47,10 @@ class Operand:
     at: Memory
     row: tuple[int, ...]
 
-    def strides(self, front: tuple[int, ...]) -> tuple[int, ...]:
+    def strides(self, leading: tuple[int, ...]) -> tuple[int, ...]:
         """Matrix strides along B and the leading axes; 0 where broadcast."""
-        row = (1,) * (2 + len(front) - len(self.row)) + self.row
-        steps = [math.prod(row[axis + 1 :]) if row[axis] > 1 else 0 for axis in range(len(front))]
+        row = (1,) * (2 + len(leading) - len(self.row)) + self.row
+        steps = [math.prod(row[axis + 1 :]) if row[axis] > 1 else 0 for axis in range(len(leading))]
         return (0 if isinstance(self.at, Weight) else math.prod(row), *steps)
 
 
@@ -61,7 +61,7 @@ class MatMulShape:
     dtype: str
     a: Operand
     b: Operand
-    front: tuple[int, ...]  # leading axes of y, without B
+    leading: tuple[int, ...]  # leading axes of y, without B
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -70,27 +70,27 @@ class MatMulShape:
 
     def count(self, B: int) -> int:
         """Number of matrices."""
-        return B * math.prod(self.front)
+        return B * math.prod(self.leading)
 
     def tiles(self, B: int, side: int) -> int:
         M, N, _ = self.sizes
         return self.count(B) * math.ceil(M / side) * math.ceil(N / side)
 
     def arguments(self, B: int) -> tuple[Argument, ...]:
-        """a, b, y, count, M, N, K, stack"""
-        return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._stack(B))
+        """a, b, y, count, M, N, K, batch"""
+        return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._batch_axes(B))
 
-    def _stack(self, B: int) -> Struct:
-        """The struct Stack of gemm/batched.cuh; missing axes come first."""
-        columns = (B, *self.front), self.a.strides(self.front), self.b.strides(self.front)
+    def _batch_axes(self, B: int) -> Struct:
+        """The struct BatchAxes of gemm/batched.cuh; missing axes come first."""
+        columns = (B, *self.leading), self.a.strides(self.leading), self.b.strides(self.leading)
         missing = MAX_AXES - len(columns[0])
-        numbers = [n for column, none in zip(columns, (1, 0, 0), strict=True) for n in (*(none,) * missing, *column)]
-        return Struct((), struct.pack(f"<{3 * MAX_AXES}q", *numbers))
+        fields = [n for column, absent in zip(columns, (1, 0, 0), strict=True) for n in (*(absent,) * missing, *column)]
+        return Struct((), struct.pack(f"<{3 * MAX_AXES}q", *fields))
 
 
 @dataclass(frozen=True)
 class MatMulLowering(MatMulShape):
-    """matmul(a, b, y, count, M, N, K, stack)"""
+    """matmul(a, b, y, count, M, N, K, batch)"""
 
     def at(self, B: int) -> Steps:
         side = SMALL if max(self.sizes[:2]) <= SMALL else 2 * SMALL
@@ -98,7 +98,7 @@ class MatMulLowering(MatMulShape):
         if not tiles:
             return Steps(())
         program = Program(SOURCE, f"matmul<{FLOATS[self.dtype]}, {side}>")
-        config = in_line(min(tiles, MAX_BLOCKS), side * side // 16)
+        config = grid_1d(min(tiles, MAX_BLOCKS), side * side // 16)
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=176)),))
 
 
@@ -113,27 +113,27 @@ class MatMulKernel:
         if job.is_training or not isinstance(layer, MatMul):
             return
         y = net.types[node.name]
-        front = y.row_shape[:-2]
+        leading = y.row_shape[:-2]
         why = ""
         if y.dtype not in FLOATS or device.arch not in ARCHITECTURES:
             why = f"multiplies {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}, not {y} on {device.arch}"
-        elif len(front) >= MAX_AXES:
-            why = f"walks over at most {MAX_AXES - 1} axes of a row in front of its matrices, got {len(front)}"
+        elif len(leading) >= MAX_AXES:
+            why = f"supports at most {MAX_AXES - 1} leading axes per row, got {len(leading)}"
         if why:
             yield Refusal(self.name, node.name, why)
             return
-        product, recipes = operands_of(net, node)
-        lowering = MatMulLowering(**vars(product))
+        gemm, recipes = operands_of(net, node)
+        lowering = MatMulLowering(**vars(gemm))
         yield Claim(
-            self.name, label_of(self.name, product), (node.name,),
+            self.name, label_of(self.name, gemm), (node.name,),
             Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
-            "a product of two values", recipes, order="one after the other, in parts of 128", facts=lowering,
+            "a matmul of two values", recipes, order="k in order, partial sums of 128", facts=lowering,
             reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
 
 
-def label_of(kernel: str, product: MatMulShape) -> str:
-    M, N, K = product.sizes
+def label_of(kernel: str, gemm: MatMulShape) -> str:
+    M, N, K = gemm.sizes
     return f"{kernel}<{M},{K},{N}>"
 
 
@@ -157,8 +157,8 @@ def operands_of(net: Network, node: Node) -> tuple[MatMulShape, dict[str, Recipe
 
 
 def _instance(dtype: str, side: int) -> Instance:
-    made = MatMulLowering(dtype, Operand(Input(0), (4, side, 64)), Operand(Input(1), (4, 64, side)), (4,))
-    return Instance(f"{dtype}, {side} x {side}", lambda device: made.at(1000).launches[0])
+    lowering = MatMulLowering(dtype, Operand(Input(0), (4, side, 64)), Operand(Input(1), (4, 64, side)), (4,))
+    return Instance(f"{dtype}, {side} x {side}", lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = tuple(_instance(dtype, side) for dtype in FLOATS for side in (32, 64))

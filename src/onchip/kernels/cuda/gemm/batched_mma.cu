@@ -1,12 +1,12 @@
 // gemm/batched_mma.cu: batched GEMM y = a b by mma.sync; sizes are run-time values.
 //
-// Idea    A block computes a SIDE x SIDE tile of one matrix of y, four warps a quarter each. Slices of a and b go
+// Idea    A block computes a SIDE x SIDE tile of one matrix of y, each of 4 warps a quarter. Slices of a and b go
 //         through registers to double-buffered shared memory, the next while the current one is multiplied. Values are
 //         rounded, or split (3xTF32), when fragments are read. Batch strides address the matrices: nothing is copied.
 // Floor   2 M N K flop per matrix, three times that in tf32 for fp32: 64 matrices of 512 cubed: 17.2 Gflop * 3 /
 //         494 Tflop/s = 104 us.
-// Order   k in order, STEP elements per instruction; every 32 elements the partial sum is added to a total. Neither the
-//         tile nor the number of matrices changes it.
+// Order   k in order, STEP elements per mma; every 32 elements the partial sum is added to a total. The order depends
+//         neither on the tile nor on the number of matrices.
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * (SIDE * 36 + 32 * (SIDE + 8)) floats: 36 864 B for 64 x 64.
 // Limits  Any M, N, K >= 1, up to 4 batch axes; IS_WHOLE: rows of a, b and y are multiples of four elements, aligned;
@@ -15,11 +15,11 @@
 #include "mma/fragments.cuh"
 
 constexpr int DEPTH = 32, THREADS = 128;
-constexpr int A_LINE = DEPTH + 4;  // +4: rows begin 4 banks apart, so 8 rows x 4 lanes touch 32 banks
+constexpr int A_PITCH = DEPTH + 4;  // +4: rows start 4 banks apart, so 8 rows x 4 lanes touch 32 banks
 
 // Four elements; those past the first `left` are zero.
 template <bool IS_WHOLE, class T>
-__device__ __forceinline__ float4 read_four(const T* from, long long left) {
+__device__ __forceinline__ float4 load_four(const T* from, long long left) {
     if constexpr (IS_WHOLE) return left > 0 ? load4(from) : float4{0.0f, 0.0f, 0.0f, 0.0f};
     else
         return {left > 0 ? to_float(from[0]) : 0.0f, left > 1 ? to_float(from[1]) : 0.0f,
@@ -29,50 +29,50 @@ __device__ __forceinline__ float4 read_four(const T* from, long long left) {
 template <class P, class T, int SIDE, bool IS_WHOLE>
 __global__ void __launch_bounds__(THREADS)
     matmul_mma(const T* a, const T* b, T* y, long long count, long long M, long long N, long long K,
-               const __grid_constant__ Stack stack) {
-    constexpr int MT = SIDE / 32, NT = SIDE / 16, B_LINE = SIDE + 8, EACH = SIDE * DEPTH / THREADS / 4;
-    __shared__ __align__(16) float as[2][SIDE][A_LINE];
-    __shared__ __align__(16) float bs[2][DEPTH][B_LINE];
+               const __grid_constant__ BatchAxes batch) {
+    constexpr int MT = SIDE / 32, NT = SIDE / 16, B_PITCH = SIDE + 8, VECTORS = SIDE * DEPTH / THREADS / 4;
+    __shared__ __align__(16) float as[2][SIDE][A_PITCH];
+    __shared__ __align__(16) float bs[2][DEPTH][B_PITCH];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = warp / 2 * (SIDE / 2), column = warp % 2 * (SIDE / 2);  // the warp's quarter
     const long long tiles_n = (N + SIDE - 1) / SIDE, tiles = (M + SIDE - 1) / SIDE * tiles_n;
     for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
         const long long matrix = block / tiles, tile = block % tiles;
         const long long first_m = tile / tiles_n * SIDE, first_n = tile % tiles_n * SIDE;
-        const Matrices at = stack.matrices(matrix);
-        float4 of_a[EACH], of_b[EACH];
-        const auto read_slice = [&](long long k) {
+        const Matrices at = batch.matrices(matrix);
+        float4 a_regs[VECTORS], b_regs[VECTORS];
+        const auto load_slice = [&](long long k) {
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                const int piece = threadIdx.x + i * THREADS;
-                const long long m = first_m + piece / (DEPTH / 4), d = k + piece % (DEPTH / 4) * 4;
-                of_a[i] = read_four<IS_WHOLE>(a + at.a + m * K + d, m < M ? K - d : 0);
-                const long long line = k + piece / (SIDE / 4), n = first_n + piece % (SIDE / 4) * 4;
-                of_b[i] = read_four<IS_WHOLE>(b + at.b + line * N + n, line < K ? N - n : 0);
+            for (int i = 0; i < VECTORS; ++i) {
+                const int vector = threadIdx.x + i * THREADS;
+                const long long m = first_m + vector / (DEPTH / 4), d = k + vector % (DEPTH / 4) * 4;
+                a_regs[i] = load_four<IS_WHOLE>(a + at.a + m * K + d, m < M ? K - d : 0);
+                const long long k_row = k + vector / (SIDE / 4), n = first_n + vector % (SIDE / 4) * 4;
+                b_regs[i] = load_four<IS_WHOLE>(b + at.b + k_row * N + n, k_row < K ? N - n : 0);
             }
         };
-        const auto write_slice = [&](int stage) {
+        const auto store_slice = [&](int stage) {
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                const int piece = threadIdx.x + i * THREADS;
-                *reinterpret_cast<float4*>(&as[stage][piece / (DEPTH / 4)][piece % (DEPTH / 4) * 4]) = of_a[i];
-                *reinterpret_cast<float4*>(&bs[stage][piece / (SIDE / 4)][piece % (SIDE / 4) * 4]) = of_b[i];
+            for (int i = 0; i < VECTORS; ++i) {
+                const int vector = threadIdx.x + i * THREADS;
+                *reinterpret_cast<float4*>(&as[stage][vector / (DEPTH / 4)][vector % (DEPTH / 4) * 4]) = a_regs[i];
+                *reinterpret_cast<float4*>(&bs[stage][vector / (SIDE / 4)][vector % (SIDE / 4) * 4]) = b_regs[i];
             }
         };
         float totals[MT][NT][4] = {}, sums[MT][NT][4] = {};
-        read_slice(0);
-        write_slice(0);
+        load_slice(0);
+        store_slice(0);
         __syncthreads();
         int stage = 0;
         for (long long k = 0; k < K; k += DEPTH, stage ^= 1) {
-            const bool is_more = k + DEPTH < K;
-            if (is_more) read_slice(k + DEPTH);
+            const bool has_next = k + DEPTH < K;
+            if (has_next) load_slice(k + DEPTH);
 #pragma unroll
             for (int s = 0; s < DEPTH / P::STEP; ++s) {
-                Words<P, 4> left[MT];
-                Words<P, 2> right[NT];
+                Fragment<P, 4> left[MT];
+                Fragment<P, 2> right[NT];
 #pragma unroll
-                for (int i = 0; i < 4 * MT; ++i) {  // word i % 4: row g or g + 8, first or second k word
+                for (int i = 0; i < 4 * MT; ++i) {  // register i % 4: row g or g + 8, first or second half of k
                     const float* from = &as[stage][row + i / 4 * 16 + i % 2 * 8 + g][s * P::STEP];
                     if constexpr (P::PER_WORD == 2) {
                         const float2 two = *reinterpret_cast<const float2*>(from + 2 * q + i % 4 / 2 * 8);
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(THREADS)
                 for (int j = 0; j < 2 * NT; ++j) {
                     const int n = column + j / 2 * 8 + g, d = s * P::STEP;
                     if constexpr (P::PER_WORD == 2) {
-                        const int line = d + 2 * q + j % 2 * 8;
-                        right[j / 2].set(j % 2, bs[stage][line][n], bs[stage][line + 1][n]);
+                        const int k_row = d + 2 * q + j % 2 * 8;
+                        right[j / 2].set(j % 2, bs[stage][k_row][n], bs[stage][k_row + 1][n]);
                     } else {
                         right[j / 2].set(j % 2, bs[stage][d + q + j % 2 * 4][n]);
                     }
@@ -96,10 +96,10 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                     for (int j = 0; j < NT; ++j) {
                         multiply<P>(sums[i][j], left[i], right[j]);
-                        close_part<P>(totals[i][j], sums[i][j], s, DEPTH / P::STEP);
+                        end_partial_sum<P>(totals[i][j], sums[i][j], s, DEPTH / P::STEP);
                     }
             }
-            if (is_more) write_slice(stage ^ 1);  // last read before the previous barrier
+            if (has_next) store_slice(stage ^ 1);  // its last readers have passed the previous barrier
             __syncthreads();
         }
 #pragma unroll
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS)
             alignas(8) const float two[2] = {totals[t][j][2 * half], totals[t][j][2 * half + 1]};
             if (m >= M || n >= N) continue;
             if constexpr (IS_WHOLE) {
-                store_several(to, two);
+                store_vector(to, two);
             } else {
                 store1(to, two[0]);
                 if (n + 1 < N) store1(to + 1, two[1]);

@@ -17,7 +17,7 @@ from onchip.kernels.cuda.common.program import (
     KernelLaunch,
     Program,
     Steps,
-    in_line,
+    grid_1d,
 )
 from onchip.kernels.cuda.gemm.batched import (
     MAX_AXES,
@@ -43,7 +43,7 @@ RATES = {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12}
 
 @dataclass(frozen=True)
 class MatMulMmaLowering(MatMulShape):
-    """matmul_mma(a, b, y, count, M, N, K, stack)"""
+    """matmul_mma(a, b, y, count, M, N, K, batch)"""
 
     precision: str
 
@@ -70,7 +70,7 @@ class MatMulMmaLowering(MatMulShape):
             return Steps(())
         head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.dtype]}, {self.side}"
         program = Program(SOURCE, f"matmul_mma<{head}, {'true' if self.is_whole else 'false'}>")
-        config = in_line(min(tiles, MAX_BLOCKS), THREADS)
+        config = grid_1d(min(tiles, MAX_BLOCKS), THREADS)
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=255)),))
 
 
@@ -86,24 +86,26 @@ class MatMulMma:
         y = net.types[node.name]
         if y.dtype not in ELEMENT_TYPES or len(y.row_shape) - 2 >= MAX_AXES or not y.row_size:
             return  # gemm/batched.py reports the reason where it refuses too
-        product, recipes = operands_of(net, node)
-        lowering = MatMulMmaLowering(**vars(product), precision=job.precision)
+        gemm, recipes = operands_of(net, node)
+        lowering = MatMulMmaLowering(**vars(gemm), precision=job.precision)
         computed = PRECISIONS[job.precision]
-        is_split = computed.parts > 1
+        is_split = computed.splits > 1
         yield Claim(
-            self.name, label_of(self.name, product), (node.name,),
+            self.name, label_of(self.name, gemm), (node.name,),
             Cost(
                 net.row_flop(node) * (3 if is_split else 1), *moved_bytes(net, node, recipes),
                 precision="tf32" if is_split else "", rate=lowering.rate(max(1, job.batch), device.units),
             ),
-            "tensor cores, a tile a block", recipes, order=f"k in steps of {computed.step} by mma, parts of 32",
-            facts=lowering, reads={name: Use(is_read_often=True) for name in node.inputs},
+            "tensor cores, one tile per block", recipes,
+            order=f"k in steps of {computed.step} by mma, partial sums of 32", facts=lowering,
+            reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
 
 
 def _instance(precision: str, dtype: str, side: int, K: int = 64) -> Instance:
-    made = MatMulMmaLowering(dtype, Operand(Input(0), (4, side, K)), Operand(Input(1), (4, K, side)), (4,), precision)
-    return Instance(f"{precision} on {dtype}, {side} x {side} x {K}", lambda device: made.at(1000).launches[0])
+    a, b = Operand(Input(0), (4, side, K)), Operand(Input(1), (4, K, side))
+    lowering = MatMulMmaLowering(dtype, a, b, (4,), precision)
+    return Instance(f"{precision} on {dtype}, {side} x {side} x {K}", lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = (

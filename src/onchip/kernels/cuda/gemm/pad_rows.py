@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     UInt32,
-    in_line,
+    grid_1d,
 )
 from onchip.network.recipe import Array, recipe_op
 
@@ -30,7 +30,7 @@ THREADS, BLOCKS_PER_SM = 256, 8
 
 
 def padded(K: int, item_bytes: int) -> int:
-    """K elements, padded to whole 16-byte pieces."""
+    """K elements, padded to whole 16-byte chunks."""
     return -(-K * item_bytes // CHUNK_BYTES) * CHUNK_BYTES // item_bytes
 
 
@@ -42,13 +42,13 @@ def padded_rows(weight: Array, K: int) -> Array:
 
 def pad_rows(M: int, row_bytes: int, units: int, x: Argument, y: Argument) -> KernelLaunch:
     """Copies x (M, row_bytes) to y (M, row_bytes padded with zeros)."""
-    word = math.gcd(CHUNK_BYTES // 2, row_bytes)
-    pieces = -(-row_bytes // CHUNK_BYTES)
-    lanes = min(5, (pieces - 1).bit_length())
+    word_bytes = math.gcd(CHUNK_BYTES // 2, row_bytes)
+    chunks = -(-row_bytes // CHUNK_BYTES)
+    lanes = min(5, (chunks - 1).bit_length())
     blocks = min(-(-(M << lanes) // THREADS), units * BLOCKS_PER_SM)
     return KernelLaunch(
-        Program(SOURCE, f"pad_rows<{WORDS[word]}>"), replace(in_line(blocks), overlaps=True),
-        (x, y, Int64(M), Int64(row_bytes // word), Int64(pieces), UInt32(lanes)), Budget(64),
+        Program(SOURCE, f"pad_rows<{WORDS[word_bytes]}>"), replace(grid_1d(blocks), overlaps=True),
+        (x, y, Int64(M), Int64(row_bytes // word_bytes), Int64(chunks), UInt32(lanes)), Budget(64),
     )  # fmt: skip
 
 

@@ -14,28 +14,28 @@ from onchip.plan.kernel import Cost
 
 @dataclass(frozen=True)
 class Residual:
-    """A chain of one layer; `other` is the residual that the epilogue adds before the activation, or empty."""
+    """A chain of one layer; the epilogue adds `residual`, if any, before the activation."""
 
     chain: Chain
-    other: str = ""
+    residual: str = ""
 
     @property
     def label(self) -> str:
-        return f"{self.chain.label},Add" if self.other else self.chain.label
+        return f"{self.chain.label},Add" if self.residual else self.chain.label
 
-    def other_input(self, net: Network) -> int | None:
+    def residual_input(self, net: Network) -> int | None:
         """The index of the residual among the group's inputs."""
-        given = net.by_name[self.chain.nodes[0]].inputs[0]
-        return len({given, self.other}) - 1 if self.other else None
+        x = net.by_name[self.chain.nodes[0]].inputs[0]
+        return len({x, self.residual}) - 1 if self.residual else None
 
     def cost(self, net: Network) -> Cost:
         cost = forward_cost(net, self.chain)
-        more = net.types[self.other].row_bytes if self.other_input(net) else 0
-        return replace(cost, row_bytes=cost.row_bytes + more)
+        residual_bytes = net.types[self.residual].row_bytes if self.residual_input(net) else 0
+        return replace(cost, row_bytes=cost.row_bytes + residual_bytes)
 
 
 def residuals(net: Network, start: int, chain: Chain) -> Iterator[Residual]:
-    """The chain of one layer at net.nodes[start]: alone, with the Add after it, and with the activation after that.
+    """The chain of one layer at net.nodes[start]: by itself, with the Add after it, and with the activation after that.
 
     An intermediate value that another node reads is not fused.
     """

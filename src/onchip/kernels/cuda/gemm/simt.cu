@@ -3,7 +3,7 @@
 // Idea    A block computes a tile of y, a thread TM x TN outputs. Slices of x and w go through double-buffered shared
 //         memory: while one is multiplied, the next is in flight to registers.
 // Order   fma over k in order from zero; every PART elements the partial sum is added to a total. Then the bias.
-//         Neither the tile nor M changes it: batch-invariant.
+//         The tile and M do not change it: batch-invariant.
 // Floor   2 M N K flop. 4,096 cubed: 137 Gflop / 66.9 Tflop/s = 2.05 ms.
 // Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N) or none. Rows that are not multiples of
 //         16 B are read and written element by element.
@@ -11,17 +11,17 @@
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16; w float32; sm_80 up.
 #include "common/epilogue.cuh"
 
-constexpr int DEPTH = 16;   // elements of k per slice
-constexpr int PART = 128;   // elements of k per partial sum: about as accurate as a library
+constexpr int DEPTH = 16;  // elements of k per slice
+constexpr int PART = 128;  // elements of k per partial sum: about as accurate as a library
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// ROWS rows of a slice in flight: read four elements of k at a time, stored transposed.
+// ROWS rows of a slice in registers: read four elements of k at a time, written to shared memory transposed.
 template <int ROWS, int THREADS>
 struct FmaSlice {
     static constexpr int UNITS = ROWS * DEPTH / 4, EACH = (UNITS + THREADS - 1) / THREADS;
-    float4 held[EACH];
+    float4 values[EACH];
 
     template <class T>
     __device__ __forceinline__ void read(const T* from, long long first, long long rows, long long k, long long K) {
@@ -29,11 +29,11 @@ struct FmaSlice {
         for (int i = 0; i < EACH; ++i) {
             const int unit = threadIdx.x + i * THREADS;
             const long long row = first + unit / (DEPTH / 4), at = k + unit % (DEPTH / 4) * 4;
-            const bool is_there = row < rows && (UNITS % THREADS == 0 || unit < UNITS);
-            held[i] = read4(from + (is_there ? row * K + at : 0), is_there ? K - at : 0, K % 4 == 0);
+            const bool is_valid = row < rows && (UNITS % THREADS == 0 || unit < UNITS);
+            values[i] = read4(from + (is_valid ? row * K + at : 0), is_valid ? K - at : 0, K % 4 == 0);
         }
     }
-    // +4: lines stay 16 B aligned, and four of them begin in different banks
+    // +4: rows of `to` stay 16 B aligned, and four of them begin in different banks
     template <class Acc>
     __device__ __forceinline__ void write(Acc (*to)[ROWS + 4]) const {
 #pragma unroll
@@ -41,29 +41,29 @@ struct FmaSlice {
             const int unit = threadIdx.x + i * THREADS;
             if (UNITS % THREADS != 0 && unit >= UNITS) continue;
             const int row = unit / (DEPTH / 4), k = unit % (DEPTH / 4) * 4;
-            to[k][row] = held[i].x;
-            to[k + 1][row] = held[i].y;
-            to[k + 2][row] = held[i].z;
-            to[k + 3][row] = held[i].w;
+            to[k][row] = values[i].x;
+            to[k + 1][row] = values[i].y;
+            to[k + 2][row] = values[i].z;
+            to[k + 3][row] = values[i].w;
         }
     }
 };
 
-// IS_LONG: K > PART. Only then are there totals, which take as many registers as the partial sums.
+// IS_LONG: K > PART, which needs totals: as many registers as the partial sums.
 template <class Acc, class X, class Y, int BM, int BN, int TM, int TN, bool IS_LONG>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), IS_LONG ? 1 : 2)
 gemm_simt(const X* x, const float* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
             u32 a_bits, u32 b_bits) {
     constexpr int THREADS = BM / TM * (BN / TN);
     // Lanes form a rectangle: a warp reads at most 128 bytes of a slice at a time.
-    constexpr int ACROSS = BN / TN, LANES_N = ACROSS < 8 ? ACROSS : 8, LANES_M = 32 / LANES_N;
-    static_assert(TM % 4 == 0 && TN % 4 == 0 && ACROSS % LANES_N == 0 && BM / TM % LANES_M == 0, "whole warps");
+    constexpr int THREADS_N = BN / TN, LANES_N = THREADS_N < 8 ? THREADS_N : 8, LANES_M = 32 / LANES_N;
+    static_assert(TM % 4 == 0 && TN % 4 == 0 && THREADS_N % LANES_N == 0 && BM / TM % LANES_M == 0, "whole warps");
     __shared__ __align__(16) Acc xs[2][DEPTH][BM + 4];
     __shared__ __align__(16) Acc ws[2][DEPTH][BN + 4];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tm = (warp / (ACROSS / LANES_N) * LANES_M + lane / LANES_N) * 4;
-    const int tn = (warp % (ACROSS / LANES_N) * LANES_N + lane % LANES_N) * 4;
-    const Place<BM, BN> tile(M, N, blockIdx.x);
+    const int tm = (warp / (THREADS_N / LANES_N) * LANES_M + lane / LANES_N) * 4;
+    const int tn = (warp % (THREADS_N / LANES_N) * LANES_N + lane % LANES_N) * 4;
+    const TileOrigin<BM, BN> tile(M, N, blockIdx.x);
 
     Acc sums[TM][TN] = {}, totals[IS_LONG ? TM : 1][IS_LONG ? TN : 1] = {};
     FmaSlice<BM, THREADS> x_slice;
@@ -73,8 +73,8 @@ gemm_simt(const X* x, const float* w, const float* bias, Y* y, long long M, long
     x_slice.write(xs[0]);
     w_slice.write(ws[0]);
     __syncthreads();
-    int now = 0;
-    for (long long k = 0; k < K; k += DEPTH, now ^= 1) {
+    int current = 0;
+    for (long long k = 0; k < K; k += DEPTH, current ^= 1) {
         const bool is_more = k + DEPTH < K;
         if (is_more) {
             x_slice.read(x, tile.m, M, k + DEPTH, K);
@@ -85,9 +85,9 @@ gemm_simt(const X* x, const float* w, const float* bias, Y* y, long long M, long
             // A thread's rows and columns come in fours, adjacent to those of the next thread: no bank conflicts.
             Acc xv[TM], wv[TN];
 #pragma unroll
-            for (int i = 0; i < TM; ++i) xv[i] = xs[now][d][i / 4 * (BM / (TM / 4)) + tm + i % 4];
+            for (int i = 0; i < TM; ++i) xv[i] = xs[current][d][i / 4 * (BM / (TM / 4)) + tm + i % 4];
 #pragma unroll
-            for (int j = 0; j < TN; ++j) wv[j] = ws[now][d][j / 4 * (BN / (TN / 4)) + tn + j % 4];
+            for (int j = 0; j < TN; ++j) wv[j] = ws[current][d][j / 4 * (BN / (TN / 4)) + tn + j % 4];
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -105,8 +105,8 @@ gemm_simt(const X* x, const float* w, const float* bias, Y* y, long long M, long
             }
         }
         if (is_more) {
-            x_slice.write(xs[now ^ 1]);  // last read before the previous barrier
-            w_slice.write(ws[now ^ 1]);
+            x_slice.write(xs[current ^ 1]);  // last read before the previous barrier
+            w_slice.write(ws[current ^ 1]);
             __syncthreads();
         }
     }

@@ -10,7 +10,7 @@
 //         value; fewer than 2^32 words per line of y; sm_80 up.
 #include "common/fast_divide.cuh"
 
-constexpr int THREADS = 256, TOGETHER = 4, MOST = 8;
+constexpr int THREADS = 256, UNROLL = 4, MAX_VALUES = 8;
 
 struct Value {
     long long count, H, W, step_h, step_w, at_h, at_w;
@@ -18,14 +18,14 @@ struct Value {
 };
 
 struct Values {
-    const void* x[MOST];
-    Value value[MOST];
+    const void* x[MAX_VALUES];
+    Value value[MAX_VALUES];
 };
 
 // Concat: value v holds words begin[v] to begin[v + 1] of a line of y.
 struct Lines {
-    const void* x[MOST];
-    u32 begin[MOST + 1];
+    const void* x[MAX_VALUES];
+    u32 begin[MAX_VALUES + 1];
     Divider words;  // per line, all values
 };
 
@@ -34,23 +34,23 @@ struct Lines {
 template <class T, class Index>
 __global__ void __launch_bounds__(THREADS)
     concat(const __grid_constant__ Lines lines, T* y, long long count, long long pitch, long long at) {
-    const long long begin = static_cast<long long>(blockIdx.x) * THREADS * TOGETHER + threadIdx.x;
-    T words[TOGETHER];
-    T* to[TOGETHER];
+    const long long begin = static_cast<long long>(blockIdx.x) * THREADS * UNROLL + threadIdx.x;
+    T words[UNROLL];
+    T* to[UNROLL];
 #pragma unroll
-    for (int k = 0; k < TOGETHER; ++k) {
+    for (int k = 0; k < UNROLL; ++k) {
         if (begin + k * THREADS >= count) break;
         Index line = static_cast<Index>(begin + k * THREADS);
-        const u32 word = take_rest(line, lines.words);
+        const u32 word = pop_index(line, lines.words);
         int v = 0;
 #pragma unroll
-        for (int i = 1; i < MOST; ++i) v += word >= lines.begin[i];
+        for (int i = 1; i < MAX_VALUES; ++i) v += word >= lines.begin[i];
         const T* x = static_cast<const T*>(lines.x[v]);
         words[k] = x[line * static_cast<long long>(lines.begin[v + 1] - lines.begin[v]) + (word - lines.begin[v])];
         to[k] = y + line * pitch + at + word;
     }
 #pragma unroll
-    for (int k = 0; k < TOGETHER; ++k) {
+    for (int k = 0; k < UNROLL; ++k) {
         if (begin + k * THREADS < count) *to[k] = words[k];
     }
 }
@@ -60,19 +60,19 @@ template <class T, class Index>
 __global__ void __launch_bounds__(THREADS) interleave(const __grid_constant__ Values values, T* y, u32 blocks) {
     const Value& at = values.value[blockIdx.x / blocks];
     const T* x = static_cast<const T*>(values.x[blockIdx.x / blocks]);
-    const long long step = static_cast<long long>(blocks) * THREADS * TOGETHER;
-    for (long long begin = static_cast<long long>(blockIdx.x % blocks) * THREADS * TOGETHER + threadIdx.x;
+    const long long step = static_cast<long long>(blocks) * THREADS * UNROLL;
+    for (long long begin = static_cast<long long>(blockIdx.x % blocks) * THREADS * UNROLL + threadIdx.x;
          begin < at.count; begin += step) {
-        T words[TOGETHER];
+        T words[UNROLL];
 #pragma unroll
-        for (int k = 0; k < TOGETHER; ++k) {
+        for (int k = 0; k < UNROLL; ++k) {
             if (begin + k * THREADS < at.count) words[k] = x[begin + k * THREADS];
         }
 #pragma unroll
-        for (int k = 0; k < TOGETHER; ++k) {
+        for (int k = 0; k < UNROLL; ++k) {
             if (begin + k * THREADS >= at.count) break;
             Index n = static_cast<Index>(begin + k * THREADS);
-            const u32 c = take_rest(n, at.inner), j = take_rest(n, at.w), i = take_rest(n, at.h);
+            const u32 c = pop_index(n, at.inner), j = pop_index(n, at.w), i = pop_index(n, at.h);
             y[((n * at.H + at.at_h + i * at.step_h) * at.W + at.at_w + j * at.step_w) * at.inner.size + c] = words[k];
         }
     }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, divider, index_of
+from onchip.kernels.cuda.common.permute import WORDS
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -23,9 +24,8 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     Weight,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.layout.permute import WORDS
 from onchip.kernels.selection import may_be_nhwc, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, Selection
@@ -37,24 +37,23 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, TOGETHER, BLOCKS_PER_SM, WAVES = 256, 4, 8, 8
-MAX_WORDS = 1 << 31  # per row of x
+THREADS, PER_THREAD, BLOCKS_PER_SM, WAVES = 256, 4, 8, 8
 
 
 @recipe_op
-def places_of(
+def offsets_of(
     kind: str, given: tuple[tuple[str, Attribute], ...], row_shape: tuple[int, ...], layout: str, word: int
 ) -> Array:
     """The layer's three offset tables, concatenated, in words of `word` elements."""
     layer = LAYERS[kind](**dict(given))
     assert isinstance(layer, Selection)
-    together = np.concatenate(tables_for(layer, row_shape, layout).places)
-    return np.where(together < 0, -1, together // word).astype(np.int32)
+    offsets = np.concatenate(tables_for(layer, row_shape, layout).offsets)
+    return np.where(offsets < 0, -1, offsets // word).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class SelectLowering:
-    """select(x, places, y, count, x_row, axes, fill); sizes in words"""
+    """select(x, offsets, y, count, x_row, axes, fill); sizes in words"""
 
     outer: int
     x_row: int
@@ -73,8 +72,8 @@ class SelectLowering:
         arguments = (
             Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct((), self.fill),
         )  # fmt: skip
-        blocks = min(-(-count // (THREADS * TOGETHER)), self.units * BLOCKS_PER_SM * WAVES)
-        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
+        blocks = min(-(-count // (THREADS * PER_THREAD)), self.units * BLOCKS_PER_SM * WAVES)
+        return Steps((KernelLaunch(program, grid_1d(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
 
 
 class SelectKernel:
@@ -88,35 +87,35 @@ class SelectKernel:
         if not isinstance(layer, Selection) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if device.arch not in ARCHITECTURES or x.row_size >= MAX_WORDS:
-            why = f"takes rows of fewer than {MAX_WORDS:,} numbers on {', '.join(ARCHITECTURES)}"
+        if device.arch not in ARCHITECTURES or x.row_size >= MAX_ELEMENTS:
+            why = f"supports rows of fewer than {MAX_ELEMENTS:,} elements on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         item_bytes, given = DTYPE_BYTES[x.dtype], tuple(sorted(layer.attributes().items()))
         fill = np.full(16 // item_bytes, layer.fill).astype(numpy_dtype(x.dtype)).tobytes()
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
-            made = tables_for(layer, x.row_shape, layout)
-            word_bytes = math.gcd(16, made.run * item_bytes)
+            tables = tables_for(layer, x.row_shape, layout)
+            word_bytes = math.gcd(16, tables.run * item_bytes)
             word = word_bytes // item_bytes
-            n1, n2, n3 = map(len, made.places)
+            n1, n2, n3 = map(len, tables.offsets)
             recipe = Recipe.of(
-                places_of, (), (n1 + n2 + n3,), "int32", kind=layer.kind, given=given, row_shape=x.row_shape,
+                offsets_of, (), (n1 + n2 + n3,), "int32", kind=layer.kind, given=given, row_shape=x.row_shape,
                 layout=layout, word=word,
             )  # fmt: skip
             yield Claim(
                 self.name, f"{self.name}<{layer.kind}>", (node.name,),
-                Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "one layer by itself",
+                Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "single layer",
                 {"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
                 writes={node.name: layout} if layout != ROWS else {},
                 facts=SelectLowering(
-                    made.outer, made.x_row // word, (n1, n2, n3), made.run // word, word_bytes, fill, device.units
+                    tables.outer, tables.x_row // word, (n1, n2, n3), tables.run // word, word_bytes, fill, device.units
                 ),
             )  # fmt: skip
 
 
 def _instance(name: str, word_bytes: int, count: int = 1 << 20) -> Instance:
-    made = SelectLowering(8, 512, (1, 16, 16), 2, word_bytes, bytes(16), 132)
-    return Instance(name, lambda device: made.at(count // 4096).launches[0])
+    lowering = SelectLowering(8, 512, (1, 16, 16), 2, word_bytes, bytes(16), 132)
+    return Instance(name, lambda device: lowering.at(count // 4096).launches[0])
 
 
 INSTANCES = (

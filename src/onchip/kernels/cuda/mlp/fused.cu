@@ -1,8 +1,8 @@
 // mlp/fused.cu: a whole MLP forward in one persistent kernel, true fp32 on the CUDA cores (FFMA).
 //
-// Idea    One persistent block per SM stages the weights in shared memory once. Each warp loops over tiles of ROWS rows
-//         on its own: load x, run all layers in its private shared-memory buffers, store y. Only x and y touch global
-//         memory. Warps never synchronise with each other. Layers that do not fit (is_resident = false) go through L1.
+// Idea    One persistent block per SM stages the weights in shared memory once. A warp loops over tiles of ROWS rows:
+//         load x, run all layers in its private shared-memory buffers, store y. Only x and y touch global memory. Warps
+//         never synchronise with each other. Layers that do not fit (is_resident = false) go through L1.
 // Order   One accumulator per output: fma over k = 0 .. D_in-1, then + bias. K > PART sums chunks of PART in order.
 //         A softmax reduces its row in column order. A row's bits do not depend on B, ROWS, WARPS or residency.
 // Floor   (D_in + D_out)*4 B and 2*params flop per row. 72-64-64-4, B = 2^21, H200: 638 MB / 4.8 TB/s = 133 us;
@@ -26,26 +26,26 @@ struct Dense {
     using Act = Act_;
 };
 
-constexpr int PART = 128;   // K elements per partial sum: longer sums would exceed the error of a blocked gemm
+constexpr int PART = 128;  // K elements per partial sum: longer sums would exceed the error of a blocked gemm
 
 // A warp computes a layer in column chunks: 64 wide while at least 49 columns remain (fewer would waste a quarter of
 // the work), then one or two narrower ones.
 __device__ constexpr int full_chunks(int D_out) { return (D_out + 15) / 64; }
-__device__ constexpr int rest_of(int D_out) {
+__device__ constexpr int columns_left(int D_out) {
     return D_out > 64 * full_chunks(D_out) ? D_out - 64 * full_chunks(D_out) : 0;
 }
 __device__ constexpr int chunk_of(int left, int rows) {
-    // At least 128 / rows: each of the 32 lanes needs one row of four columns.
+    // At least 128 / rows columns: each of the 32 lanes computes at least one row of four.
     int chunk = 32;
     while (chunk > 128 / rows && left <= chunk / 2) chunk /= 2;
     return left > 0 ? chunk : 0;
 }
 __device__ constexpr int padded(int D_out, int rows) {
-    const int rest = rest_of(D_out), first = chunk_of(rest, rows);
+    const int rest = columns_left(D_out), first = chunk_of(rest, rows);
     return 64 * full_chunks(D_out) + first + chunk_of(rest - first, rows);
 }
 __device__ constexpr bool is_one_chunk(int D_out, int rows) {
-    return full_chunks(D_out) == 0 ? rest_of(D_out) <= chunk_of(rest_of(D_out), rows) : D_out <= 64;
+    return full_chunks(D_out) == 0 ? columns_left(D_out) <= chunk_of(columns_left(D_out), rows) : D_out <= 64;
 }
 
 // Offsets and strides, all constexpr. The host twin mlp/fused.py computes the same values.
@@ -55,7 +55,7 @@ struct Layout {
     static_assert(L > 0, "an MLP has at least one layer");
     static_assert(ROWS == 8 || ROWS == 16 || ROWS == 32, "ROWS in {8, 16, 32}");
 
-    // A layer of one chunk overwrites its own input, which is consumed by then. Otherwise the two buffers alternate.
+    // A layer of one chunk overwrites its input, which is consumed by then. Otherwise the two buffers alternate.
     static __device__ constexpr int buffer(int l) {
         const bool one_chunk[L] = {is_one_chunk(Layers::D_out, ROWS)...};
         int at = 0;
@@ -64,11 +64,11 @@ struct Layout {
     }
     static __device__ constexpr int stride(int which) {
         const int D_in[L] = {Layers::D_in...}, out[L] = {padded(Layers::D_out, ROWS)...};
-        int widest = which == 0 ? D_in[0] : 0;
+        int max_width = which == 0 ? D_in[0] : 0;
         for (int i = 0; i < L; ++i)
-            if (buffer(i + 1) == which && out[i] > widest) widest = out[i];
+            if (buffer(i + 1) == which && out[i] > max_width) max_width = out[i];
         // An odd number of float4: 8 consecutive rows cover all 32 banks without conflicts.
-        return widest == 0 ? 0 : ((widest + 3) / 4 | 1) * 4;
+        return max_width == 0 ? 0 : ((max_width + 3) / 4 | 1) * 4;
     }
     // Floats before layer l: of all layers, or of the resident ones only.
     static __device__ constexpr int offset(int l, bool only_resident) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
             }
         }
     };
-    auto sum_up = [&](int from, int until) {
+    auto accumulate = [&](int from, int until) {
         // Small tiles have registers to spare: keep more weight loads from L2 in flight.
 #pragma unroll (TM * TN >= 32 ? 2 : 4)
         for (int k = from; k + 4 <= until; k += 4) {
@@ -132,22 +132,22 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
         }
     };
     if constexpr (K <= PART) {
-        sum_up(0, K);
+        accumulate(0, K);
     } else {
-        float whole[TM][TN] = {};
+        float total[TM][TN] = {};
 #pragma unroll 1
         for (int from = 0; from < K / PART * PART; from += PART) {
-            sum_up(from, from + PART);
+            accumulate(from, from + PART);
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
-                for (int j = 0; j < TN; ++j) whole[i][j] += acc[i][j], acc[i][j] = 0.0f;
+                for (int j = 0; j < TN; ++j) total[i][j] += acc[i][j], acc[i][j] = 0.0f;
         }
-        sum_up(K / PART * PART, K);
+        accumulate(K / PART * PART, K);
 #pragma unroll
         for (int i = 0; i < TM; ++i)
 #pragma unroll
-            for (int j = 0; j < TN; ++j) acc[i][j] += whole[i][j];
+            for (int j = 0; j < TN; ++j) acc[i][j] += total[i][j];
     }
 #pragma unroll
     for (int k = K / 4 * 4; k < K; ++k) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
 template <class Layer, int ROWS, int IN, int OUT, bool in_place>
 __device__ __forceinline__ void run_layer(const float* in, const float* weights, float* out, int lane) {
     constexpr int N = padded(Layer::D_out, ROWS), FULL = 64 * full_chunks(Layer::D_out);
-    constexpr int FIRST = chunk_of(rest_of(Layer::D_out), ROWS), SECOND = N - FULL - FIRST;
+    constexpr int FIRST = chunk_of(columns_left(Layer::D_out), ROWS), SECOND = N - FULL - FIRST;
 #pragma unroll 1
     for (int column = 0; column < FULL; column += 64)
         run_chunk<Layer, ROWS, 64, N, IN, OUT, in_place>(in, weights, out, column, lane);
@@ -187,26 +187,26 @@ __device__ __forceinline__ void run_layer(const float* in, const float* weights,
 }
 
 // Runs layers l, l+1, ... `tile` holds the warp's two buffers; layer 0 reads x from the first.
-template <class Where, int ROWS, int l, class Layer, class... Rest>
+template <class Offsets, int ROWS, int l, class Layer, class... Rest>
 __device__ __forceinline__ void run_layers(const float* weights, const float* resident, float* tile, int lane) {
-    constexpr int from = Where::buffer(l), to = Where::buffer(l + 1);
-    constexpr int second = ROWS * Where::stride(0);
-    const float* at = Layer::is_resident ? resident + Where::offset(l, true) : weights + Where::offset(l, false);
-    run_layer<Layer, ROWS, Where::stride(from), Where::stride(to), from == to>(
-        tile + from * second, at, tile + to * second, lane);
-    if constexpr (sizeof...(Rest) > 0) run_layers<Where, ROWS, l + 1, Rest...>(weights, resident, tile, lane);
+    constexpr int from = Offsets::buffer(l), to = Offsets::buffer(l + 1);
+    constexpr int second = ROWS * Offsets::stride(0);
+    const float* w = Layer::is_resident ? resident + Offsets::offset(l, true) : weights + Offsets::offset(l, false);
+    run_layer<Layer, ROWS, Offsets::stride(from), Offsets::stride(to), from == to>(
+        tile + from * second, w, tile + to * second, lane);
+    if constexpr (sizeof...(Rest) > 0) run_layers<Offsets, ROWS, l + 1, Rest...>(weights, resident, tile, lane);
 }
 
-template <class Where, int ROWS, int l, class Layer, class... Rest>
+template <class Offsets, int ROWS, int l, class Layer, class... Rest>
 __device__ __forceinline__ void stage_weights(const float* weights, float* resident, int thread, int threads) {
     if constexpr (Layer::is_resident) {
-        const float* from = weights + Where::offset(l, false);
-        float* to = resident + Where::offset(l, true);
-        constexpr int floats = Where::offset(l + 1, true) - Where::offset(l, true);
+        const float* from = weights + Offsets::offset(l, false);
+        float* to = resident + Offsets::offset(l, true);
+        constexpr int floats = Offsets::offset(l + 1, true) - Offsets::offset(l, true);
 #pragma unroll 4
         for (int i = 4 * thread; i < floats; i += 4 * threads) store4(to + i, load4(from + i));
     }
-    if constexpr (sizeof...(Rest) > 0) stage_weights<Where, ROWS, l + 1, Rest...>(weights, resident, thread, threads);
+    if constexpr (sizeof...(Rest) > 0) stage_weights<Offsets, ROWS, l + 1, Rest...>(weights, resident, thread, threads);
 }
 
 // x (rows, D) global -> tile (ROWS, STRIDE) shared; rows past the end are zero-filled.
@@ -235,15 +235,15 @@ __device__ __forceinline__ void store_rows(const float* tile, Out* y, int rows, 
     }
 }
 
-// One row per lane, reduced in column order.
+// The row of a lane, reduced in column order.
 template <int D>
 struct LaneRow {
     float* row;
 
     __device__ __forceinline__ float max() const {
-        float most = row[0];
-        for (int c = 1; c < D; ++c) most = fmaxf(most, row[c]);
-        return most;
+        float max_value = row[0];
+        for (int c = 1; c < D; ++c) max_value = fmaxf(max_value, row[c]);
+        return max_value;
     }
     template <class Function>
     __device__ __forceinline__ float sum(Function f) const {
@@ -274,20 +274,20 @@ template <class In, class Out, int ROWS, int WARPS, int WEIGHT_FLOATS, int SHARE
           class... Layers>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __restrict__ y, long long B) {
-    using Where = Layout<ROWS, Layers...>;
-    static_assert(Where::weight_floats == WEIGHT_FLOATS, "the host packed other weights");
-    static_assert((Where::resident_floats + WARPS * Where::warp_floats) * 4 == SHARED_BYTES,
-                  "the host counted other shared memory of a block");
+    using Offsets = Layout<ROWS, Layers...>;
+    static_assert(Offsets::weight_floats == WEIGHT_FLOATS, "weight layout differs from the host's");
+    static_assert((Offsets::resident_floats + WARPS * Offsets::warp_floats) * 4 == SHARED_BYTES,
+                  "shared memory per block differs from the host's");
     constexpr int D_in = first_width<Layers...>(), D_out = last_width<Layers...>();
-    constexpr int last = Where::buffer(Where::L), STRIDE_out = Where::stride(last);
+    constexpr int last = Offsets::buffer(Offsets::L), STRIDE_out = Offsets::stride(last);
 
     extern __shared__ float4 shared[];
     float* resident = reinterpret_cast<float*>(shared);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float* tile = resident + Where::resident_floats + warp * Where::warp_floats;
-    float* result = tile + last * ROWS * Where::stride(0);
+    float* tile = resident + Offsets::resident_floats + warp * Offsets::warp_floats;
+    float* out_tile = tile + last * ROWS * Offsets::stride(0);
 
-    stage_weights<Where, ROWS, 0, Layers...>(weights, resident, threadIdx.x, 32 * WARPS);
+    stage_weights<Offsets, ROWS, 0, Layers...>(weights, resident, threadIdx.x, 32 * WARPS);
     __syncthreads();
 
     // Consecutive tiles go to different blocks, so a small batch spreads over all SMs.
@@ -295,14 +295,14 @@ mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __re
     for (int t = blockIdx.x + gridDim.x * warp; t < tiles; t += gridDim.x * WARPS) {
         const long long row = static_cast<long long>(t) * ROWS;
         const int rows = B - row < ROWS ? static_cast<int>(B - row) : ROWS;
-        load_rows<ROWS, D_in, Where::stride(0)>(x + row * D_in, tile, rows, lane);
+        load_rows<ROWS, D_in, Offsets::stride(0)>(x + row * D_in, tile, rows, lane);
         __syncwarp();
-        run_layers<Where, ROWS, 0, Layers...>(weights, resident, tile, lane);
+        run_layers<Offsets, ROWS, 0, Layers...>(weights, resident, tile, lane);
         if constexpr (!is_same<Normaliser, NoNormaliser>) {
-            if (lane < ROWS) Normaliser::apply(LaneRow<D_out>{result + lane * STRIDE_out});
+            if (lane < ROWS) Normaliser::apply(LaneRow<D_out>{out_tile + lane * STRIDE_out});
             __syncwarp();
         }
-        store_rows<D_out, STRIDE_out>(result, y + row * D_out, rows, lane);
+        store_rows<D_out, STRIDE_out>(out_tile, y + row * D_out, rows, lane);
         __syncwarp();
     }
 }

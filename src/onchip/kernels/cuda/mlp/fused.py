@@ -17,6 +17,7 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.chain import chain_refusal
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
@@ -47,10 +48,10 @@ ROWS = (32, 16, 8)  # rows per warp tile, best first: taller tiles reuse each lo
 # Not 16 warps: 128 registers per thread are too few for 8 x 8 tiles (sm_90a spills).
 MAX_WARPS = 12
 PART = 128  # K elements per partial sum; longer K needs a second set of accumulators, hence smaller tiles
-_MANY = 1 << 20  # rows that fill any GPU; used to check instances without a device
+_MANY_ROWS = 1 << 20  # rows that fill any GPU; used to check instances without a device
 FEWEST_WARPS = 4  # one per warp scheduler of an SM; fewer only if nothing else fits
 # Share of a scheduler's rate that a single warp reaches, limited by load latency. Measured: one row of 784-512-256-10.
-ALONE = 0.43
+ONE_WARP_RATE = 0.43
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class MlpLowering:
+class MlpFusedLowering:
     """A claimed chain, lowered to one launch."""
 
     chain: Chain
@@ -101,30 +102,30 @@ class MlpFused:
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor_core.MAX_LAYERS)
         if chain is None:
             return
-        told, is_fp32 = "", job.precision == "fp32"
-        part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
-        why_not = mlp_tensor_core.why_not(net, part, device, job)
-        if why_not and len(part.layers) > 1:  # a later layer may be the cause
-            part = chain.first(1)
-            why_not = mlp_tensor_core.why_not(net, part, device, job)
+        note, is_fp32 = "", job.precision == "fp32"
+        prefix = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
+        why_not = chain_refusal(net, prefix, device, job)
+        if why_not and len(prefix.layers) > 1:  # a later layer may be the cause
+            prefix = chain.first(1)
+            why_not = chain_refusal(net, prefix, device, job)
         if not is_fp32 and not why_not:
-            tried = mlp_tensor_core.make_lowering(net, part, device, job)
+            tried = mlp_tensor_core.make_lowering(net, prefix, device, job)
             if not isinstance(tried, str):
                 return
-            told = f"; in fp32: for {job.precision} it {tried}"
-        tiling = None if why_not else choose_tiling(part, device.fast_bytes)
+            note = f"; in fp32: for {job.precision} it {tried}"
+        tiling = None if why_not else choose_tiling(prefix, device.fast_bytes)
         if tiling is None:
-            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(part, device))
+            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(prefix, device))
         else:
-            yield _claim(net, part, device, tiling, job.batch, told)
+            yield _claim(net, prefix, device, tiling, job.batch, note)
 
 
-def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, told: str) -> Claim:
+def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, note: str) -> Claim:
     used, cost = shared_bytes(chain, tiling), forward_cost(net, chain)
     count = max(1, B * chain.vectors)
     tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
     busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
-    rate = min(1.0, ALONE * busy) * count / (tiles * tiling.rows)
+    rate = min(1.0, ONE_WARP_RATE * busy) * count / (tiles * tiling.rows)
     return Claim(
         kernel=MlpFused.name,
         label=f"{MlpFused.name}<{chain.label}>",
@@ -137,11 +138,11 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, t
             rate=rate,
             min_us=device.unit_read_us(cost.fixed_bytes),
         ),
-        why=_why(chain, tiling, used, device) + told,
+        why=_why(chain, tiling, used, device) + note,
         recipes={"weights": pack_recipe(chain, tiling)},
         fast_bytes=used,
-        order=f"k in order, parts of {PART}" + ("; softmax in order" if chain.normaliser else ""),
-        facts=MlpLowering(chain, end_dtypes(net, chain), tiling, device.units),
+        order=f"k in order, partial sums of {PART}" + ("; softmax in order" if chain.normaliser else ""),
+        facts=MlpFusedLowering(chain, end_dtypes(net, chain), tiling, device.units),
     )
 
 
@@ -167,7 +168,7 @@ def strides(chain: Chain, rows: int) -> tuple[int, int]:
     widest, at = [chain.layers[0].D_in, 0], 0
     for layer in chain.layers:
         columns = chunks(layer.D_out, rows)
-        if len(columns) > 1:  # cannot overwrite its own input: the buffers alternate
+        if len(columns) > 1:  # cannot overwrite its input: the buffers alternate
             at = 1 - at
         widest[at] = max(widest[at], sum(columns))
     first, second = (((width + 3) // 4 | 1) * 4 if width else 0 for width in widest)
@@ -186,8 +187,9 @@ def warp_bytes(chain: Chain, rows: int) -> int:
 
 def shared_bytes(chain: Chain, tiling: Tiling) -> int:
     """Dynamic shared memory per block: the resident weights and every warp's activations."""
-    staged = sum(layer_floats(a, tiling.rows) for a, here in zip(chain.layers, tiling.resident, strict=True) if here)
-    return 4 * staged + tiling.warps * warp_bytes(chain, tiling.rows)
+    staged = (layer for layer, is_resident in zip(chain.layers, tiling.resident, strict=True) if is_resident)
+    floats = sum(layer_floats(layer, tiling.rows) for layer in staged)
+    return 4 * floats + tiling.warps * warp_bytes(chain, tiling.rows)
 
 
 def fitting_layers(chain: Chain, limit_bytes: int) -> int:
@@ -218,13 +220,13 @@ def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
     return None
 
 
-def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
+def _resident(chain: Chain, rows: int, free_bytes: int) -> tuple[bool, ...]:
     sizes = [4 * layer_floats(layer, rows) for layer in chain.layers]
     resident = [False] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if sizes[i] <= room_bytes:
+        if sizes[i] <= free_bytes:
             resident[i] = True
-            room_bytes -= sizes[i]
+            free_bytes -= sizes[i]
     return tuple(resident)
 
 
@@ -234,13 +236,13 @@ def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
 def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> str:
     """The kernel with all its template arguments: the name expression for NVRTC."""
     layers = (
-        f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
-        for a, here in zip(chain.layers, tiling.resident, strict=True)
+        f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {_cpp(a.bias is not None)}, {_cpp(is_resident)}>"
+        for a, is_resident in zip(chain.layers, tiling.resident, strict=True)
     )
     floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
-    numbers = ", ".join(ELEMENT_TYPES[dtype] for dtype in dtypes)
+    types = ", ".join(ELEMENT_TYPES[dtype] for dtype in dtypes)
     head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
-    return f"mlp_fused<{numbers}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
+    return f"mlp_fused<{types}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
 
 
 def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> LaunchConfig:
@@ -260,15 +262,15 @@ def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
 @recipe_op
 def pack_columns(*weights: Array, size: int, rows: int, has_bias: tuple[bool, ...]) -> Array:
     """W (D_out, D_in) and optional b (D_out,) of every layer -> W^T (D_in, columns), then b (columns,)."""
-    packed, at, given = np.zeros(size, np.float32), 0, iter(weights)
+    packed, at, arrays = np.zeros(size, np.float32), 0, iter(weights)
     for with_bias in has_bias:
-        weight = next(given)
+        weight = next(arrays)
         D_out, D_in = weight.shape
         columns = sum(chunks(D_out, rows))
         block = packed[at : at + (D_in + with_bias) * columns].reshape(-1, columns)
         block[:D_in, :D_out] = weight.T
         if with_bias:
-            block[D_in, :D_out] = next(given)
+            block[D_in, :D_out] = next(arrays)
         at += block.size
     return packed
 
@@ -302,8 +304,9 @@ def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
         assert chain is not None
         tiling = choose_tiling(chain, device.fast_bytes)
         if tiling is None:
-            raise PlanError(f"{MlpFused.name} does not take {name} on {device.arch}", got=_does_not_fit(chain, device))
-        return MlpLowering(chain, ("float32", "float32"), tiling, device.units).at(_MANY).launches[0]
+            what = f"{MlpFused.name} does not support {name} on {device.arch}"
+            raise PlanError(what, got=_does_not_fit(chain, device))
+        return MlpFusedLowering(chain, ("float32", "float32"), tiling, device.units).at(_MANY_ROWS).launches[0]
 
     return Instance(name, launch)
 

@@ -15,10 +15,10 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 
-# Tensor cores truncate sums to float32: half an ulp too small on average, and the next layer adds up the bias of all
-# inputs. fp32 weights are scaled up to compensate; the low parts have the bits for it. A rounded addition after every
+# Tensor cores truncate sums to float32: half an ulp too small on average, and the next layer sums this error over all
+# its inputs. Scaling fp32 weights up compensates; the low splits have the bits for it. A rounded addition after every
 # step would be as exact, but takes several times as long.
-_UNBIASED = 1 + 2.0**-24
+_TRUNCATION_FACTOR = 1 + 2.0**-24
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------
@@ -39,17 +39,17 @@ def fitting_layers(chain: Chain, precision: Precision, limit_bytes: int) -> int:
 def layer_bytes(layer: Dense, K: int, precision: Precision) -> int:
     """Bytes of one layer in shared memory: W in tiles, then the bias in fp32."""
     N = round_up(layer.D_out, 8)
-    return N * (precision.parts * K * 4 // precision.per_word + (4 if layer.bias is not None else 0))
+    return N * (precision.splits * K * 4 // precision.per_word + (4 if layer.bias is not None else 0))
 
 
 def depths(chain: Chain, precision: Precision) -> list[int]:
-    """K of each layer, padded to whole steps."""
+    """K of each layer, padded to whole k steps."""
     first = first_steps(chain.layers[0].D_in, precision) * precision.step
     return [first, *(round_up(round_up(layer.D_in, 8), precision.step) for layer in chain.layers[1:])]
 
 
 def first_steps(D_in: int, precision: Precision) -> int:
-    """Steps of k of the first layer: each of four lanes holds a quarter of the row, padded to whole steps."""
+    """k steps of the first layer: each of four lanes holds a quarter of the row, padded to whole steps."""
     return round_up(round_up(D_in, 4) // 4, 2 * precision.per_word) // (2 * precision.per_word)
 
 
@@ -69,23 +69,23 @@ def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
 def pack_fragments(*weights: Array, precision: str, x_bytes: int, has_bias: tuple[bool, ...]) -> Array:
     """W (D_out, D_in) and optional b (D_out,) of every layer -> (bytes,) uint8."""
     P = next(each for each in PRECISIONS.values() if each.name == precision)
-    given, packed = iter(weights), list[bytes]()
+    arrays, packed = iter(weights), list[bytes]()
     for i, with_bias in enumerate(has_bias):
-        weight = next(given)
+        weight = next(arrays)
         D_out, D_in = weight.shape
         columns = input_columns(D_in, x_bytes, P) if i == 0 else hidden_columns(round_up(D_in, 8), P)
         N = round_up(D_out, 8)
         order = output_order(N) if i == len(has_bias) - 1 else np.arange(N)
-        packed += [part.tobytes() for part in pack_matrix(weight, columns, order, P)]
+        packed += [split.tobytes() for split in pack_matrix(weight, columns, order, P)]
         if with_bias:
             bias = np.zeros(N, np.float32)
-            bias[:D_out] = next(given)
+            bias[:D_out] = next(arrays)
             packed.append(bias[order].tobytes())
     return np.frombuffer(b"".join(packed), np.uint8)
 
 
 def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precision) -> list[Array]:
-    """Split W (D_out, D_in) into its parts, each as tiles of 8 rows x 16 B of k, tiles of the same k contiguous.
+    """The splits of W (D_out, D_in), each in tiles of 8 rows x 16 B of k; tiles of the same k are contiguous.
 
     columns  (K,) column of W for each k; D_in or more: zero
     order    (N,) row of W for each packed row
@@ -95,13 +95,13 @@ def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precisio
     padded[:D_out, :D_in] = weight
     in_order = padded[order][:, np.minimum(columns, D_in)]
     if precision.per_word == 2:
-        parts = [narrowed(in_order, precision.dtype)]
+        splits = [narrowed(in_order, precision.dtype)]
     else:
         high = round_tf32(in_order)
-        parts = [high]
-        if precision.parts == 2:
-            parts.append(round_tf32((in_order.astype(np.float64) * _UNBIASED - high).astype(np.float32)))
-    return [part.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for part in parts]
+        splits = [high]
+        if precision.splits == 2:
+            splits.append(round_tf32((in_order.astype(np.float64) * _TRUNCATION_FACTOR - high).astype(np.float32)))
+    return [split.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for split in splits]
 
 
 def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
@@ -116,16 +116,16 @@ def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
         elements[:, start // 4 : start // 4 + V] = np.minimum(group, D)
         start += 4 * V
     k = np.empty(elements.size, int)
-    k[_lane_slots(elements.shape[1], precision)] = elements
+    k[_lane_k(elements.shape[1], precision)] = elements
     return k
 
 
-def _lane_slots(count: int, precision: Precision) -> Array:
-    """(4, count): the k of element e of lane q."""
+def _lane_k(count: int, precision: Precision) -> Array:
+    """(4, count): the k of each element of each lane."""
     lane, e = np.arange(4)[:, None], np.arange(count)
-    word, part = e // precision.per_word, e % precision.per_word  # two words per step
-    slots: Array = word * (precision.step // 2) + lane * precision.per_word + part
-    return slots
+    word, within = e // precision.per_word, e % precision.per_word  # two 32-bit words per step
+    k: Array = word * (precision.step // 2) + lane * precision.per_word + within
+    return k
 
 
 def hidden_columns(N: int, precision: Precision) -> Array:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words, cpp_name
+from onchip.kernels.cuda.common.chain import chain_refusal
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
@@ -27,8 +28,9 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, BOX_ROWS, multiplied_weight
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
+from onchip.kernels.cuda.common.weights import multiplied_weight
+from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
+from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, TMA_BYTES
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
@@ -44,8 +46,8 @@ HEIGHT = WARPGROUPS * ROWS  # rows per block
 STAGE_BYTES, MAX_STAGES = 4 * ROWS * LINE, 6
 SHARED_BYTES = 225 << 10  # for x and the stages; mbarriers and biases use the rest of the block's limit
 COLUMNS = 64, 128, 256  # columns of y per block: the accumulator widths
-# Fixed time per block, then per chunk of H by slices of k and by columns. The total is measured with 256-1024-256 over
-# 64 to 65,536 rows; the split between the three is an estimate.
+# Fixed time per block; per chunk of H, time per slice of k and per column of y. Their total is measured with
+# 256-1024-256 over 64 to 65,536 rows; the split between the three is an estimate.
 LATENCY_US, SLICE_US, COLUMN_US = 2.5, 0.35, 0.004
 
 
@@ -58,7 +60,7 @@ class Pair:
     H: int
     N: int
     precision: str  # key of PRECISIONS: fp16 or bf16
-    made: str  # dtype of y; x has the precision's dtype
+    y_dtype: str  # dtype of y; x has the precision's dtype
     activations: tuple[Elementwise | None, Elementwise | None] = (None, None)
 
     @property
@@ -86,35 +88,35 @@ class Pair:
         if DTYPE_BYTES[self.dtype] != 2:
             return f"multiplies float16 and bfloat16, not {self.dtype}"
         if not self.columns:
-            return f"has sums of up to {COLUMNS[-1]} columns, not {self.N}"
-        for what, count in (("x", self.K), ("hidden numbers", self.H)):
-            if not count or count * DTYPE_BYTES[self.dtype] % BOX_ROWS:
-                return f"moves rows of multiples of {BOX_ROWS} B, and {count} of {what} are none"
-        pieces = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u per chunk
-        if self.stages < pieces + 2:
-            return f"does not fit: {HEIGHT} rows of {self.K} and weights on their way in {SHARED_BYTES:,} B"
+            return f"needs D_out of at most {COLUMNS[-1]}, got {self.N}"
+        for what, count in (("x", self.K), ("hidden units", self.H)):
+            if not count or count * DTYPE_BYTES[self.dtype] % TMA_BYTES:
+                return f"TMA needs rows of {what} in multiples of {TMA_BYTES} B, got {count} elements"
+        u_stages = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u per chunk
+        if self.stages < u_stages + 2:
+            return f"does not fit: {HEIGHT} rows of {self.K} and {u_stages + 2} stages of weights in {SHARED_BYTES:,} B"
         return ""
 
     def min_us(self, units: int) -> float:
-        rounds, slices = math.ceil(math.ceil(self.M / HEIGHT) / units), self.x_bytes // (HEIGHT * LINE)
-        return rounds * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
+        waves, slices = math.ceil(math.ceil(self.M / HEIGHT) / units), self.x_bytes // (HEIGHT * LINE)
+        return waves * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
 
     def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
         """a, b: float32 biases, or Int64(0) for none."""
         depth = LINE // DTYPE_BYTES[self.dtype]
-        box_rows = min(self.M, HEIGHT)
+        x_tile_rows = min(self.M, HEIGHT)
         arguments = (
-            TensorMap(x, self.dtype, (self.K, self.M), (depth, box_rows), LINE),
+            TensorMap(x, self.dtype, (self.K, self.M), (depth, x_tile_rows), LINE),
             TensorMap(u, self.dtype, (self.K, self.H), (depth, ROWS), LINE),
             TensorMap(w, self.dtype, (self.H, self.N), (depth, self.columns), LINE),
-            a, b, y, Int64(self.M), *map(UInt32, (self.K, self.H, self.N, box_rows)),
+            a, b, y, Int64(self.M), *map(UInt32, (self.K, self.H, self.N, x_tile_rows)),
             *map(UInt32, activation_words(self.activations[1])),
         )  # fmt: skip
         config = LaunchConfig(
             (math.ceil(self.M / HEIGHT), 1, 1), (WARPGROUP * (WARPGROUPS + 1), 1, 1),
             ALIGN_BYTES + self.x_bytes + self.stages * STAGE_BYTES, overlaps=True,
         )  # fmt: skip
-        head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.made]}, {self.columns}, {self.stages}"
+        head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.y_dtype]}, {self.columns}, {self.stages}"
         program = Program(SOURCE, f"mlp_pair<{head}, {cpp_name(self.activations[0])}>")
         return KernelLaunch(program, config, arguments, Budget(65536 // (WARPGROUP * (WARPGROUPS + 1)) // 8 * 8))
 
@@ -123,17 +125,17 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class PairLowering:
+class MlpPairLowering:
     """Two Linears and their activations, lowered to one launch."""
 
-    pair: Pair  # M is per batch row
+    pair: Pair  # with M for a batch of 1
     has_bias: tuple[bool, bool]
 
     def at(self, B: int) -> Steps:
         pair = replace(self.pair, M=B * self.pair.M)
         if not pair.M:
             return Steps(())
-        a, b = (Weight(name) if there else Int64(0) for name, there in zip("ab", self.has_bias, strict=True))
+        a, b = (Weight(name) if is_present else Int64(0) for name, is_present in zip("ab", self.has_bias, strict=True))
         return Steps((pair.launch(Input(0), Weight("u"), Weight("w"), a, b, Output(0)),))
 
 
@@ -143,14 +145,14 @@ class MlpPair:
     precisions = ("bf16", "fp16")
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim two Linears with their activations, 16-bit rows, if their weights do not fit mlp_tensor_core."""
+        """Claim two 16-bit Linears with their activations, if their weights are too large for mlp_tensor_core."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
         if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
             return
         x_dtype, y_dtype = end_dtypes(net, chain)
-        if mlp_tensor_core.why_not(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
+        if chain_refusal(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
             return
-        if not isinstance(mlp_tensor_core.make_lowering(net, chain, device, job), str):
+        if fits_in_block(net, chain, device, job):
             return
         first, second = chain.layers
         activations = first.activation, second.activation
@@ -178,20 +180,20 @@ def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> 
         cost=Cost(
             cost.row_flop,
             cost.row_bytes,
-            sum(made.nbytes for made in recipes.values()),
+            sum(recipe.nbytes for recipe in recipes.values()),
             min_us=replace(pair, M=job.batch * pair.M).min_us(device.units),
         ),
-        why="what lies between two layers stays on the chip",
+        why="hidden activations stay on chip",
         recipes=recipes,
         fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
-        order="k in steps of 16 by wgmma, then hidden numbers so",
-        facts=PairLowering(pair, (first.bias is not None, second.bias is not None)),
+        order="k in steps of 16 by wgmma, then hidden units likewise",
+        facts=MlpPairLowering(pair, (first.bias is not None, second.bias is not None)),
     )
 
 
-def _instance(name: str, K: int, H: int, N: int, precision: str, made: str) -> Instance:
-    pair, nothing = Pair(4096, K, H, N, precision, made), Input(0)
-    return Instance(name, lambda device: pair.launch(nothing, nothing, nothing, Int64(0), Int64(0), Int64(0)))
+def _instance(name: str, K: int, H: int, N: int, precision: str, y_dtype: str) -> Instance:
+    pair, unused = Pair(4096, K, H, N, precision, y_dtype), Input(0)
+    return Instance(name, lambda device: pair.launch(unused, unused, unused, Int64(0), Int64(0), Int64(0)))
 
 
 INSTANCES = (

@@ -17,7 +17,7 @@ __device__ __forceinline__ int column_of(int j, int q, int i) {
 }
 // Whether a lane's column is inside D. Mostly a compile-time constant.
 template <int D, int NT>
-__device__ __forceinline__ bool is_there(int j, int q, int i) {
+__device__ __forceinline__ bool in_bounds(int j, int q, int i) {
     return (j / blocks_at<NT>(j) + 1) * blocks_at<NT>(j) * 8 <= D || column_of<NT>(j, q, i) < D;
 }
 
@@ -28,19 +28,19 @@ struct LanesRow {
     int half, q;
 
     __device__ __forceinline__ float max() const {
-        float most = -__uint_as_float(0x7F800000);
+        float max_value = -__uint_as_float(0x7F800000);
 #pragma unroll
         for (int n = 0; n < 2 * NT; ++n)
-            if (is_there<D, NT>(n / 2, q, n % 2)) most = fmaxf(most, c[n / 2][2 * half + n % 2]);
-        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));
-        return fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
+            if (in_bounds<D, NT>(n / 2, q, n % 2)) max_value = fmaxf(max_value, c[n / 2][2 * half + n % 2]);
+        max_value = fmaxf(max_value, __shfl_xor_sync(0xFFFFFFFF, max_value, 1));
+        return fmaxf(max_value, __shfl_xor_sync(0xFFFFFFFF, max_value, 2));
     }
     template <class Function>
     __device__ __forceinline__ float sum(Function f) const {
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < 2 * NT; ++n)
-            if (is_there<D, NT>(n / 2, q, n % 2)) sum += f(c[n / 2][2 * half + n % 2]);
+            if (in_bounds<D, NT>(n / 2, q, n % 2)) sum += f(c[n / 2][2 * half + n % 2]);
         sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
         return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 2);
     }
@@ -83,15 +83,15 @@ private:
     template <int D, int j, int NT>
     __device__ __forceinline__ void store_row(Out* row, const float (&v)[NT][4], int half) const {
         constexpr int BLOCKS = blocks_at<NT>(j);
-        constexpr int V = widest<Out, Layer::D_out>(2 * BLOCKS);
+        constexpr int V = vector_width<Out, Layer::D_out>(2 * BLOCKS);
         const int first = 8 * j + 2 * BLOCKS * q;
 #pragma unroll
         for (int n = 0; n < 2 * BLOCKS; n += V) {
             if (8 * (j + BLOCKS) > D && first + n >= D) continue;
-            float several[V];
+            float values[V];
 #pragma unroll
-            for (int i = 0; i < V; ++i) several[i] = v[j + (n + i) / 2][2 * half + (n + i) % 2];
-            store_several(row + first + n, several);
+            for (int i = 0; i < V; ++i) values[i] = v[j + (n + i) / 2][2 * half + (n + i) % 2];
+            store_vector(row + first + n, values);
         }
         if constexpr (j + BLOCKS < NT) store_row<D, j + BLOCKS>(row, v, half);
     }

@@ -51,29 +51,29 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
         for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
 }
 
-// c += a * W, columns of W from `weights` on. `low` is the byte offset from W to its low parts (3xTF32).
+// c = a * W (+ c), columns of W from `weights` on. `low` is the byte offset from W to its low parts (3xTF32).
 template <class P, class By, int N, int MT, int NT, int KS>
-__device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights, int low,
-                                            bool sums) {
+__device__ __forceinline__ void gemm_tile(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights, int low,
+                                          bool accumulate) {
     if constexpr (is_same<P, Fp32>) {
-        constexpr int HERE = KS < 4 ? KS : 4;  // steps at a time: each holds 8 registers for its high and low parts
-        u32 high[MT][HERE][4], rest[MT][HERE][4];
+        constexpr int PASS = KS < 4 ? KS : 4;  // steps at a time: each holds 8 registers for its high and low parts
+        u32 high[MT][PASS][4], residual[MT][PASS][4];
 #pragma unroll
         for (int i = 0; i < MT; ++i)
 #pragma unroll
-            for (int k = 0; k < HERE; ++k)
+            for (int k = 0; k < PASS; ++k)
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
                     const float v = __uint_as_float(a[i][k][n]);
                     high[i][k][n] = Tf32::word(v);
-                    rest[i][k][n] = Tf32::word(v - __uint_as_float(high[i][k][n]));
+                    residual[i][k][n] = Tf32::word(v - __uint_as_float(high[i][k][n]));
                 }
-        float part[MT][NT][4];
-        clear(part);
+        float partial[MT][NT][4];
+        clear(partial);
         By::begin();
-        By::template add<Tf32, N>(part, rest, weights, false);  // smallest terms first
-        By::template add<Tf32, N>(part, high, weights + low, true);
-        By::template add<Tf32, N>(part, high, weights, true);
+        By::template add<Tf32, N>(partial, residual, weights, false);  // smallest terms first
+        By::template add<Tf32, N>(partial, high, weights + low, true);
+        By::template add<Tf32, N>(partial, high, weights, true);
         By::end();
         // Tensor cores truncate to float32. Short sums, added here with rounding, lose less.
 #pragma unroll
@@ -81,40 +81,40 @@ __device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a
 #pragma unroll
             for (int j = 0; j < NT; ++j)
 #pragma unroll
-                for (int n = 0; n < 4; ++n) c[i][j][n] = sums ? c[i][j][n] + part[i][j][n] : part[i][j][n];
-        if constexpr (KS > HERE) {
-            u32 left[MT][KS - HERE][4];
+                for (int n = 0; n < 4; ++n) c[i][j][n] = accumulate ? c[i][j][n] + partial[i][j][n] : partial[i][j][n];
+        if constexpr (KS > PASS) {
+            u32 remaining[MT][KS - PASS][4];
 #pragma unroll
             for (int i = 0; i < MT; ++i)
 #pragma unroll
-                for (int k = HERE; k < KS; ++k)
+                for (int k = PASS; k < KS; ++k)
 #pragma unroll
-                    for (int n = 0; n < 4; ++n) left[i][k - HERE][n] = a[i][k][n];
-            add_product<P, By, N>(c, left, weights + HERE * 32 * N, low, true);
+                    for (int n = 0; n < 4; ++n) remaining[i][k - PASS][n] = a[i][k][n];
+            gemm_tile<P, By, N>(c, remaining, weights + PASS * 32 * N, low, true);
         }
     } else {
         By::begin();
-        By::template add<P, N>(c, a, weights, sums);
+        By::template add<P, N>(c, a, weights, accumulate);
         By::end();
     }
 }
 
-// Input of a layer: fragments in registers,
+// Input of a layer as A fragments in registers.
 template <class P, int MT, int KS>
 struct InRegisters {
-    static constexpr int PIECES = 1;
+    static constexpr int CHUNKS = 1;
     u32 a[MT][KS][4];
 
     template <class By, int N, int NT>
-    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool sums) const {
-        add_product<P, By, N>(c, a, weights, low, sums);
+    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool accumulate) const {
+        gemm_tile<P, By, N>(c, a, weights, low, accumulate);
     }
 };
 constexpr int MAX_STEPS = 16;
-// or rows too long for that, loaded a few steps at a time.
+// Input rows that are too long for registers, loaded a few steps at a time.
 template <class P, int MT, class In, int D>
 struct InRows {
-    static constexpr int PIECES = is_same<P, Fp32> ? 1 : 2;  // column chunks per pass: every pass rereads the rows
+    static constexpr int CHUNKS = is_same<P, Fp32> ? 1 : 2;  // column chunks per pass: every pass rereads the rows
     const In* rows[2 * MT];  // fragment rows g, g + 8, ..
     int q;
 
@@ -128,15 +128,15 @@ struct InRows {
         for (int block = 0; block < BLOCKS; ++block) {
             u32 a[MT][BLOCK][4];
             load<0>(a, block * COLUMNS);
-            add_product<P, By, N>(c, a, weights + block * BLOCK * 32 * N, low, true);
+            gemm_tile<P, By, N>(c, a, weights + block * BLOCK * 32 * N, low, true);
         }
         if constexpr (LEFT > 0) {
             u32 a[MT][LEFT][4];
             load<BLOCKS * COLUMNS>(a);
-            add_product<P, By, N>(c, a, weights + BLOCKS * BLOCK * 32 * N, low, true);
+            gemm_tile<P, By, N>(c, a, weights + BLOCKS * BLOCK * 32 * N, low, true);
         }
     }
-    // Fragments of the columns from `from + skipped` on.
+    // Fragments of the columns from `from` + `skipped` on.
     template <int from, int KS>
     __device__ __forceinline__ void load(u32 (&a)[MT][KS][4], int skipped = 0) const {
 #pragma unroll
@@ -147,8 +147,8 @@ struct InRows {
 
 // Accumulators of columns `column` .. + 8 NT, initialised with the bias.
 template <class P, class By, class Layer, int KS, int MT, int NT, class Source>
-__device__ __forceinline__ void make_sums(float (&c)[MT][NT][4], const Source& source, const char* layer, int column,
-                                          int q) {
+__device__ __forceinline__ void gemm_columns(float (&c)[MT][NT][4], const Source& source, const char* layer, int column,
+                                             int q) {
     if constexpr (Layer::has_bias) {
         const float* bias = reinterpret_cast<const float*>(layer + bias_at<P, Layer>(KS)) + column + 2 * q;
 #pragma unroll
@@ -177,8 +177,8 @@ __device__ __forceinline__ u32 pack_activated<bf16, ReLU>(float first, float sec
     return pack_relu<bf16>(first, second);
 }
 
-// Turns accumulators of columns 8 * first on into A fragments of the next layer, within the same lane. Padding columns
-// are cleared: an infinity in a row makes them NaN, and NaN * 0 is not zero.
+// Converts accumulators, columns from 8 * first on, to A fragments of the next layer within the same lane. Clears the
+// padding columns: an infinity in a row makes them NaN, and NaN * 0 is not zero.
 template <class P, class Layer, int first, int MT, int NT, int KS>
 __device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32 (&a)[MT][KS][4]) {
     using Act = typename Layer::Act;
@@ -205,15 +205,15 @@ __device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32
     }
 }
 
-// Column chunk by column chunk: only one chunk's accumulators are live.
+// One column chunk after another: only one chunk's accumulators are live.
 template <class P, class By, class Layer, int KS, int column, int MT, int NEXT, class Source>
 __device__ __forceinline__ void run_columns(const Source& source, const char* layer, int q, u32 (&next)[MT][NEXT][4]) {
-    constexpr int PIECE = By::COLUMNS * Source::PIECES, HERE = Layer::N - column < PIECE ? Layer::N - column : PIECE;
-    float c[MT][HERE / 8][4];
-    make_sums<P, By, Layer, KS>(c, source, layer, column, q);
+    constexpr int CHUNK = By::COLUMNS * Source::CHUNKS, WIDTH = Layer::N - column < CHUNK ? Layer::N - column : CHUNK;
+    float c[MT][WIDTH / 8][4];
+    gemm_columns<P, By, Layer, KS>(c, source, layer, column, q);
     activate<P, Layer, column / 8>(c, q, next);
-    if constexpr (column + HERE < Layer::N)
-        run_columns<P, By, Layer, KS, column + HERE>(source, layer, q, next);
+    if constexpr (column + WIDTH < Layer::N)
+        run_columns<P, By, Layer, KS, column + WIDTH>(source, layer, q, next);
 }
 
 template <class P, class By, int MT, int KS, class Finish, class Source, class Layer, class... Rest>
@@ -225,16 +225,16 @@ __device__ __forceinline__ void run_layers(const Source& source, const char* lay
         run_layers<P, By, MT, NEXT, Finish, InRegisters<P, MT, NEXT>, Rest...>(
             next, layer + layer_bytes<P, Layer>(KS), q, finish);
     } else {
-        constexpr int PIECE = By::COLUMNS * Source::PIECES;
-        constexpr int WHOLE = Finish::NEEDS_ROWS ? 0 : (Layer::D_out - 1) / PIECE * PIECE;
+        constexpr int CHUNK = By::COLUMNS * Source::CHUNKS;
+        constexpr int WHOLE = Finish::NEEDS_ROWS ? 0 : (Layer::D_out - 1) / CHUNK * CHUNK;
 #pragma unroll 1
-        for (int column = 0; column < WHOLE; column += PIECE) {
-            float c[MT][PIECE / 8][4];
-            make_sums<P, By, Layer, KS>(c, source, layer, column, q);
-            finish.template store<PIECE>(c, column);
+        for (int column = 0; column < WHOLE; column += CHUNK) {
+            float c[MT][CHUNK / 8][4];
+            gemm_columns<P, By, Layer, KS>(c, source, layer, column, q);
+            finish.template store<CHUNK>(c, column);
         }
         float c[MT][(Layer::N - WHOLE) / 8][4];
-        make_sums<P, By, Layer, KS>(c, source, layer, WHOLE, q);
+        gemm_columns<P, By, Layer, KS>(c, source, layer, WHOLE, q);
         finish.template store<Layer::D_out - WHOLE>(c, WHOLE);
     }
 }
@@ -242,11 +242,11 @@ __device__ __forceinline__ void run_layers(const Source& source, const char* lay
 // -- the kernel -----------------------------------------------------------------------------------------------
 
 template <class Layer, class... Rest>
-struct Behind {
-    using Last = typename Behind<Rest...>::Last;
+struct LastLayer {
+    using Last = typename LastLayer<Rest...>::Last;
 };
 template <class Layer>
-struct Behind<Layer> {
+struct LastLayer<Layer> {
     using Last = Layer;
 };
 template <class P, class Layer, class... Rest>
@@ -261,10 +261,10 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
     // x is not __restrict__: the previous kernel may still be writing it (programmatic dependent launch), so it must
     // not go through the read-only cache.
-    using Last = typename Behind<First, Rest...>::Last;
+    using Last = typename LastLayer<First, Rest...>::Last;
     constexpr int D_in = First::D_in, D_out = Last::D_out, ROW_BYTES = D_in * static_cast<int>(sizeof(In));
     constexpr int ROWS = 16 * MT, SLOT = ROWS * ROW_BYTES, KS = first_steps<P>(D_in);
-    static_assert(all_bytes<P, First, Rest...>(KS) == WEIGHT_BYTES, "the host packed other weights");
+    static_assert(all_bytes<P, First, Rest...>(KS) == WEIGHT_BYTES, "weight layout differs from the host's");
 
     extern __shared__ uint4 shared[];
     const char* resident = reinterpret_cast<const char*>(shared);
@@ -276,7 +276,7 @@ mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long lon
     for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += blockDim.x)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(shared + i)), "l"(weights + i)
                      : "memory");
-    close_fetch();
+    cp_async_commit();
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -284,16 +284,16 @@ mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long lon
 
     // A group of By::WARPS warps has tiles of By::WARPS * ROWS rows. Consecutive tiles go to different blocks, so a
     // small batch spreads over all SMs. The warps of a group stay converged, also past the last row.
-    const int team = warp / By::WARPS, member = warp % By::WARPS, teams = blockDim.x / (32 * By::WARPS);
-    const long long step = static_cast<long long>(gridDim.x) * teams * By::WARPS * ROWS;
-    long long tile = (blockIdx.x + static_cast<long long>(gridDim.x) * team) * By::WARPS * ROWS;
+    const int group = warp / By::WARPS, rank = warp % By::WARPS, groups = blockDim.x / (32 * By::WARPS);
+    const long long step = static_cast<long long>(gridDim.x) * groups * By::WARPS * ROWS;
+    long long tile = (blockIdx.x + static_cast<long long>(gridDim.x) * group) * By::WARPS * ROWS;
     const char* ring = resident + WEIGHT_BYTES + warp * STAGES * SLOT;
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
-        fetch_rows<ROWS, In, D_in>(shared_address(ring + s * SLOT), x, tile + member * ROWS + s * step, B, lane);
-        close_fetch();
+        prefetch_rows<ROWS, In, D_in>(shared_address(ring + s * SLOT), x, tile + rank * ROWS + s * step, B, lane);
+        cp_async_commit();
     }
-    await_fetch<STAGES>();
+    cp_async_wait<STAGES>();
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads through the async proxy
 #endif
@@ -301,11 +301,11 @@ mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long lon
 
     int slot = 0;
     for (; tile < B; tile += step) {
-        const long long row = tile + member * ROWS;
+        const long long row = tile + rank * ROWS;
         const char* at = ring + slot * SLOT;
         InRows<P, MT, In, D_in> rows{{}, q};
         if constexpr (STAGES > 0) {
-            await_fetch<STAGES - 1>();
+            cp_async_wait<STAGES - 1>();
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < 2 * MT; ++i)
@@ -313,25 +313,25 @@ mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long lon
         } else {
 #pragma unroll
             for (int i = 0; i < 2 * MT; ++i) {
-                const long long wanted = row + 8 * i + row_of<ROW_BYTES>(g);
-                rows.rows[i] = x + (wanted < B ? wanted : B - 1) * D_in;
+                const long long source_row = row + 8 * i + row_of<ROW_BYTES>(g);
+                rows.rows[i] = x + (source_row < B ? source_row : B - 1) * D_in;
             }
         }
-        const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // < 1: no rows
-        const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
+        const int rows_left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // < 1: no rows
+        const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, rows_left, g, q};
         if constexpr (KS <= (STAGES > 0 ? MAX_STEPS : MAX_STEPS / 2)) {
             InRegisters<P, MT, KS> fragments;
             rows.template load<0>(fragments.a);
             if constexpr (STAGES > 0) {
                 __syncwarp();  // all lanes have read the slot before it is refilled
-                fetch_rows<ROWS, In, D_in>(shared_address(at), x, row + STAGES * step, B, lane);
-                close_fetch();
+                prefetch_rows<ROWS, In, D_in>(shared_address(at), x, row + STAGES * step, B, lane);
+                cp_async_commit();
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
             run_layers<P, By, MT, KS, decltype(finish), InRegisters<P, MT, KS>, First, Rest...>(
                 fragments, resident, q, finish);
         } else {
-            static_assert(STAGES == 0, "a row that is staged fits into registers");
+            static_assert(STAGES == 0, "staged rows must fit in registers");
             run_layers<P, By, MT, KS, decltype(finish), InRows<P, MT, In, D_in>, First, Rest...>(
                 rows, resident, q, finish);
         }

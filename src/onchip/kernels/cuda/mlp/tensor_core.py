@@ -13,6 +13,7 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.chain import chain_refusal
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
@@ -41,21 +42,21 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 
 
-# Most steps of k of a register-resident first layer whose rows are staged through shared memory; half as many unstaged.
-# Longer rows are read from global memory, MAX_STEPS / 2 steps at a time.
+# Most k steps of the first layer whose rows fit in registers; half as many if not staged through shared memory. Longer
+# rows are read from global memory, MAX_STEPS / 2 steps at a time.
 MAX_STEPS = 16
 MAX_LAYERS = 32  # per kernel: more take minutes to compile
 MAX_STAGES = 4
 FLIGHT_BYTES = 48 << 10  # rows in flight per SM: enough to hide memory latency
 COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # columns whose accumulators are live at once; twice that for long rows
-# Warps per SM -> registers for fragments and accumulators that leave the compiler enough for the rest: found by
-# compiling random networks. Two blocks of rows share much of the rest, so together they may use more.
+# Warps per SM -> most registers for fragments and accumulators without spills, found by compiling random networks. The
+# other registers are mostly shared by two blocks of rows, so a pair may use more.
 REGISTERS = {"ByWgmma": {32: 32, 24: 48, 16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
-PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # registers of two blocks of rows, and warps
+PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # most registers of two blocks of rows, and warps per SM
 SPLIT_REGISTERS = 156  # with 8 warps, for 3xTF32: split fragments and partial sums need registers, too
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for activations beyond a comparison
-WIDE, WIDE_RATE = 256, 0.5  # layers from this width on reach half the device's rate: few warps fit
+WIDE, WIDE_RATE = 256, 0.5  # layers at least this wide reach half the device's rate: few warps fit
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,17 @@ class Tiling:
     stages: int  # row tiles in flight per warp; 0: rows are read from global memory
 
     @property
-    def team(self) -> int:
+    def warps_per_tile(self) -> int:
         """Warps that share one tile."""
         return 4 if self.by == "ByWgmma" else 1
 
     @property
     def tile_rows(self) -> int:
-        return 16 * self.blocks * self.team
+        return 16 * self.blocks * self.warps_per_tile
 
 
 @dataclass(frozen=True)
-class TensorLowering:
+class MlpTensorCoreLowering:
     """A claimed chain, lowered to one launch."""
 
     chain: Chain
@@ -93,9 +94,9 @@ class TensorLowering:
             f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {'true' if a.bias is not None else 'false'}>"
             for a in self.chain.layers
         )
-        cut = self.tiling
-        head = f"{self.precision.name}, {cut.by}, {ELEMENT_TYPES[self.dtypes[0]]}, {ELEMENT_TYPES[self.dtypes[1]]}"
-        sizes = f"{cut.blocks}, {cut.warps}, {cut.stages}, {weight_bytes(self.chain, self.precision)}"
+        tiling = self.tiling
+        head = f"{self.precision.name}, {tiling.by}, {ELEMENT_TYPES[self.dtypes[0]]}, {ELEMENT_TYPES[self.dtypes[1]]}"
+        sizes = f"{tiling.blocks}, {tiling.warps}, {tiling.stages}, {weight_bytes(self.chain, self.precision)}"
         normaliser = self.chain.normaliser or "NoNormaliser"
         return Program(SOURCE, f"mlp_tensor_core<{head}, {sizes}, {normaliser}, {', '.join(layers)}>")
 
@@ -112,21 +113,21 @@ class TensorLowering:
     def order(self) -> str:
         """Reduction order. Independent of the tiling; the dtype of x determines the order of k."""
         how = "wgmma" if self.tiling.by == "ByWgmma" else "mma"
-        parts = ", in three products, four steps at a time" if self.precision.parts > 1 else ""
+        split = ", 3xTF32, four steps at a time" if self.precision.splits > 1 else ""
         softmax = "; softmax in lanes" if self.chain.normaliser else ""
-        return f"steps of {self.precision.step} by {how}{parts}, k as {self.dtypes[0]} is read{softmax}"
+        return f"steps of {self.precision.step} by {how}{split}, k in the load order of {self.dtypes[0]}{softmax}"
 
     def count(self, B: int) -> int:
         return B * self.chain.vectors
 
     def launch_config(self, B: int) -> LaunchConfig:
         """One persistent block per SM, fewer if there are fewer tiles, and only as many warps as have work."""
-        cut = self.tiling
-        tiles = -(-self.count(B) // cut.tile_rows)
+        tiling = self.tiling
+        tiles = -(-self.count(B) // tiling.tile_rows)
         grid = max(1, min(self.units, tiles))
-        warps = min(cut.warps, cut.team * -(-tiles // grid))
-        shared = shared_bytes(self.chain, self.precision, self.dtypes[0], cut, warps)
-        return LaunchConfig((grid, 1, 1), (32 * warps, 1, 1), shared, overlaps=cut.by == "ByWgmma")
+        warps = min(tiling.warps, tiling.warps_per_tile * -(-tiles // grid))
+        shared = shared_bytes(self.chain, self.precision, self.dtypes[0], tiling, warps)
+        return LaunchConfig((grid, 1, 1), (32 * warps, 1, 1), shared, overlaps=tiling.by == "ByWgmma")
 
     def rate(self, B: int) -> float:
         """Share of the device's rate: counts padding rows, idle SMs and wide layers."""
@@ -150,36 +151,41 @@ class MlpTensorCore:
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MAX_LAYERS)
         if chain is None:
             return
-        refused = why_not(net, chain, device, job)
+        refused = chain_refusal(net, chain, device, job)
         if refused and len(chain.layers) > 1:  # a later layer may be the cause
             chain = chain.first(1)
-            refused = why_not(net, chain, device, job)
+            refused = chain_refusal(net, chain, device, job)
         most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
         for count in (len(chain.layers), *range(min(most, len(chain.layers) - 1), 0, -1)) if not refused else ():
-            part = chain.first(count)
-            launch = make_lowering(net, part, device, job)
-            if isinstance(launch, TensorLowering):
-                yield _claim(net, part, device, job, launch)
+            prefix = chain.first(count)
+            lowering = make_lowering(net, prefix, device, job)
+            if isinstance(lowering, MlpTensorCoreLowering):
+                yield _claim(net, prefix, device, job, lowering)
                 return
-            refused = refused or launch  # reason for the whole chain
+            refused = refused or lowering  # reason for the whole chain
         yield Refusal(self.name, net.nodes[start].name, refused)
 
 
-def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> TensorLowering | str:
+def fits_in_block(net: Network, chain: Chain, device: Device, job: Job) -> bool:
+    """Whether a block can keep the weights of the chain in shared memory."""
+    return isinstance(make_lowering(net, chain, device, job), MlpTensorCoreLowering)
+
+
+def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> MlpTensorCoreLowering | str:
     """The lowering of a chain, or the reason for refusing it."""
     computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
     tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
-    return tiling if isinstance(tiling, str) else TensorLowering(chain, computed, dtypes, tiling, device.units)
+    return tiling if isinstance(tiling, str) else MlpTensorCoreLowering(chain, computed, dtypes, tiling, device.units)
 
 
-def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorLowering) -> Claim:
-    used = launch.launch_config(1 << 40).shared_bytes
-    rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in launch.dtypes))
-    weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
+def _claim(net: Network, chain: Chain, device: Device, job: Job, lowering: MlpTensorCoreLowering) -> Claim:
+    used = lowering.launch_config(1 << 40).shared_bytes
+    rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in lowering.dtypes))
+    weights = pack_recipe(chain, lowering.precision, lowering.dtypes[0])
     cost = forward_cost(net, chain)
-    flop, computed = (3 * cost.row_flop, "tf32") if launch.precision.parts > 1 else (cost.row_flop, "")
+    flop, computed = (3 * cost.row_flop, "tf32") if lowering.precision.splits > 1 else (cost.row_flop, "")
     cost = Cost(  # 3xTF32: three gemms per fp32 gemm; every block reads all weights
-        flop, cost.row_bytes, weights.nbytes, precision=computed, rate=launch.rate(job.batch),
+        flop, cost.row_bytes, weights.nbytes, precision=computed, rate=lowering.rate(job.batch),
         min_us=device.unit_read_us(weights.nbytes),
     )  # fmt: skip
     return Claim(
@@ -190,8 +196,8 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
         why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
         recipes={"weights": weights},
         fast_bytes=used,
-        order=launch.order,
-        facts=launch,
+        order=lowering.order,
+        facts=lowering,
     )
 
 
@@ -201,55 +207,55 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
 def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Device, B: int) -> Tiling | str:
     """The tiling for a device and batches of about B rows, or the reason why none fits.
 
-    Most warps first; then as many row tiles in flight as hide memory latency and fit beside the weights.
+    Most warps first; then as many row tiles in flight as hide memory latency and fit next to the weights.
     """
-    by, row_bytes = product(device.arch), DTYPE_BYTES[x_dtype] * chain.layers[0].D_in
+    by, row_bytes = instruction(device.arch), DTYPE_BYTES[x_dtype] * chain.layers[0].D_in
     weights, steps = weight_bytes(chain, precision), first_steps(chain.layers[0].D_in, precision)
-    room = device.fast_bytes - weights
-    if room < 0:
+    free_bytes = device.fast_bytes - weights
+    if free_bytes < 0:
         return f"does not fit: weights take {weights:,} B, a block has {device.fast_bytes:,} B of shared memory"
     for staged in (True, False) if steps <= MAX_STEPS else (False,):
-        need, most = registers(chain, precision, by, staged), dict(REGISTERS[by])
-        if precision.parts > 1:
-            most[8] = SPLIT_REGISTERS
+        need, limits = registers(chain, precision, by, staged), dict(REGISTERS[by])
+        if precision.splits > 1:
+            limits[8] = SPLIT_REGISTERS
         # With mma.sync every warp reads all weights from shared memory: two blocks of rows halve that traffic. With
         # wgmma they halve the overhead of a small network, if there are enough tiles for every warp.
         pair_registers, pair_warps = PAIRS[by]
         many = B * chain.vectors >= device.units * 32 * pair_warps
         blocks = 2 if 2 * need <= pair_registers and (many or by == "ByMma") else 1
         widest = max(layer.D_out for layer in chain.layers)
-        fits = (count for count, room in most.items() if need <= room and (count <= 16 or widest <= COLUMNS[by]))
+        fits = (count for count, limit in limits.items() if need <= limit and (count <= 16 or widest <= COLUMNS[by]))
         warps = pair_warps if blocks == 2 else next(fits, 0)
         slot = 16 * blocks * row_bytes
         for count in range(warps, 7, -4) if staged else ():
-            if stages := min(MAX_STAGES, room // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
+            if stages := min(MAX_STAGES, free_bytes // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
                 return Tiling(by, blocks, count, stages)
         if warps and not staged:
             return Tiling(by, blocks, warps, 0)
-    return f"does not fit: its widest layer takes {need} registers a thread, there are {most[8]}"
+    return f"does not fit: its widest layer takes {need} registers per thread, the limit is {limits[8]}"
 
 
-def product(arch: str) -> str:
+def instruction(arch: str) -> str:
     """Which instruction multiplies: wgmma (four warps) on sm_90a, mma.sync (one warp) elsewhere."""
     return "ByWgmma" if arch == "sm_90a" else "ByMma"
 
 
 def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
-    """Registers per thread for a layer's input and output fragments and accumulators: the maximum over layers."""
-    most, reads, columns = 0, 4 * first_steps(chain.layers[0].D_in, precision), COLUMNS[by]
-    if not staged and reads > 2 * MAX_STEPS:
+    """Registers per thread for fragments (input, output) and accumulators: the maximum over layers."""
+    most, inputs, columns = 0, 4 * first_steps(chain.layers[0].D_in, precision), COLUMNS[by]
+    if not staged and inputs > 2 * MAX_STEPS:
         # Half as many steps, elements not yet packed into fragments, and more columns per pass over the rows.
-        reads, columns = 4 * MAX_STEPS, columns if precision.parts > 1 else 2 * columns
-    split = 8 if precision.parts > 1 else 0  # 3xTF32: four steps in two parts, minus those already consumed
+        inputs, columns = 4 * MAX_STEPS, columns if precision.splits > 1 else 2 * columns
+    split = 8 if precision.splits > 1 else 0  # 3xTF32: both splits of four steps, minus those already consumed
     for layer in chain.layers:
         N, is_last = round_up(layer.D_out, 8), layer is chain.layers[-1]
         # A normaliser needs the accumulators twice; the compiler prefetches the next chunk of a last layer.
         sums = N if is_last and chain.normaliser else min(N, 2 * columns if is_last else columns) // 2
-        sums *= precision.parts  # 3xTF32: partial sums of four steps, and totals
-        makes = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
+        sums *= precision.splits  # 3xTF32: partial sums of four steps, and totals
+        outputs = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
         compares = layer.activation is None or layer.activation.flop_each <= 2
         function = 0 if compares else ACTIVATION_REGISTERS
-        most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
+        most, inputs, columns = max(most, inputs + split + sums + outputs + function), outputs, COLUMNS[by]
     # 16-bit elements stay unpacked until they are joined two per register; other types need fewer registers.
     if precision.per_word == 2 or not staged or most <= REGISTERS[by][16]:
         return most
@@ -262,23 +268,7 @@ def shared_bytes(chain: Chain, precision: Precision, x_dtype: str, tiling: Tilin
     return weight_bytes(chain, precision) + warps * tiling.stages * slot
 
 
-# -- refusals and instances ----------------------------------------------------------------------------------
-
-
-def why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
-    """Why no chain kernel can run this chain; "" if one can."""
-    if job.is_training:
-        return "runs forward only: it keeps no activations for a backward pass"
-    if device.arch not in ARCHITECTURES:
-        return f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
-    for dtype in end_dtypes(net, chain):
-        if dtype not in ELEMENT_TYPES:
-            return f"reads and writes {', '.join(ELEMENT_TYPES)}, not {dtype}"
-    for layer in chain.layers:
-        for name in filter(None, (layer.weight, layer.bias)):
-            if (dtype := net.weight_type(name).dtype) not in ELEMENT_TYPES:
-                return f"keeps weights of {', '.join(ELEMENT_TYPES)}, and {name} is {dtype}"
-    return ""
+# -- instances ----------------------------------------------------------------------------------
 
 
 def _instance(
@@ -288,10 +278,10 @@ def _instance(
         net = with_io(mlp(*widths, **options), io)  # type: ignore[arg-type]
         chain = find_chain(net, 0, ACTIVATIONS, casts=True)
         assert chain is not None
-        made = make_lowering(net, chain, device, Job(precision, B))
-        if isinstance(made, str):
-            raise PlanError(f"{MlpTensorCore.name} does not take {name} on {device.arch}", got=made)
-        return made.at(1 << 20).launches[0]
+        lowering = make_lowering(net, chain, device, Job(precision, B))
+        if isinstance(lowering, str):
+            raise PlanError(f"{MlpTensorCore.name} does not support {name} on {device.arch}", got=lowering)
+        return lowering.at(1 << 20).launches[0]
 
     return Instance(name, launch)
 

@@ -12,11 +12,11 @@ from onchip.plan.device import H200, Device
 
 PART = 32  # elements of k per fp32 partial sum
 UNITS = 4  # per row of a slice: 16 bytes of w each
-DEEP_BYTES = 16 << 10  # stages of this size or more: three are enough, and two blocks fit on an SM
+DEEP_BYTES = 16 << 10  # of stages this large, three are enough, so that two blocks fit on an SM
 REGISTERS = 65536  # per SM
-HEAD = 100  # prologue and epilogue of a tile, as extra elements of k
-NARROW = 0.62  # rate factor where rows are copied in less than 16 bytes
-ROUNDED = 0.85  # rate factor where fragments are rounded to tf32
+OVERHEAD = 100  # prologue and epilogue of a tile, as extra elements of k
+NARROW = 0.62  # rate factor where rows are copied in chunks of less than 16 bytes
+ROUNDED = 0.85  # rate factor of tf32, whose fragments are rounded when they are read
 MAX_RATE = 0.75  # largest share of any device's peak rate
 
 
@@ -33,7 +33,7 @@ def depth_of(precision: str) -> int:
 def scale_of(device: Device, precision: str) -> float:
     """Factor from a tile's share of the H200's fp16 rate to its share of this device's rate in this precision.
 
-    Assumed, not measured: an SM of another GPU issues and reads shared memory about as fast.
+    Assumed, not measured: SMs of other GPUs issue instructions and read shared memory about as fast.
     """
     multiplied = "tf32" if precision == "fp32" else precision
     scale = H200.flops[multiplied] / H200.units / (device.flops[multiplied] / device.units)
@@ -59,15 +59,15 @@ class MmaTile:
     def work(self, K: float, scale: float, is_whole: bool) -> float:
         """Estimated cost of a tile, in multiply-adds at the peak rate. is_whole: rows are copied 16 bytes at a time."""
         rate = min(MAX_RATE, self.rate * scale) * (1.0 if is_whole else NARROW)
-        return self.BM * self.BN * (K + HEAD) / rate
+        return self.BM * self.BN * (K + OVERHEAD) / rate
 
-    def sums(self, precision: str) -> int:
+    def accumulators(self, precision: str) -> int:
         """Accumulators per thread, including the totals of fp32."""
-        return self.BM * self.BN // self.threads * PRECISIONS[precision].parts
+        return self.BM * self.BN // self.threads * PRECISIONS[precision].splits
 
     def stage_bytes(self, precision: str, x_dtype: str) -> int:
         computed = PRECISIONS[precision]
-        return self.BM * depth_of(precision) * DTYPE_BYTES[x_dtype] + computed.parts * self.BN * 16 * UNITS
+        return self.BM * depth_of(precision) * DTYPE_BYTES[x_dtype] + computed.splits * self.BN * 16 * UNITS
 
     def stages(self, precision: str, x_dtype: str) -> int:
         return 3 if self.stage_bytes(precision, x_dtype) >= DEEP_BYTES else 4
@@ -79,22 +79,22 @@ class MmaTile:
         return f"{self.BM}, {self.BN}, {self.warps[0]}, {self.warps[1]}, {self.stages(precision, x_dtype)}"
 
     def budget(self, precision: str) -> Budget:
-        sums = self.sums(precision)
-        blocks = 2 if sums > 64 else 3 if sums > 32 else 4
+        accumulators = self.accumulators(precision)
+        blocks = 2 if accumulators > 64 else 3 if accumulators > 32 else 4
         return Budget(min(255, REGISTERS // (self.threads * blocks) // 8 * 8))
 
 
 # Few tiles, as each is compiled on first use. A warp with 64 columns of 16 bits stores whole 128-byte lines. The last
-# tile is for few rows. Measured rates: 4,096 cubed takes 353 us in fp16, 736 in tf32 and 2,050 in fp32. Slices of 128
+# tile is for few rows. Measured: 4,096 cubed takes 353 us in fp16, 736 in tf32 and 2,050 in fp32. Slices of 128
 # bytes are 10 % faster, but then only one block fits on GPUs with 100 KB of shared memory.
 TILES = (
     MmaTile(128, 128, (2, 2), 0.6), MmaTile(128, 64, (4, 1), 0.52), MmaTile(128, 32, (4, 1), 0.36),
     MmaTile(32, 64, (2, 2), 0.31),
 )  # fmt: skip
 NARROW_TILES = (TILES[0], TILES[2], TILES[3])
-MAX_SUMS = 128  # accumulators per thread
+MAX_ACCUMULATORS = 128  # accumulators per thread
 
 
 def tiles_of(precision: str, is_whole: bool = True) -> list[MmaTile]:
-    """The candidate tiles. is_whole: rows are copied 16 bytes at a time; else copies dominate, and fewer tiles do."""
-    return [tile for tile in (TILES if is_whole else NARROW_TILES) if tile.sums(precision) <= MAX_SUMS]
+    """The candidate tiles. is_whole: rows are copied 16 bytes at a time; else copies dominate: fewer tiles suffice."""
+    return [tile for tile in (TILES if is_whole else NARROW_TILES) if tile.accumulators(precision) <= MAX_ACCUMULATORS]

@@ -1,7 +1,7 @@
 // mma/tensor_core.cuh: A in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
 //
-// Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) holds two words of rows g and g + 8 per step of
-//            STEP columns: a[step] = {row g word 0, row g+8 word 0, row g word 1, row g+8 word 1}. Of 8 columns of the
+// Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) holds two registers of rows g and g + 8 per step
+//            of STEP columns: a[step] = {row g reg 0, row g+8 reg 0, row g reg 1, row g+8 reg 1}. Of 8 columns of the
 //            result it holds c = {(g, 2q), (g, 2q+1), (g+8, 2q), (g+8, 2q+1)}. wgmma and mma.sync share this layout, so
 //            the result of a layer becomes the A operand of the next without leaving its lane.
 // Weights    (K, N) as core matrices of 8 columns n x 16 B of k; matrix (k, n) is at byte 128 * (k * N/8 + n). ldmatrix
@@ -17,32 +17,32 @@
 // The wgmma descriptor of a step's weights (no swizzle), in 16-byte units: address of the first core matrix, stride
 // along k (bits 16 to 29) and along n (bits 32 to 45). Steps differ in the address only: one addition each.
 template <int N>
-__device__ __forceinline__ unsigned long long tiles_at(u32 shared_address, int bytes_on) {
-    constexpr unsigned long long along_n = 8;
-    constexpr u32 along_k = N;
-    return along_n << 32 | ((along_k << 16 | shared_address >> 4) + bytes_on / 16);
+__device__ __forceinline__ unsigned long long weights_descriptor(u32 shared_address, int offset) {
+    constexpr unsigned long long stride_n = 8;
+    constexpr u32 stride_k = N;
+    return stride_n << 32 | ((stride_k << 16 | shared_address >> 4) + offset / 16);
 }
 
 // c[j..] += a * weights from column 8j on, by instructions of 64, 32, 16 and 8 columns.
 template <class P, int N, int j, int NT, int KS>
 __device__ __forceinline__ void wgmma_columns(float (&c)[NT][4], const u32 (&a)[KS][4], u32 weights, bool sums) {
-    constexpr int left = NT - j, PIECE = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    constexpr int left = NT - j, GROUPS = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 #pragma unroll
     for (int k = 0; k < KS; ++k)
-        Wgmma<P, 8 * PIECE>::add(c + j, a[k], tiles_at<N>(weights, k * 32 * N + j * 128), sums || k > 0);
-    if constexpr (left > PIECE) wgmma_columns<P, N, j + PIECE>(c, a, weights, sums);
+        Wgmma<P, 8 * GROUPS>::add(c + j, a[k], weights_descriptor<N>(weights, k * 32 * N + j * 128), sums || k > 0);
+    if constexpr (left > GROUPS) wgmma_columns<P, N, j + GROUPS>(c, a, weights, sums);
 }
 #endif
 
-// Register-A GEMM by WARPS warps: begin(), any number of add(), end(); c is valid after end().
-// add: c (16 MT rows, 8 NT columns) += a (16 MT rows, KS steps) * weights, the address of a (K, N) matrix. With
+// GEMM with A in registers, by WARPS warps: begin(), any number of add(), end(); c is valid after end().
+// add: c (16 MT rows, 8 NT columns) += a (16 MT rows, KS steps) * the (K, N) matrix at address `weights`; with
 // sums = false it overwrites c.
 struct ByWgmma {
     static constexpr int WARPS = 4, COLUMNS = 64;  // result columns per instruction
 
     static __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        begin_products();
+        wgmma_fence();
 #endif
     }
     template <class P, int N, int MT, int NT, int KS>
@@ -55,8 +55,8 @@ struct ByWgmma {
     }
     static __device__ __forceinline__ void end() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        end_products();
-        wait_for_products<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
 #endif
     }
 };
@@ -89,8 +89,7 @@ struct ByMma {
 #pragma unroll
                 for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
         }
-        // ldmatrix: lane l addresses row l % 8 of matrix l / 8: both k halves of a step, then those of the next 8
-        // columns.
+        // ldmatrix: lane l addresses row l % 8 of matrix l / 8: both k halves of 8 columns, then of the next 8.
         const int lane = threadIdx.x % 32;
         const u32 at = weights + ((lane / 8 % 2) * N + 8 * (lane / 16) + lane % 8) * 16;
 #pragma unroll

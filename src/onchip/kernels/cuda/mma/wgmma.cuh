@@ -3,9 +3,9 @@
 // Accumulators  Lane (g, q) = (lane / 4, lane % 4) of warp w holds, of column group j of 8, c[j] = {(16w + g, 8j + 2q),
 //               (16w + g, 8j + 2q + 1), (16w + g + 8, 8j + 2q), (16w + g + 8, 8j + 2q + 1)}.
 // Operands      B (weights) is in shared memory, addressed by a descriptor. A (rows) is in shared memory too, or in
-//               registers: fragments of two words per row, as for mma.sync (mma/tensor_core.cuh).
-// Waiting       begin_products (fence), any number of add, end_products (commit). Accumulators, registers and shared
-//               memory are free after wait_for_products<n>, which leaves the last n groups in flight.
+//               registers: fragments of two registers per row, as for mma.sync (mma/tensor_core.cuh).
+// Waiting       wgmma_fence, any number of add, wgmma_commit; then wgmma_wait<n>, which leaves the last n groups in
+//               flight. The accumulators, registers and shared memory of the others may then be used.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -81,39 +81,39 @@ ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
 // wgmma descriptor of a swizzled K-major tile, as TMA writes it (mma/tma.cuh): rows of LINE (128, 64 or 32) bytes of k.
-// In 16-byte units; the swizzle mode is in the top two bits. The next step of k is 32 bytes on: add 2.
-// pitch  bytes between groups of 8 rows; in a patch of pixels, the bytes of a line of pixels. The swizzle depends on
+// In 16-byte units; the swizzle mode is in the top two bits. The next step of k is 32 bytes further: add 2.
+// pitch  bytes between groups of 8 rows; in a patch of pixels, the bytes of a row of pixels. The swizzle depends on
 //        the address only, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
 template <int LINE = 128>
-__device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
-    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
-    return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 |
+__device__ __forceinline__ unsigned long long swizzled_descriptor(u32 shared_address, u32 pitch = 8 * LINE) {
+    constexpr unsigned long long SWIZZLE_MODE = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
+    return SWIZZLE_MODE << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 |
            (shared_address & 0x3ffff) >> 4;
 }
-// The descriptor of a tile `bytes` after another.
-__device__ __forceinline__ unsigned long long behind(unsigned long long tile, u32 bytes) {
+// The descriptor of the tile `bytes` after this one.
+__device__ __forceinline__ unsigned long long advance(unsigned long long tile, u32 bytes) {
     return (tile & ~0ull << 32) | (static_cast<u32>(tile) + bytes / 16);
 }
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int n>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 }
 #endif
 
-// movmatrix: transposes an 8 x 8 matrix of 16-bit elements held by a warp. Lane (g, q) passes row g, columns 2q and
-// 2q + 1, and gets column g, rows 2q and 2q + 1.
-__device__ __forceinline__ u32 turned(u32 two) {
-    u32 made;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(made) : "r"(two));
-    return made;
+// movmatrix: transposes an 8 x 8 matrix of 16-bit elements held by a warp. Lane (g, q) passes columns 2q and 2q + 1 of
+// row g and gets rows 2q and 2q + 1 of column g.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+    u32 result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
 }
 // stmatrix.trans: stores four such matrices transposed; lane 8 i + r passes the 16-byte address of row r of matrix i.
-__device__ __forceinline__ void store_turned(void* to, const u32 (&two)[4]) {
+__device__ __forceinline__ void store_transposed(void* to, const u32 (&pair)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :
-                 : "r"(static_cast<u32>(__cvta_generic_to_shared(to))), "r"(two[0]), "r"(two[1]), "r"(two[2]),
-                   "r"(two[3])
+                 : "r"(static_cast<u32>(__cvta_generic_to_shared(to))), "r"(pair[0]), "r"(pair[1]), "r"(pair[2]),
+                   "r"(pair[3])
                  : "memory");
 }

@@ -19,51 +19,50 @@ from onchip.kernels.cuda.common.program import (
     Program,
     Steps,
 )
-from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.common.window import POOLS, Axis, Windows, axes_of
 from onchip.network.graph import Network, Node
-from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from onchip.network.layers import MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
-POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 UNROLLED = ((2, 2, 2), (3, 3, 2), (3, 3, 1), (1, 2, 1), (1, 3, 1))
-TOGETHER = (4, 4)
+MAX_ROWS = (4, 4)
 
 
 @dataclass(frozen=True)
 class PoolLowering:
     """pool(x, y, windows)"""
 
-    how: str  # "Max", "Mean" or "MeanWithPads"
-    number: str  # element type in pool/pool.cu
+    mode: str  # "Max", "Mean" or "MeanWithPads"
+    element: str  # element type in pool/pool.cu
     windows: Windows
 
     @property
     def vector(self) -> int:
         """Channels per thread: 16 bytes in NHWC if that divides C, else one."""
         V = 16 // self.windows.element_bytes
-        return V if self.windows.is_last and self.windows.C % V == 0 else 1
+        return V if self.windows.is_nhwc and self.windows.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
         cut, config, windows = self.windows.arguments(B, self.vector)
-        program = Program(SOURCE, f"pool<{self.how}, {self.number}, {cut}>")
+        program = Program(SOURCE, f"pool<{self.mode}, {self.element}, {cut}>")
         # 3 x 3 in NHWC spills one word on sm_80.
         budget = Budget(registers=128, spill_bytes=4)
         return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), budget),))
 
 
-def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
+def _lowering(mode: str, dtype: str, windows: Windows) -> PoolLowering:
     """A 16-bit max pool in NHWC treats two channels as one element."""
-    is_in_pairs = how == "Max" and windows.is_last and windows.element_bytes == 2 and windows.C % 2 == 0
+    is_in_pairs = mode == "Max" and windows.is_nhwc and windows.element_bytes == 2 and windows.C % 2 == 0
     if not is_in_pairs:
-        return PoolLowering(how, FLOATS[dtype], windows)
+        return PoolLowering(mode, FLOATS[dtype], windows)
     halved = replace(windows, C=windows.C // 2, N=windows.N // 2, element_bytes=4)
-    return PoolLowering(how, f"Pairs<{FLOATS[dtype]}>", halved)
+    return PoolLowering(mode, f"Pairs<{FLOATS[dtype]}>", halved)
 
 
 class PoolKernel:
@@ -77,49 +76,49 @@ class PoolKernel:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
         if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
-            why = f"computes on rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            why = f"computes on rows of fewer than 2^31 elements in {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         kernel = ",".join(map(str, node.layer.attributes()["kernel"]))
         cost = Cost(net.row_flop(node), x.row_bytes + y.row_bytes)
-        how = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
+        mode = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
         claim = Claim(
-            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), cost, "one layer by itself",
-            order="" if how == "Max" else "rows of taps in order",
+            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), cost, "single layer",
+            order="" if mode == "Max" else "rows of taps in order",
         )  # fmt: skip
-        how += "WithPads" if node.layer.attributes().get("count_pads") else ""
+        mode += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
-            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.writes), device)))
+            yield replace(each, facts=_lowering(mode, x.dtype, _windows(net, node, bool(each.writes), device)))
 
 
-def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
+def _windows(net: Network, node: Node, is_nhwc: bool, device: Device) -> Windows:
     (C, *sizes), (_, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), node.layer.attributes()["kernel"])
-    return Windows(C, C, h, w, is_last, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, TOGETHER, device.units)
+    return Windows(C, C, h, w, is_nhwc, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, MAX_ROWS, device.units)
 
 
 def _instance(
-    name: str, how: str, dtype: str, is_last: bool, taps: int = 2, stride: int = 2, B: int = 1000
+    name: str, mode: str, dtype: str, is_nhwc: bool, taps: int = 2, stride: int = 2, B: int = 1000
 ) -> Instance:
     axis = Axis(16, 8, taps, stride, 0, 1, 16)
-    windows = Windows(64, 64, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
-    lowering = _lowering(how, dtype, windows)
+    windows = Windows(64, 64, axis, axis, is_nhwc, DTYPE_BYTES[dtype], UNROLLED, MAX_ROWS, 132)
+    lowering = _lowering(mode, dtype, windows)
     return Instance(name, lambda device: lowering.at(B).launches[0])
 
 
 INSTANCES = (
     _instance("largest", "Max", "float32", False),
-    _instance("largest, channels last", "Max", "float16", True),
-    _instance("largest of 3 x 3, channels last", "Max", "float32", True, 3),
+    _instance("largest, NHWC", "Max", "float16", True),
+    _instance("largest of 3 x 3, NHWC", "Max", "float32", True, 3),
     _instance("mean", "Mean", "bfloat16", False),
-    _instance("mean of 3 x 3, channels last", "Mean", "float16", True, 3, 1),
+    _instance("mean of 3 x 3, NHWC", "Mean", "float16", True, 3, 1),
     _instance("mean with pads", "MeanWithPads", "float64", True),
     _instance("largest of any window", "Max", "float32", False, 4),
-    _instance("mean of any window, channels last", "Mean", "float16", True, 4),
+    _instance("mean of any window, NHWC", "Mean", "float16", True, 4),
     _instance("largest of any window that slides", "Max", "float32", False, 7, 1),
-    _instance("largest of any window that slides, channels last", "Max", "float16", True, 7, 1),
+    _instance("largest of any window that slides, NHWC", "Max", "float16", True, 7, 1),
     _instance("mean of any window that slides", "Mean", "float16", False, 7, 1),
-    _instance("mean of any window that slides, channels last", "Mean", "bfloat16", True, 7, 1),
+    _instance("mean of any window that slides, NHWC", "Mean", "bfloat16", True, 7, 1),
     _instance("mean of 3 x 3", "Mean", "float16", False, 3, 1),
     _instance("very many", "Max", "float32", False, B=1 << 24),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, divider, index_of
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -26,9 +26,8 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
     Weight,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.layout.select import MAX_WORDS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network
 from onchip.network.layers import LinearResize
@@ -41,7 +40,7 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_PER_SM = 256, 4
-MAX_PLACES = 8  # outputs per thread
+MAX_PER_THREAD = 8  # outputs per thread
 # Shares of the fp32 peak, index arithmetic included: 4,096 images of 32 channels, 32x32 to 64x64, took 1,040 to
 # 1,407 us in NCHW and 491 to 780 us in NHWC (H200).
 RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
@@ -71,53 +70,53 @@ def resize_shares(
 
 @dataclass(frozen=True)
 class ResizeLowering:
-    """resize(x, taps, shares, y, count, x_row, strip, axes)"""
+    """resize(x, taps, weights, y, count, x_row, per_thread, axes)"""
 
     dtype: str
     parts: ResizeParts
     units: int
 
     @property
-    def neighbours(self) -> int:
+    def vector(self) -> int:
         """Contiguous elements per vector, up to 16 bytes."""
         return math.gcd(self.parts.run, 16 // DTYPE_BYTES[self.dtype])
 
     @property
-    def together(self) -> int:
+    def per_store(self) -> int:
         """Outputs along the third axis per store, if contiguous."""
         return math.gcd(self.parts.sizes[2], 16 // DTYPE_BYTES[self.dtype]) if self.parts.run == 1 else 1
 
-    def threads(self, B: int, strip: int) -> int:
+    def threads(self, B: int, per_thread: int) -> int:
         n1, n2, n3 = self.parts.sizes
-        return B * self.parts.outer * n1 * n2 * math.ceil(n3 / strip) * (self.parts.run // self.neighbours)
+        return B * self.parts.outer * n1 * n2 * math.ceil(n3 / per_thread) * (self.parts.run // self.vector)
 
-    def strip(self, B: int) -> int:
+    def per_thread(self, B: int) -> int:
         """Outputs per thread along the third axis: fewer if the grid would be too small."""
-        strip = max(MAX_PLACES, self.together)
-        while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_PER_SM:
-            strip //= 2
-        return strip
+        per_thread = max(MAX_PER_THREAD, self.per_store)
+        while per_thread > self.per_store and self.threads(B, per_thread) < self.units * THREADS * BLOCKS_PER_SM:
+            per_thread //= 2
+        return per_thread
 
     def at(self, B: int) -> Steps:
-        parts, V, strip = self.parts, self.neighbours, self.strip(B)
-        count = self.threads(B, strip)
+        parts, V, per_thread = self.parts, self.vector, self.per_thread(B)
+        count = self.threads(B, per_thread)
         if not count:
             return Steps(())
-        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.together}>")
+        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.per_store}>")
         n1, n2, n3 = parts.sizes
-        sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / strip), parts.run // V))
+        sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / per_thread), parts.run // V))
         axes = Struct((), sizes + struct.pack("<4I", n3, *parts.is_resized))
         arguments = (
             Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
-            UInt32(strip), axes,
+            UInt32(per_thread), axes,
         )  # fmt: skip
-        return Steps((KernelLaunch(program, in_line(-(-count // THREADS)), arguments, Budget(registers=80)),))
+        return Steps((KernelLaunch(program, grid_1d(-(-count // THREADS)), arguments, Budget(registers=80)),))
 
 
 class ResizeKernel:
     name = "resize"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # ignored: computes in float32, or float64 for float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -125,18 +124,18 @@ class ResizeKernel:
         if not isinstance(layer, LinearResize) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MAX_WORDS:
-            why = f"resizes rows of fewer than {MAX_WORDS:,} {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MAX_ELEMENTS:
+            why = f"rows of fewer than {MAX_ELEMENTS:,} {', '.join(FLOATS)} elements on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        wide = "float64" if x.dtype == "float64" else "float32"
+        acc_dtype = "float64" if x.dtype == "float64" else "float32"
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
             if (parts := resize_parts(layer, x, layout)) is None:
                 continue
-            given, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
+            options, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
             recipes = {
-                "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **given),
-                "shares": Recipe.of(resize_shares, (), (count,), wide, **given),
+                "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **options),
+                "shares": Recipe.of(resize_shares, (), (count,), acc_dtype, **options),
             }
             yield Claim(
                 self.name, f"{self.name}<linear>", (node.name,),
@@ -144,7 +143,7 @@ class ResizeKernel:
                     net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
                     precision="fp32", rate=RATE[layout],
                 ),
-                "one layer by itself", recipes, order="axis by axis",
+                "single layer", recipes, order="axis by axis",
                 reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
                 writes={node.name: layout} if layout != ROWS else {},
                 facts=ResizeLowering(x.dtype, parts, device.units),
@@ -152,8 +151,8 @@ class ResizeKernel:
 
 
 def _instance(dtype: str, run: int) -> Instance:
-    made = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
-    return Instance(f"{dtype}, runs of {run}", lambda device: made.at(64).launches[0])
+    lowering = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
+    return Instance(f"{dtype}, runs of {run}", lambda device: lowering.at(64).launches[0])
 
 
 INSTANCES = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onchip.kernels.cuda.common.precision import narrowed
+from onchip.kernels.cuda.common.permute import permute
+from onchip.kernels.cuda.common.precision import PRECISIONS, narrowed
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
     EVERY_CHIP,
@@ -26,25 +27,28 @@ from onchip.kernels.cuda.common.program import (
     Scratch,
     Steps,
     UInt32,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.conv.sm90 import ConvSm90, spread_taps
-from onchip.kernels.cuda.embedding.token_max import TokenMax
+from onchip.kernels.cuda.common.weights import UNBIASED, narrow_weight, split_weight, spread_taps, tf32_weight
 from onchip.kernels.cuda.embedding.token_slices import (
     narrow_tables,
-    peaks_steps,
+    peak_groups,
+    peaks_launch,
     scaled_slices,
     slices_launch,
     split_tables,
     token_slices,
     token_taps,
 )
-from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
-from onchip.kernels.cuda.gemm.sm90 import UNBIASED, GemmSm90, GemmSm90Lowering, split_weight, tf32_weight
-from onchip.kernels.cuda.layout.permute import permute
+from onchip.kernels.cuda.gemm.simt import SimtGemm
+from onchip.kernels.cuda.gemm.sm90 import launch_gemm
+from onchip.kernels.cuda.mma.wgmma_tile import WgmmaGemm
+from onchip.kernels.cuda.reduction.reduce import reduce_axis
 from onchip.kernels.fp8_tables import table_peaks
+from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
 from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
 
@@ -74,58 +78,61 @@ class RecipeLowering:
         return LOWERINGS[self.recipe.op](self, B)
 
 
-def _as_is(given: RecipeLowering, B: int) -> Steps:
-    count, dtypes = B * math.prod(given.recipe.shape[1:]), (given.sources[0].dtype, given.recipe.dtype)
-    return Steps((permute(dtypes, (count,), (0,), given.device.units, Input(0), Output(0)),) if count else ())
+def _as_is(lowering: RecipeLowering, B: int) -> Steps:
+    count, dtypes = B * math.prod(lowering.recipe.shape[1:]), (lowering.sources[0].dtype, lowering.recipe.dtype)
+    return Steps((permute(dtypes, (count,), (0,), lowering.device.units, Input(0), Output(0)),) if count else ())
 
 
-def _transposed(given: RecipeLowering, B: int) -> Steps:
-    (source,), axes = given.sources, dict(given.recipe.attributes)["axes"]
+def _transposed(lowering: RecipeLowering, B: int) -> Steps:
+    (source,), axes = lowering.sources, dict(lowering.recipe.attributes)["axes"]
     assert isinstance(axes, tuple)
-    dtypes, order = (source.dtype, given.recipe.dtype), [int(axis) % len(axes) for axis in axes]  # type: ignore[arg-type]
-    return Steps((permute(dtypes, source.shape, order, given.device.units, Input(0), Output(0)),))
+    dtypes, order = (source.dtype, lowering.recipe.dtype), [int(axis) % len(axes) for axis in axes]  # type: ignore[arg-type]
+    return Steps((permute(dtypes, source.shape, order, lowering.device.units, Input(0), Output(0)),))
 
 
-def _token_tables(given: RecipeLowering, B: int) -> Steps:
+def _token_tables(lowering: RecipeLowering, B: int) -> Steps:
     """rows (V, E) @ taps (K * C_out, E)^T -> (V, K * C_out)."""
-    rows, W = given.sources
-    _, K, C_out = given.recipe.shape
+    rows, W = lowering.sources
+    _, K, C_out = lowering.recipe.shape
     E = rows.shape[1]
-    units, taps = given.device.units, Scratch(0)
-    product = Product(B, K * C_out, E, "fp32", (rows.dtype, given.recipe.dtype))
+    units, taps = lowering.device.units, Scratch(0)
+    gemm = SimtGemm(B, K * C_out, E, "fp32", (rows.dtype, lowering.recipe.dtype))
     return Steps(
         (
             permute((W.dtype, "float32"), *_taps(W, K, E), units, Input(1), taps),
-            product.launch(units, Input(0), taps, Int64(0), Output(0)),
+            gemm.launch(units, Input(0), taps, Int64(0), Output(0)),
         ),
         scratch_bytes=4 * K * C_out * E,
     )
 
 
-def _token_taps(given: RecipeLowering, B: int) -> Steps:
-    (W,), (N, E) = given.sources, given.recipe.shape
-    dtypes = W.dtype, given.recipe.dtype
-    return Steps((permute(dtypes, *_taps(W, N // W.shape[0], E), given.device.units, Input(0), Output(0)),))
+def _token_taps(lowering: RecipeLowering, B: int) -> Steps:
+    (W,), (N, E) = lowering.sources, lowering.recipe.shape
+    dtypes = W.dtype, lowering.recipe.dtype
+    return Steps((permute(dtypes, *_taps(W, N // W.shape[0], E), lowering.device.units, Input(0), Output(0)),))
 
 
-def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
+def _tensor_tables(lowering: RecipeLowering, B: int) -> Steps:
     """rows (V, E) @ taps (K * C_out, E)^T on the tensor cores; both are in operand format."""
-    rows, _ = given.sources
-    _, K, C_out = given.recipe.shape
+    rows, _ = lowering.sources
+    _, K, C_out = lowering.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
-    product = GemmSm90Lowering(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
-    return Steps((product.launch(given.device.units, Input(0), Input(1), Int64(0), Output(0)),))
+    gemm = WgmmaGemm(B, K * C_out, rows.shape[1], precision, (rows.dtype, lowering.recipe.dtype))
+    return Steps((launch_gemm(gemm, lowering.device.units, Input(0), Input(1), Int64(0), Output(0)),))
 
 
-def _token_slices(given: RecipeLowering, B: int) -> Steps:
-    tables, *peaks = given.sources
-    lies = tables.shape, tables.dtype
-    return Steps((slices_launch(given.recipe, lies, Input(0), Output(0), Input(1) if peaks else None),))
+def _token_slices(lowering: RecipeLowering, B: int) -> Steps:
+    tables, *peaks = lowering.sources
+    shape_dtype = tables.shape, tables.dtype
+    return Steps((slices_launch(lowering.recipe, shape_dtype, Input(0), Output(0), Input(1) if peaks else None),))
 
 
-def _table_peaks(given: RecipeLowering, B: int) -> Steps:
-    (tables,) = given.sources
-    return peaks_steps((tables.shape, tables.dtype), given.device.units)
+def _table_peaks(lowering: RecipeLowering, B: int) -> Steps:
+    (tables,) = lowering.sources
+    V, K, C = tables.shape
+    groups = peak_groups(V, K)
+    maximum = reduce_axis("reduce", "Max", "float32", (1, groups, C), lowering.device.units, Scratch(0))
+    return Steps((peaks_launch((tables.shape, tables.dtype), Scratch(0)), maximum), 4 * groups * C)
 
 
 def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
@@ -136,45 +143,46 @@ def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, i
     return (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((W.shape[0], K, E), (1, 0, 2))
 
 
-def _merged_weight(given: RecipeLowering, B: int) -> Steps:
+def _merged_weight(lowering: RecipeLowering, B: int) -> Steps:
     """W2 (D_out, D_mid) @ W1 (D_mid, D_in), accumulated in float64 as NumPy does, rounded once."""
-    W2, W1 = given.sources
+    W2, W1 = lowering.sources
     D_mid, D_in = W1.shape
-    units, turned = given.device.units, Scratch(0)
-    product = Product(B, D_in, D_mid, "fp64", (W2.dtype, given.recipe.dtype))
+    units, w1_transposed = lowering.device.units, Scratch(0)
+    gemm = SimtGemm(B, D_in, D_mid, "fp64", (W2.dtype, lowering.recipe.dtype))
     return Steps(
         (
-            permute((W1.dtype, "float32"), W1.shape, (1, 0), units, Input(1), turned),
-            product.launch(units, Input(0), turned, Int64(0), Output(0)),
+            permute((W1.dtype, "float32"), W1.shape, (1, 0), units, Input(1), w1_transposed),
+            gemm.launch(units, Input(0), w1_transposed, Int64(0), Output(0)),
         ),
         scratch_bytes=4 * D_mid * D_in,
     )
 
 
-def _tf32_parts(given: RecipeLowering, B: int) -> Steps:
-    (source,) = given.sources
+def _tf32_splits(lowering: RecipeLowering, B: int) -> Steps:
+    (source,) = lowering.sources
     count = math.prod(source.shape)
-    launch = _tf32_launch(source.dtype, len(given.recipe.shape) - len(source.shape) + 1, count, given.device.units)
+    splits = 1 + len(lowering.recipe.shape) - len(source.shape)
+    launch = _tf32_launch(source.dtype, splits, count, lowering.device.units)
     return Steps((launch,) if count else ())
 
 
-def _tf32_launch(dtype: str, parts: int, count: int, units: int) -> KernelLaunch:
-    grown = int(np.float32(UNBIASED).view(np.uint32))
-    return _launch(f"tf32_parts<{ELEMENT_TYPES[dtype]}, {parts}>", count, units, (Int64(count), UInt32(grown)))
+def _tf32_launch(dtype: str, splits: int, count: int, units: int) -> KernelLaunch:
+    scale = int(np.float32(UNBIASED).view(np.uint32))
+    return _launch(f"tf32_parts<{ELEMENT_TYPES[dtype]}, {splits}>", count, units, (Int64(count), UInt32(scale)))
 
 
-def _spread_taps(given: RecipeLowering, B: int) -> Steps:
-    (source,), channels = given.sources, dict(given.recipe.attributes)["channels"]
+def _spread_taps(lowering: RecipeLowering, B: int) -> Steps:
+    (source,), channels = lowering.sources, dict(lowering.recipe.attributes)["channels"]
     assert isinstance(channels, int)
-    (N, C, *taps), count = source.shape, math.prod(given.recipe.shape)
+    (N, C, *taps), count = source.shape, math.prod(lowering.recipe.shape)
     sizes = map(Int64, (N, C, math.prod(taps), channels))
-    launch = _launch(f"spread_taps<{ELEMENT_TYPES[source.dtype]}>", count, given.device.units, tuple(sizes))
+    launch = _launch(f"spread_taps<{ELEMENT_TYPES[source.dtype]}>", count, lowering.device.units, tuple(sizes))
     return Steps((launch,) if count else ())
 
 
 def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> KernelLaunch:
     blocks = min(-(-count // THREADS), units * BLOCKS_PER_SM)
-    return KernelLaunch(Program(SOURCE, head), in_line(blocks), (Input(0), Output(0), *sizes), Budget(64))
+    return KernelLaunch(Program(SOURCE, head), grid_1d(blocks), (Input(0), Output(0), *sizes), Budget(64))
 
 
 # Inputs that NumPy's evaluator rejects, checked before the GPU runs.
@@ -198,11 +206,34 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(scaled_slices): _token_slices,
     op_name(table_peaks): _table_peaks,
     op_name(narrow_weight): _as_is,
-    op_name(split_weight): _tf32_parts,
-    op_name(tf32_weight): _tf32_parts,
+    op_name(split_weight): _tf32_splits,
+    op_name(tf32_weight): _tf32_splits,
     op_name(spread_taps): _spread_taps,
 })  # fmt: skip
-assert LOWERINGS.keys() == {*MAKES, *GemmSm90().makes, *ConvSm90().makes, *TokenMax.makes}
+# Shares of the device's fp32 rate. float64 sums run at half of it where the GPU has that many fp64 units. Tables run on
+# the tensor cores of sm_90a, 12 times the fp32 rate in 16 bits and 2.3 times with 3xTF32; some of that is lost.
+RATES: Mapping[str, float] = MappingProxyType(
+    dict.fromkeys(LOWERINGS, 1.0)
+    | {
+        op_name(token_tables): 0.75,
+        op_name(merged_weight): 0.2,
+        op_name(narrow_tables): 10.0,
+        op_name(split_tables): 2.0,
+    }
+)
+
+
+class RecipeKernels:
+    """Computes recipes, and claims no layer."""
+
+    name = "recipes"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+    recipe_rates = RATES
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        return iter(())
+
 
 INSTANCES = (
     Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),

@@ -28,24 +28,24 @@ __device__ __forceinline__ W tanh_of(W v) {
 }
 
 // A unit's next state. Not for GruBefore: its candidate gate needs a second exchange of states.
-// given   gate pre-activations from the input; sums: from the previous states
-// inside  bias inside the reset of a GruAfter's candidate gate
+// x, h    gate pre-activations from the input, and from the previous states
+// inner   bias inside the reset of a GruAfter's candidate gate
 // cell    Lstm: updated in place
 template <class Cell, bool IS_FAST = false, class W>
-__device__ __forceinline__ W next_state(const W (&given)[GATES<Cell>], const W (&sums)[GATES<Cell>], W inside, W state,
+__device__ __forceinline__ W next_state(const W (&x)[GATES<Cell>], const W (&h)[GATES<Cell>], W inner, W state,
                                         W& cell) {
     if constexpr (is_same<Cell, Lstm>) {
-        const W i = sigmoid_of<IS_FAST>(given[0] + sums[0]), o = sigmoid_of<IS_FAST>(given[1] + sums[1]);
-        const W f = sigmoid_of<IS_FAST>(given[2] + sums[2]), c = tanh_of<IS_FAST>(given[3] + sums[3]);
+        const W i = sigmoid_of<IS_FAST>(x[0] + h[0]), o = sigmoid_of<IS_FAST>(x[1] + h[1]);
+        const W f = sigmoid_of<IS_FAST>(x[2] + h[2]), c = tanh_of<IS_FAST>(x[3] + h[3]);
         cell = multiply_add(f, cell, i * c);
         return o * tanh_of<IS_FAST>(cell);
     } else if constexpr (IS_GRU<Cell>) {
-        const W z = sigmoid_of<IS_FAST>(given[0] + sums[0]), reset = sigmoid_of<IS_FAST>(given[1] + sums[1]);
-        const W made = tanh_of<IS_FAST>(multiply_add(reset, sums[2] + inside, given[2]));
-        return multiply_add(z, state, (W(1) - z) * made);
+        const W z = sigmoid_of<IS_FAST>(x[0] + h[0]), reset = sigmoid_of<IS_FAST>(x[1] + h[1]);
+        const W candidate = tanh_of<IS_FAST>(multiply_add(reset, h[2] + inner, x[2]));
+        return multiply_add(z, state, (W(1) - z) * candidate);
     } else if constexpr (is_same<Cell, RnnTanh>) {
-        return tanh_of<IS_FAST>(given[0] + sums[0]);
+        return tanh_of<IS_FAST>(x[0] + h[0]);
     } else {
-        return ReLU::apply(given[0] + sums[0]);
+        return ReLU::apply(x[0] + h[0]);
     }
 }

@@ -40,17 +40,17 @@ ARCHITECTURES = EVERY_CHIP
 TILE, OCTET = 16, 8  # sequences and units per mma
 FRAGMENT_BYTES = 256  # per gate of 8 units and k step
 GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
-MAX_WARPS = {64: 16, 128: 8}  # per SM, by the most 32-bit words of recurrent weights per lane
+MAX_WARPS = {64: 16, 128: 8}  # most registers per lane for recurrent weights -> warps per SM
 REGISTERS = 65536  # per SM
 RESERVED_BYTES = 1024  # of shared memory, per block
-# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: time of a step apart from its tiles, and the share of
-# tensor core peak that tiles reach, gates included, by K per mma.
+# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: fixed time per step, and the share of the tensor
+# core peak that tiles reach, gates included, by K per mma.
 STEP_US, RATE = 0.5, {16: 0.6, 8: 0.33}
 
 
 @dataclass(frozen=True)
 class RecurrentMmaLowering(RecurrentShape):
-    """recurrent_mma(x, R, inside, first_h, first_c, y, W, bias, N, S, D, tiles, backwards, output)"""
+    """recurrent_mma(x, R, inner_bias, first_h, first_c, y, W, bias, N, S, D, tiles, backwards, output)"""
 
     features: int  # per step; 0: x holds gate pre-activations
     has_input_bias: bool
@@ -70,8 +70,8 @@ class RecurrentMmaLowering(RecurrentShape):
     @property
     def max_warps(self) -> int:
         """Warps per SM; 0: the recurrent weights of a lane do not fit in registers."""
-        words = 2 * self.gates * _steps(self.H, self.computed)
-        return next((warps for most, warps in MAX_WARPS.items() if words <= most), 0)
+        registers = 2 * self.gates * _steps(self.H, self.computed)
+        return next((warps for most, warps in MAX_WARPS.items() if registers <= most), 0)
 
     @property
     def blocks(self) -> int:
@@ -86,18 +86,18 @@ class RecurrentMmaLowering(RecurrentShape):
         return math.ceil(math.ceil(self.H / OCTET) / self.blocks)
 
     @property
-    def blocks_at_a_time(self) -> int:
+    def blocks_per_sm(self) -> int:
         """Resident blocks per SM."""
         return self.max_warps // self.warps
 
     @property
     def tile_bytes(self) -> int:
         """Shared memory per tile."""
-        buffers, kept = {"GruBefore": (3, 2), "Lstm": (2, 1), "GruAfter": (2, 1)}.get(self.cell, (2, 0))
-        given = OCTET * DTYPE_BYTES[self.dtype] * (self.gates * self.warps | 1)
+        buffers, saved = {"GruBefore": (3, 2), "Lstm": (2, 1), "GruAfter": (2, 1)}.get(self.cell, (2, 0))
+        input_bytes = OCTET * DTYPE_BYTES[self.dtype] * (self.gates * self.warps | 1)
         if self.features:
-            given = _line_bytes(self.features, self.computed)
-        return TILE * (buffers * _line_bytes(self.H, self.computed) + 2 * given) + kept * 16 * 32 * self.warps
+            input_bytes = _line_bytes(self.features, self.computed)
+        return TILE * (buffers * _line_bytes(self.H, self.computed) + 2 * input_bytes) + saved * 16 * 32 * self.warps
 
     @property
     def weight_bytes(self) -> int:
@@ -110,26 +110,26 @@ class RecurrentMmaLowering(RecurrentShape):
     @property
     def max_tiles(self) -> int:
         """Tiles per block that fit in shared memory next to the SM's other blocks."""
-        room = (self.shared_limit + RESERVED_BYTES) // self.blocks_at_a_time - RESERVED_BYTES
-        return max(0, room - self.weight_bytes) // self.tile_bytes
+        capacity = (self.shared_limit + RESERVED_BYTES) // self.blocks_per_sm - RESERVED_BYTES
+        return max(0, capacity - self.weight_bytes) // self.tile_bytes
 
     @property
     def fits(self) -> bool:
         return self.blocks > 0 and self.max_tiles > 0
 
-    def rounds(self, N: int, tiles: int) -> int:
-        """Waves of blocks."""
-        at_a_time = max(1, self.units * self.blocks_at_a_time // self.blocks)
-        return math.ceil(math.ceil(N / (TILE * tiles)) * self.D / at_a_time)
+    def waves(self, N: int, tiles: int) -> int:
+        """Waves of clusters that N sequences take."""
+        concurrent = max(1, self.units * self.blocks_per_sm // self.blocks)
+        return math.ceil(math.ceil(N / (TILE * tiles)) * self.D / concurrent)
 
     def tiles_for(self, N: int) -> int:
         """Tiles per block with the least estimated time; a step costs one extra tile. The choice changes no bit."""
-        return min(range(1, self.max_tiles + 1), key=lambda tiles: self.rounds(N, tiles) * (1 + tiles))
+        return min(range(1, self.max_tiles + 1), key=lambda tiles: self.waves(N, tiles) * (1 + tiles))
 
     def run_us(self, N: int, tile_us: float) -> float:
-        """tile_us: time of one tile of all blocks that share an SM"""
+        """Estimated time of all steps; tile_us is the time of one tile of every block on an SM."""
         tiles = self.tiles_for(N)
-        return self.rounds(N, tiles) * self.S * (STEP_US + tiles * tile_us)
+        return self.waves(N, tiles) * self.S * (STEP_US + tiles * tile_us)
 
     def shared_bytes(self, N: int) -> int:
         return self.tiles_for(N) * self.tile_bytes + self.weight_bytes
@@ -139,15 +139,15 @@ class RecurrentMmaLowering(RecurrentShape):
         if not N:
             return Steps(())
         head = f"{self.cell}, {self.computed.name}, {ELEMENT_TYPES[self.dtype]}"
-        sizes = f"{self.H}, {self.features}, {self.warps}, {self.blocks}"
-        program = Program(SOURCE, f"recurrent_mma<{head}, {sizes}>")
+        template = f"{self.H}, {self.features}, {self.warps}, {self.blocks}"
+        program = Program(SOURCE, f"recurrent_mma<{head}, {template}>")
         tiles = self.tiles_for(N)
         grid = math.ceil(N / (TILE * tiles)) * self.D * self.blocks
         config = LaunchConfig((grid, 1, 1), (32 * self.warps, 1, 1), self.shared_bytes(N), cluster=self.blocks)
-        numbers = (Int64(N), Int64(self.S), UInt32(self.D), UInt32(tiles), *self.how)
-        registers = min(255, REGISTERS // (32 * self.warps * self.blocks_at_a_time) // 8 * 8)
+        sizes = (Int64(N), Int64(self.S), UInt32(self.D), UInt32(tiles), *self.flags)
+        registers = min(255, REGISTERS // (32 * self.warps * self.blocks_per_sm) // 8 * 8)
         launch = KernelLaunch(
-            program, config, (*self.arrays, *self.input_weights, *numbers), Budget(registers, spill_bytes=16)
+            program, config, (*self.arrays, *self.input_weights, *sizes), Budget(registers, spill_bytes=16)
         )
         return Steps((launch,))
 
@@ -159,7 +159,7 @@ class RecurrentMmaLowering(RecurrentShape):
 
 
 def _steps(K: int, computed: Precision) -> int:
-    """K steps of a sum."""
+    """mma steps over K elements."""
     return math.ceil(K / computed.step)
 
 
@@ -176,8 +176,8 @@ class RecurrentMma:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """A recurrent layer, or a Linear and the recurrent layer that is its only reader."""
         first, *others = itertools.islice(net.nodes_from(start), 2)
-        is_product = isinstance(first.layer, Linear)
-        nodes = [first, *others] if is_product else [first]
+        has_linear = isinstance(first.layer, Linear)
+        nodes = [first, *others] if has_linear else [first]
         layer = nodes[-1].layer
         if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
             return
@@ -185,7 +185,7 @@ class RecurrentMma:
         if shape.dtype not in ELEMENT_TYPES:
             return
         features, computed = 0, PRECISIONS[job.precision]
-        if is_product:
+        if has_linear:
             if nodes[1].inputs.count(first.name) > 1 or nodes[1].inputs[0] != first.name or not is_closed(net, nodes):
                 return
             if shape.dtype != computed.dtype:
@@ -194,25 +194,25 @@ class RecurrentMma:
             values = tuple(dict.fromkeys((first.inputs[0], *nodes[1].inputs[1:])))
             shape = replace(shape, states=tuple(values.index(state) for state in nodes[1].inputs[1:]))
         lowering = RecurrentMmaLowering(
-            **vars(shape), features=features, has_input_bias=is_product and "bias" in first.weights,
+            **vars(shape), features=features, has_input_bias=has_linear and "bias" in first.weights,
             precision=job.precision, units=device.units, shared_limit=device.fast_bytes,
             max_blocks=1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS,
         )  # fmt: skip
         if not lowering.fits:
-            if not is_product:
-                what = f"the recurrence of {shape.H:,} units in {job.precision}"
-                yield Refusal(self.name, first.name, f"holds {what} in registers of no cluster of {device.arch}")
+            if not has_linear:
+                needed = f"the recurrence of {shape.H:,} units in {job.precision}"
+                yield Refusal(self.name, first.name, f"{needed} exceeds the registers of a cluster on {device.arch}")
             return
         yield _claim(net, nodes, lowering, device, job)
 
 
 def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job) -> Claim:
     recipes, computed = _recipes(net, nodes, lowering), lowering.computed
-    is_split, N = computed.parts > 1, job.batch * lowering.sequences
+    is_split, N = computed.splits > 1, job.batch * lowering.sequences
     flop = sum(map(net.row_flop, nodes)) * (3 if is_split else 1)  # 3xTF32
     rate = device.flops["tf32" if is_split else job.precision]
     step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # per tile
-    tile_us = step_flop * lowering.blocks_at_a_time / (RATE[computed.step] * rate / device.units) * 1e6
+    tile_us = step_flop * lowering.blocks_per_sm / (RATE[computed.step] * rate / device.units) * 1e6
     values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
     kind = nodes[-1].layer.kind
     return Claim(
@@ -223,14 +223,14 @@ def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, devi
             flop, sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)),
             sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "",
             rate=flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * rate),
-            min_us=lowering.S * (STEP_US + tile_us), why_slow="steps wait for each other",
+            min_us=lowering.S * (STEP_US + tile_us), why_slow="steps depend on each other",
         ),
         f"{lowering.S} steps in one launch, tensor cores, the recurrence in registers",
         recipes,
         fast_bytes=lowering.shared_bytes(N),
         order=("features, then " if lowering.features else "")
         + f"units in steps of {computed.step} by mma"
-        + (", parts of 32" if is_split else ""),
+        + (", partial sums of 32" if is_split else ""),
         facts=lowering,
     )  # fmt: skip
 
@@ -267,39 +267,39 @@ def _recipes(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering) ->
 
 @recipe_op
 def gate_fragments(weight: Array, precision: str, gates: int, units: int, octets: int) -> Array:
-    """(D * gates * units, K), or with an axis D -> flat (D, octets of units, gates, k steps, lanes, 2 words).
+    """(D * gates * units, K), or with an axis D -> flat (D, octets of units, gates, k steps, lanes, 2 registers).
 
     Padding units and k are zero.
     """
     computed, K = PRECISIONS[precision], weight.shape[-1]
-    given = weight.reshape(-1, gates, units, K)
-    padded = np.zeros((len(given), gates, octets * OCTET, _steps(K, computed) * computed.step), np.float32)
-    padded[:, :, :units, :K] = given
+    directions = weight.reshape(-1, gates, units, K)
+    padded = np.zeros((len(directions), gates, octets * OCTET, _steps(K, computed) * computed.step), np.float32)
+    padded[:, :, :units, :K] = directions
     if computed.per_word == 2:
         padded = narrowed(padded, computed.dtype)
-    elif computed.parts == 1:
+    elif computed.splits == 1:
         padded = round_tf32(padded)
-    # Lane (g, q) holds word q of both halves of a k step, for unit g.
-    words = padded.reshape(len(given), gates, octets, OCTET, -1, 2, 4, computed.per_word)
-    return np.ascontiguousarray(words.transpose(0, 2, 1, 4, 3, 6, 5, 7)).ravel()
+    # Lane (g, q) holds word q of each half of a k step, for unit g.
+    fragments = padded.reshape(len(directions), gates, octets, OCTET, -1, 2, 4, computed.per_word)
+    return np.ascontiguousarray(fragments.transpose(0, 2, 1, 4, 3, 6, 5, 7)).ravel()
 
 
 @recipe_op
 def gate_shifts(bias: Array, gates: int, units: int, blocks: int, octets: int) -> Array:
     """(D * gates * units), or with an axis D -> flat (D, blocks, gates, units of a block), zero padded."""
-    given = bias.reshape(-1, gates, units)
-    padded = np.zeros((len(given), gates, octets * OCTET), np.float32)
-    padded[:, :, :units] = given
-    return np.ascontiguousarray(padded.reshape(len(given), gates, blocks, -1).swapaxes(1, 2)).ravel()
+    directions = bias.reshape(-1, gates, units)
+    padded = np.zeros((len(directions), gates, octets * OCTET), np.float32)
+    padded[:, :, :units] = directions
+    return np.ascontiguousarray(padded.reshape(len(directions), gates, blocks, -1).swapaxes(1, 2)).ravel()
 
 
 def _instance(cell: str, precision: str, dtype: str, H: int, features: int = 0) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        made = RecurrentMmaLowering(
+        lowering = RecurrentMmaLowering(
             cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), features, features > 0, precision,
             device.units, device.fast_bytes, MAX_BLOCKS,
         )  # fmt: skip
-        return made.at(1 << 14).launches[0]
+        return lowering.at(1 << 14).launches[0]
 
     return Instance(f"{cell}, {precision} on {dtype}, {features} features, {H} units", launch)
 

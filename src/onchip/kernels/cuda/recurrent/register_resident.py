@@ -38,7 +38,7 @@ STEP_US, SEQUENCE_US = {THREADS: 0.75, MAX_THREADS: 1.1}, 0.23
 
 
 @dataclass(frozen=True)
-class RegisterResidentLowering(RecurrentShape):
+class RecurrentRegisterResidentLowering(RecurrentShape):
     """recurrent_register_resident(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
 
     units: int  # SMs
@@ -70,7 +70,7 @@ class RegisterResidentLowering(RecurrentShape):
         wanted = math.ceil(N * self.D / max(1, self.units // blocks))
         return min(most, 1 << (max(1, wanted) - 1).bit_length())
 
-    def round_us(self, N: int) -> float:
+    def wave_us(self, N: int) -> float:
         """Time of one wave of clusters, all steps."""
         return self.S * (
             STEP_US[_max_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
@@ -78,7 +78,7 @@ class RegisterResidentLowering(RecurrentShape):
 
     def run_us(self, N: int) -> float:
         at_a_time = max(1, self.units // self.blocks_for(N))
-        return math.ceil(math.ceil(N / self.sequences_for(N)) * self.D / at_a_time) * self.round_us(N)
+        return math.ceil(math.ceil(N / self.sequences_for(N)) * self.D / at_a_time) * self.wave_us(N)
 
     def at(self, B: int) -> Steps:
         N = B * self.sequences
@@ -86,12 +86,12 @@ class RegisterResidentLowering(RecurrentShape):
             return Steps(())
         NS, blocks = self.sequences_for(N), self.blocks_for(N)
         threads = self.threads_of(blocks)
-        sizes = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_max_threads(threads)}"
-        program = Program(SOURCE, f"recurrent_register_resident<{self.cell}, {ELEMENT_TYPES[self.dtype]}, {sizes}>")
+        template = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_max_threads(threads)}"
+        program = Program(SOURCE, f"recurrent_register_resident<{self.cell}, {ELEMENT_TYPES[self.dtype]}, {template}>")
         grid = math.ceil(N / NS) * self.D * blocks
         config = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0, cluster=blocks)
-        numbers = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
-        arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *numbers, *self.how)
+        sizes = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
+        arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *sizes, *self.flags)
         budget = Budget(registers=min(255, 65536 // _max_threads(threads)), spill_bytes=64)
         return Steps((KernelLaunch(program, config, arguments, budget),))
 
@@ -115,10 +115,10 @@ class RecurrentRegisterResident:
         if shape.dtype not in ELEMENT_TYPES or shape.cell == "GruBefore":
             return
         max_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS
-        lowering = RegisterResidentLowering(**vars(shape), units=device.units, max_blocks=max_blocks)
+        lowering = RecurrentRegisterResidentLowering(**vars(shape), units=device.units, max_blocks=max_blocks)
         if not lowering.fitting(MAX_THREADS):
-            held = f"holds the recurrence of {shape.H:,} units in registers of no cluster of {device.arch}"
-            yield Refusal(self.name, node.name, held)
+            why = f"the recurrence of {shape.H:,} units exceeds the registers of a cluster on {device.arch}"
+            yield Refusal(self.name, node.name, why)
             return
         recipes, flop = gate_recipes(net, node, shape), net.row_flop(node)
         N = job.batch * shape.sequences
@@ -127,7 +127,7 @@ class RecurrentRegisterResident:
             Cost(
                 flop, moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()), precision="fp32",
                 rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
-                min_us=lowering.round_us(N), why_slow="steps wait for each other",
+                min_us=lowering.wave_us(N), why_slow="steps depend on each other",
             ),
             f"{shape.S} steps in one launch, the recurrence in registers", recipes,
             order=f"lanes in steps of {4 * lowering.slices}, then a tree", facts=lowering,
@@ -136,10 +136,10 @@ class RecurrentRegisterResident:
 
 def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        made = RegisterResidentLowering(
+        lowering = RecurrentRegisterResidentLowering(
             cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, MAX_BLOCKS
         )
-        return made.at(B).launches[0]
+        return lowering.at(B).launches[0]
 
     return Instance(f"{cell}, {dtype}, {H} units, {B} sequences", launch)
 

@@ -18,17 +18,17 @@
 constexpr int THREADS = 256, CHUNK = 64;
 
 template <class W, int V>
-__device__ __forceinline__ void load_words(W (&v)[V], const W* from) {
-    constexpr int BYTES = V * sizeof(W), AT_ONCE = BYTES % 16 == 0 ? 16 : BYTES == 8 ? 8 : sizeof(W);
-    using Word = typename Vector<AT_ONCE>::type;
-    constexpr int EACH = AT_ONCE / sizeof(W);
+__device__ __forceinline__ void load_vectors(W (&v)[V], const W* from) {
+    constexpr int BYTES = V * sizeof(W), WORD_BYTES = BYTES % 16 == 0 ? 16 : BYTES == 8 ? 8 : sizeof(W);
+    using Word = typename Vector<WORD_BYTES>::type;
+    constexpr int PER_WORD = WORD_BYTES / sizeof(W);
 #pragma unroll
-    for (int i = 0; i < V; i += EACH) *reinterpret_cast<Word*>(v + i) = *reinterpret_cast<const Word*>(from + i);
+    for (int i = 0; i < V; i += PER_WORD) *reinterpret_cast<Word*>(v + i) = *reinterpret_cast<const Word*>(from + i);
 }
 
 // total[g][r] = sum over k of R[k][u][g] h[k][r]
 template <class W, int G, int ROWS>
-__device__ __forceinline__ void add_units(W (&total)[G][ROWS], const W* R, const W* h, int H, int u,
+__device__ __forceinline__ void sum_units(W (&total)[G][ROWS], const W* R, const W* h, int H, int u,
                                           int stride) {
 #pragma unroll
     for (int g = 0; g < G; ++g)
@@ -38,36 +38,36 @@ __device__ __forceinline__ void add_units(W (&total)[G][ROWS], const W* R, const
     const long long step = static_cast<long long>(H) * G;
     for (int begin = 0; begin < H; begin += CHUNK) {
         const int end = begin + CHUNK < H ? begin + CHUNK : H;
-        W part[G][ROWS];
+        W partial[G][ROWS];
 #pragma unroll
         for (int g = 0; g < G; ++g)
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) part[g][r] = 0;
+            for (int r = 0; r < ROWS; ++r) partial[g][r] = 0;
 #pragma unroll 4
         for (int k = begin; k < end; ++k, from += step, h += stride) {
             alignas(16) W w[G], v[ROWS];
-            load_words(w, from);
-            load_words(v, h);
+            load_vectors(w, from);
+            load_vectors(v, h);
 #pragma unroll
             for (int g = 0; g < G; ++g)
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) part[g][r] = multiply_add(w[g], v[r], part[g][r]);
+                for (int r = 0; r < ROWS; ++r) partial[g][r] = multiply_add(w[g], v[r], partial[g][r]);
         }
 #pragma unroll
         for (int g = 0; g < G; ++g)
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) total[g][r] += part[g][r];
+            for (int r = 0; r < ROWS; ++r) total[g][r] += partial[g][r];
     }
 }
 
 template <class T>
-__device__ __forceinline__ void fetch(const T* at) {
+__device__ __forceinline__ void prefetch(const T* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// lanes    threads that share the units of a sequence, a power of 2; THREADS / lanes groups of ROWS sequences each
+// lanes      threads that share the units of ROWS sequences, a power of 2; a block has THREADS / lanes such groups
 // backwards  direction 0 runs from the last step to the first; direction 1 always does
-// output   0: every step, 1: the last state, 2: the last cell
+// output     0: every step, 1: the last state, 2: the last cell
 template <class Cell, class T, int ROWS>
 __global__ void __launch_bounds__(THREADS)
     recurrent(const T* x, const acc_t<T>* R, const acc_t<T>* bias, const T* first_h, const T* first_c, T* y,
@@ -75,59 +75,59 @@ __global__ void __launch_bounds__(THREADS)
               unsigned output) {
     using W = acc_t<T>;
     constexpr bool IS_LSTM = is_same<Cell, Lstm>, RESETS_FIRST = is_same<Cell, GruBefore>;
-    constexpr int G = GATES<Cell>, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed in one pass
-    extern __shared__ uint4 words[];
+    constexpr int G = GATES<Cell>, PASS_GATES = RESETS_FIRST ? 2 : G;  // gates; those summed in one pass
+    extern __shared__ uint4 smem[];
     const int H = units, stride = THREADS / lanes * ROWS;  // sequences of the block
-    const int lane = threadIdx.x % lanes, mine = threadIdx.x / lanes * ROWS;  // first sequence of the thread
-    W* h = reinterpret_cast<W*>(words);
+    const int lane = threadIdx.x % lanes, base = threadIdx.x / lanes * ROWS;  // first sequence of the thread
+    W* h = reinterpret_cast<W*>(smem);
     W* next = h + H * stride;
-    W* kept = next + H * stride;  // cells, or z of a GruBefore
+    W* saved = next + H * stride;  // cells, or z of a GruBefore
     const unsigned d = blockIdx.x % D;
-    const long long begin = blockIdx.x / D * static_cast<long long>(stride) + mine;
-    const long long left = N - begin;  // valid sequences of the thread, if below ROWS
+    const long long begin = blockIdx.x / D * static_cast<long long>(stride) + base;
+    const long long left = N - begin;  // valid sequences from `begin` on
     const long long x_step = static_cast<long long>(D) * G * H;
-    const bool goes_back = backwards || d == 1;
+    const bool is_reverse = backwards || d == 1;
     x += (begin * S * D + d) * G * H;
     const long long square = static_cast<long long>(H) * H;
-    const W* const late = R + (TOGETHER * D + d) * square;  // n of a GruBefore
-    R += d * TOGETHER * square;
+    const W* const candidate_R = R + (PASS_GATES * D + d) * square;  // n of a GruBefore
+    R += d * PASS_GATES * square;
 
     for (int u = lane; u < H; u += lanes)
         for (int r = 0; r < ROWS; ++r) {
             const long long from = ((begin + r) * D + d) * H + u;
-            h[u * stride + mine + r] = first_h && r < left ? load_acc(first_h + from) : W(0);
-            if constexpr (IS_LSTM) kept[u * stride + mine + r] = first_c && r < left ? load_acc(first_c + from) : W(0);
+            h[u * stride + base + r] = first_h && r < left ? load_acc(first_h + from) : W(0);
+            if constexpr (IS_LSTM) saved[u * stride + base + r] = first_c && r < left ? load_acc(first_c + from) : W(0);
         }
     __syncthreads();
 
     for (long long step = 0; step < S; ++step) {
-        const long long s = goes_back ? S - 1 - step : step;
-        const T* given = x + s * x_step;
-        const T* ahead = step + 1 < S ? given + (goes_back ? -x_step : x_step) : given;
+        const long long s = is_reverse ? S - 1 - step : step;
+        const T* input = x + s * x_step;
+        const T* next_input = step + 1 < S ? input + (is_reverse ? -x_step : x_step) : input;
         for (int u = lane; u < H; u += lanes) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 if (r < left)
 #pragma unroll
-                    for (int g = 0; g < G; ++g) fetch(ahead + r * S * x_step + g * H + u);
-            alignas(16) W total[TOGETHER][ROWS];
-            add_units(total, R, h + mine, H, u, stride);
-            const W inside = is_same<Cell, GruAfter> && bias ? bias[d * H + u] : W(0);
+                    for (int g = 0; g < G; ++g) prefetch(next_input + r * S * x_step + g * H + u);
+            alignas(16) W total[PASS_GATES][ROWS];
+            sum_units(total, R, h + base, H, u, stride);
+            const W inner_bias = is_same<Cell, GruAfter> && bias ? bias[d * H + u] : W(0);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 W v[G];
 #pragma unroll
-                for (int g = 0; g < G; ++g) v[g] = r < left ? load_acc(given + r * S * x_step + g * H + u) : W(0);
-                const int at = u * stride + mine + r;
+                for (int g = 0; g < G; ++g) v[g] = r < left ? load_acc(input + r * S * x_step + g * H + u) : W(0);
+                const int at = u * stride + base + r;
                 if constexpr (RESETS_FIRST) {
-                    kept[at] = exact_sigmoid(v[0] + total[0][r]);
+                    saved[at] = exact_sigmoid(v[0] + total[0][r]);
                     next[at] = exact_sigmoid(v[1] + total[1][r]) * h[at];
                 } else {
-                    W sums[G], cell = IS_LSTM ? kept[at] : W(0);
+                    W sums[G], cell = IS_LSTM ? saved[at] : W(0);
 #pragma unroll
                     for (int g = 0; g < G; ++g) sums[g] = total[g][r];
-                    next[at] = next_state<Cell>(v, sums, inside, h[at], cell);
-                    if constexpr (IS_LSTM) kept[at] = cell;
+                    next[at] = next_state<Cell>(v, sums, inner_bias, h[at], cell);
+                    if constexpr (IS_LSTM) saved[at] = cell;
                 }
             }
         }
@@ -135,27 +135,27 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (RESETS_FIRST) {  // n, from r h; each thread reads and writes only its own units' states
             for (int u = lane; u < H; u += lanes) {
                 alignas(16) W total[1][ROWS];
-                add_units(total, late, next + mine, H, u, stride);
+                sum_units(total, candidate_R, next + base, H, u, stride);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
-                    const W v = r < left ? load_acc(given + r * S * x_step + 2 * H + u) : W(0);
-                    const int at = u * stride + mine + r;
-                    h[at] = multiply_add(kept[at], h[at], (W(1) - kept[at]) * exact_tanh(v + total[0][r]));
+                    const W v = r < left ? load_acc(input + r * S * x_step + 2 * H + u) : W(0);
+                    const int at = u * stride + base + r;
+                    h[at] = multiply_add(saved[at], h[at], (W(1) - saved[at]) * exact_tanh(v + total[0][r]));
                 }
             }
             __syncthreads();
         } else {
-            W* last = h;
+            W* previous = h;
             h = next;
-            next = last;
+            next = previous;
         }
         if (output == 0)
             for (int u = lane; u < H; u += lanes)
                 for (int r = 0; r < ROWS && r < left; ++r)
-                    store_acc(y + (((begin + r) * S + s) * D + d) * H + u, h[u * stride + mine + r]);
+                    store_acc(y + (((begin + r) * S + s) * D + d) * H + u, h[u * stride + base + r]);
     }
     if (output != 0)
         for (int u = lane; u < H; u += lanes)
             for (int r = 0; r < ROWS && r < left; ++r)
-                store_acc(y + ((begin + r) * D + d) * H + u, (output == 2 ? kept : h)[u * stride + mine + r]);
+                store_acc(y + ((begin + r) * D + d) * H + u, (output == 2 ? saved : h)[u * stride + base + r]);
 }

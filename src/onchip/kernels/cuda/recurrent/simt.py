@@ -37,15 +37,15 @@ ARCHITECTURES = EVERY_CHIP
 THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
 MAX_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
 OUTPUTS = ("sequence", "last", "cell")
-# Measured on an H200, LSTM of 128 units: few sequences take 16 us per step, mostly to read the recurrent weights; 4,096
-# sequences reach this share of the fp32 peak.
-STEP_US, READ_BYTES_US = 1.0, 1.7e4
+# Measured on an H200, LSTM of 128 units: few sequences take 16 us per step, mostly to read the recurrent weights;
+# 4,096 sequences reach RATE of the fp32 peak.
+STEP_US, READ_BYTES_PER_US = 1.0, 1.7e4
 RATE = 0.57
 
 
 @dataclass(frozen=True)
 class RecurrentShape:
-    """Shape of a recurrent layer, for every kernel of this package."""
+    """Shape of a recurrent layer, shared by all kernels of this package."""
 
     cell: str  # struct in recurrent/cells.cuh
     dtype: str
@@ -78,20 +78,20 @@ class RecurrentShape:
         return (Input(0), Weight("recurrence"), bias, *states, Output(0))
 
     @property
-    def how(self) -> tuple[UInt32, UInt32]:
+    def flags(self) -> tuple[UInt32, UInt32]:
         """backwards, output"""
         return UInt32(self.is_reverse), UInt32(OUTPUTS.index(self.output))
 
 
 @dataclass(frozen=True)
 class RecurrentLowering(RecurrentShape):
-    """recurrent(x, R, bias, first_h, first_c, y, N, S, D, H, lanes, backwards, output)"""
+    """recurrent(x, R, bias, first_h, first_c, y, N, S, D, units, lanes, backwards, output)"""
 
     units: int
     shared_limit: int
 
     @property
-    def wide_bytes(self) -> int:
+    def acc_bytes(self) -> int:
         return 8 if self.dtype == "float64" else 4
 
     @property
@@ -100,11 +100,11 @@ class RecurrentLowering(RecurrentShape):
 
     def shared_bytes(self, rows: int) -> int:
         buffers = 3 if self.cell in ("Lstm", "GruBefore") else 2
-        return buffers * self.H * THREADS // self.lanes * rows * self.wide_bytes
+        return buffers * self.H * THREADS // self.lanes * rows * self.acc_bytes
 
     def rows_for(self, N: int) -> int:
         """Sequences per thread: as many as fit in shared memory while every SM still gets a block."""
-        rows = MAX_ROWS[self.wide_bytes]
+        rows = MAX_ROWS[self.acc_bytes]
         while rows > 1 and (
             self.shared_bytes(rows) > self.shared_limit or -(-N // (THREADS // self.lanes * rows)) * self.D < self.units
         ):
@@ -120,7 +120,7 @@ class RecurrentLowering(RecurrentShape):
         program = Program(SOURCE, f"recurrent<{self.cell}, {FLOATS[self.dtype]}, {rows}>")
         sizes = (Int64(N), Int64(self.S), UInt32(self.D), UInt32(self.H), UInt32(self.lanes))
         config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), self.shared_bytes(rows))
-        arguments = (*self.arrays, *sizes, *self.how)
+        arguments = (*self.arrays, *sizes, *self.flags)
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
 
 
@@ -146,32 +146,32 @@ class RecurrentKernel:
             yield Refusal(self.name, node.name, f"states of {shape.H:,} units take {needed}")
             return
         recipes = gate_recipes(net, node, shape)
-        step_us = STEP_US + recipes["recurrence"].nbytes / shape.D / READ_BYTES_US
+        step_us = STEP_US + recipes["recurrence"].nbytes / shape.D / READ_BYTES_PER_US
         yield Claim(
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
             Cost(
                 net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
                 rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
-                min_us=shape.S * step_us, why_slow="steps wait for each other",
+                min_us=shape.S * step_us, why_slow="steps depend on each other",
             ),
             f"{shape.S} steps in one launch", recipes,
-            fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)), order=f"units in order, parts of {CHUNK}",
-            facts=lowering,
+            fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
+            order=f"units in order, partial sums of {CHUNK}", facts=lowering,
         )  # fmt: skip
 
 
 def moved_bytes(net: Network, node: Node) -> int:
-    """Bytes per batch row, inputs and output."""
+    """Bytes of the inputs and the output, per batch row."""
     return sum(net.types[value].row_bytes for value in (*dict.fromkeys(node.inputs), node.name))
 
 
 def gate_recipes(net: Network, node: Node, shape: RecurrentShape) -> dict[str, Recipe]:
-    name, wide = node.weights["recurrence"], "float64" if shape.dtype == "float64" else "float32"
+    name, acc_dtype = node.weights["recurrence"], "float64" if shape.dtype == "float64" else "float32"
     size = math.prod(net.weights[name].shape)
     late = shape.H if shape.cell == "GruBefore" else 0
-    recipes = {"recurrence": Recipe.of(turned_gates, (name,), (size,), wide, late=late)}
+    recipes = {"recurrence": Recipe.of(turned_gates, (name,), (size,), acc_dtype, late=late)}
     if shape.has_bias:
-        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (shape.D, shape.H), wide)
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (shape.D, shape.H), acc_dtype)
     return recipes
 
 
@@ -186,18 +186,18 @@ def _cell(layer: Recurrent) -> str:
 
 @recipe_op
 def turned_gates(recurrence: Array, late: int) -> Array:
-    """(D, G * H, H) -> (D * G * H * H,): from unit, to unit, gate; the last `late` of G * H follow all others."""
+    """(D, G * H, H) -> flat (D, from unit, to unit, gate); the last `late` of G * H form a second such array."""
     D, width, H = recurrence.shape
-    parts = [recurrence[:, : width - late], recurrence[:, width - late :]]
-    return np.concatenate([part.reshape(D, -1, H, H).transpose(0, 3, 2, 1).ravel() for part in parts])
+    gate_groups = [recurrence[:, : width - late], recurrence[:, width - late :]]
+    return np.concatenate([group.reshape(D, -1, H, H).transpose(0, 3, 2, 1).ravel() for group in gate_groups])
 
 
 def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        made = RecurrentLowering(
+        lowering = RecurrentLowering(
             cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, device.fast_bytes
         )
-        return made.at(B).launches[0]
+        return lowering.at(B).launches[0]
 
     return Instance(f"{cell}, {dtype}, {H} units, {B} sequences", launch)
 

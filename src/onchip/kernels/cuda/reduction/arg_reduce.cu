@@ -11,7 +11,7 @@
 constexpr int THREADS = 256;
 
 template <class W>
-struct Found {
+struct Candidate {
     W v;
     long long at;
 };
@@ -19,7 +19,7 @@ struct Found {
 // IS_MIN  argmin; else argmax
 // LAST    ties go to the last index; else to the first
 template <bool IS_MIN, bool LAST, class W>
-__device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b) {
+__device__ __forceinline__ bool comes_first(const Candidate<W>& a, const Candidate<W>& b) {
     const bool a_nan = a.v != a.v, b_nan = b.v != b.v;
     if (a_nan != b_nan) return a_nan;
     if (!a_nan && a.v != b.v) return IS_MIN ? a.v < b.v : a.v > b.v;
@@ -27,22 +27,22 @@ __device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b
 }
 
 template <class T, bool IS_MIN, bool LAST>
-__global__ void __launch_bounds__(THREADS) argument_rows(const T* x, long long* y, long long outer, long long N) {
+__global__ void __launch_bounds__(THREADS) arg_reduce_rows(const T* x, long long* y, long long outer, long long N) {
     using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * (THREADS / 32);
     const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
         const T* from = x + row * N;
         const long long first = lane < N ? lane : 0;  // lanes past N duplicate element 0
-        Found<W> best{load_acc(from + first), first};
+        Candidate<W> best{load_acc(from + first), first};
 #pragma unroll 4
         for (long long n = lane + 32; n < N; n += 32) {
-            const Found<W> next{load_acc(from + n), n};
+            const Candidate<W> next{load_acc(from + n), n};
             if (comes_first<IS_MIN, LAST>(next, best)) best = next;
         }
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
-            const Found<W> other{__shfl_xor_sync(~0u, best.v, mask), __shfl_xor_sync(~0u, best.at, mask)};
+            const Candidate<W> other{__shfl_xor_sync(~0u, best.v, mask), __shfl_xor_sync(~0u, best.at, mask)};
             if (comes_first<IS_MIN, LAST>(other, best)) best = other;
         }
         if (lane == 0) y[row] = best.at;
@@ -51,16 +51,16 @@ __global__ void __launch_bounds__(THREADS) argument_rows(const T* x, long long* 
 
 template <class T, bool IS_MIN, bool LAST>
 __global__ void __launch_bounds__(THREADS)
-    argument_columns(const T* x, long long* y, long long outer, long long N, long long inner) {
+    arg_reduce_columns(const T* x, long long* y, long long outer, long long N, long long inner) {
     using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * THREADS, columns = outer * inner;
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns;
          column += step) {
         const T* from = x + column + column / inner * (N - 1) * inner;
-        Found<W> best{load_acc(from), 0};
+        Candidate<W> best{load_acc(from), 0};
 #pragma unroll 4
         for (long long n = 1; n < N; ++n) {
-            const Found<W> next{load_acc(from + n * inner), n};
+            const Candidate<W> next{load_acc(from + n * inner), n};
             if (comes_first<IS_MIN, LAST>(next, best)) best = next;
         }
         y[column] = best.at;

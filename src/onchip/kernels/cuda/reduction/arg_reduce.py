@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    in_line,
+    grid_1d,
 )
 from onchip.network.graph import Network
 from onchip.network.layers import ArgMax, ArgMin
@@ -33,8 +33,8 @@ THREADS, BLOCKS_PER_SM = 256, 32
 
 
 @dataclass(frozen=True)
-class ArgumentLowering:
-    """argument_rows(x, y, outer, N) or argument_columns(x, y, outer, N, inner)"""
+class ArgReduceLowering:
+    """arg_reduce_rows(x, y, outer, N) or arg_reduce_columns(x, y, outer, N, inner)"""
 
     dtype: str
     is_min: bool
@@ -50,10 +50,10 @@ class ArgumentLowering:
             return Steps(())
         flags = ", ".join("true" if flag else "false" for flag in (self.is_min, self.last))
         is_row = self.inner == 1
-        name = f"argument_{'rows' if is_row else 'columns'}<{FLOATS[self.dtype]}, {flags}>"
+        name = f"arg_reduce_{'rows' if is_row else 'columns'}<{FLOATS[self.dtype]}, {flags}>"
         sizes = (outer, self.N) if is_row else (outer, self.N, self.inner)
         threads = outer * 32 if is_row else outer * self.inner
-        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
+        config = grid_1d(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
         arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, sizes))
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64)),))
 
@@ -77,16 +77,16 @@ class ArgReduceKernel:
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{1 + axis}>", (node.name,),
-            Cost(net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
-            facts=ArgumentLowering(
+            Cost(net.row_flop(node), x.row_bytes + y.row_bytes), "single layer",
+            facts=ArgReduceLowering(
                 x.dtype, isinstance(layer, ArgMin), layer.last, outer, x.row_shape[axis], inner, device.units
             ),
         )  # fmt: skip
 
 
 def _instance(dtype: str, is_min: bool, last: bool, inner: int) -> Instance:
-    made = ArgumentLowering(dtype, is_min, last, 1, 1000, inner, 132)
-    return Instance(f"{dtype}, {'columns' if inner > 1 else 'rows'}", lambda device: made.at(1000).launches[0])
+    lowering = ArgReduceLowering(dtype, is_min, last, 1, 1000, inner, 132)
+    return Instance(f"{dtype}, {'columns' if inner > 1 else 'rows'}", lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = (_instance("float32", False, False, 1), _instance("float64", True, True, 1),

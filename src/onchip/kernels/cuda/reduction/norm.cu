@@ -16,12 +16,12 @@
 
 constexpr int THREADS = 256;
 
-__device__ __forceinline__ float root_of(float v) { return sqrtf(v); }
-__device__ __forceinline__ double root_of(double v) { return sqrt(v); }
+__device__ __forceinline__ float sqrt_of(float v) { return sqrtf(v); }
+__device__ __forceinline__ double sqrt_of(double v) { return sqrt(v); }
 
 // Operand of a fused Add, or null; destination of the sum, or null.
 template <class T>
-struct Added {
+struct FusedAdd {
     const T* other;
     T* sum;
     long long period;
@@ -34,38 +34,38 @@ struct Norm {
 
 // The weights of elements n to n + V - 1.
 template <class W, int V>
-__device__ __forceinline__ void load_weights(const W* of_part, u32 n, const Divider& run, W (&w)[V]) {
+__device__ __forceinline__ void load_weights(const W* part_weights, u32 n, const Divider& run, W (&w)[V]) {
     if (run.size == 1) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) w[j] = of_part[n + j];
+        for (int j = 0; j < V; ++j) w[j] = part_weights[n + j];
     } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j) w[j] = of_part[quotient(n + j, run)];
+        for (int j = 0; j < V; ++j) w[j] = part_weights[quotient(n + j, run)];
     }
 }
 template <class T, int V>
 __device__ __forceinline__ void finish(
     T* to, const acc_t<T> (&v)[V], acc_t<T> scale, const acc_t<T>* weight, const acc_t<T>* bias, u32 n,
-    const Norm& how) {
-    acc_t<T> made[V], w[V];
+    const Norm& norm) {
+    acc_t<T> result[V], w[V];
 #pragma unroll
-    for (int j = 0; j < V; ++j) made[j] = v[j] * scale;
+    for (int j = 0; j < V; ++j) result[j] = v[j] * scale;
     if (weight != nullptr) {
-        load_weights(weight, n, how.run, w);
+        load_weights(weight, n, norm.run, w);
 #pragma unroll
-        for (int j = 0; j < V; ++j) made[j] *= w[j];
+        for (int j = 0; j < V; ++j) result[j] *= w[j];
     }
     if (bias != nullptr) {
-        load_weights(bias, n, how.run, w);
+        load_weights(bias, n, norm.run, w);
 #pragma unroll
-        for (int j = 0; j < V; ++j) made[j] += w[j];
+        for (int j = 0; j < V; ++j) result[j] += w[j];
     }
-    store_neighbours(to, made);
+    store_contiguous(to, result);
 }
 // The weights of a part.
 template <class W>
-__device__ __forceinline__ const W* of_part(const W* weights, long long part, const Norm& how) {
-    return weights == nullptr || how.groups == 1 ? weights : weights + part % how.groups * how.each;
+__device__ __forceinline__ const W* part_weights(const W* weights, long long part, const Norm& norm) {
+    return weights == nullptr || norm.groups == 1 ? weights : weights + part % norm.groups * norm.each;
 }
 
 // V      elements per load; divides N
@@ -73,40 +73,40 @@ __device__ __forceinline__ const W* of_part(const W* weights, long long part, co
 // ITEMS  vectors of V held per thread: N <= LANES * ITEMS * V
 template <class T, int V, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
-    norm_lanes(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm how,
-               Added<T> added) {
+    norm_lanes(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm norm,
+               FusedAdd<T> fused_add) {
     using W = acc_t<T>;
     constexpr int PARTS = THREADS / LANES;
-    const int me = threadIdx.x % LANES * V;
+    const int first_n = threadIdx.x % LANES * V;
     // All threads of a warp run the same number of iterations, for the shuffles.
     for (long long first = static_cast<long long>(blockIdx.x) * PARTS; first < outer;
          first += static_cast<long long>(gridDim.x) * PARTS) {
         const bool is_inside = first + threadIdx.x / LANES < outer;
         const long long part = is_inside ? first + threadIdx.x / LANES : first;
-        const T* from = x + part * N + me;
+        const T* from = x + part * N + first_n;
         W v[ITEMS][V], sum = 0, shift = 0;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES * V < N) load_neighbours(from + i * LANES * V, v[i]);
+            if (first_n + i * LANES * V < N) load_contiguous(from + i * LANES * V, v[i]);
         }
-        if (added.other != nullptr) {
-            const T* other = added.other + (part < added.period ? part : part % added.period) * N + me;
+        if (fused_add.other != nullptr) {
+            const T* row = fused_add.other + (part < fused_add.period ? part : part % fused_add.period) * N + first_n;
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                if (me + i * LANES * V < N) {
-                    W more[V];
-                    load_neighbours(other + i * LANES * V, more);
+                if (first_n + i * LANES * V < N) {
+                    W terms[V];
+                    load_contiguous(row + i * LANES * V, terms);
 #pragma unroll
-                    for (int j = 0; j < V; ++j) v[i][j] += more[j];
-                    if (added.sum != nullptr && is_inside)
-                        store_neighbours(added.sum + part * N + me + i * LANES * V, v[i]);
+                    for (int j = 0; j < V; ++j) v[i][j] += terms[j];
+                    if (fused_add.sum != nullptr && is_inside)
+                        store_contiguous(fused_add.sum + part * N + first_n + i * LANES * V, v[i]);
                 }
             }
         }
-        if (how.is_centred) {
+        if (norm.is_centred) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                if (me + i * LANES * V < N) {
+                if (first_n + i * LANES * V < N) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) sum += v[i][j];
                 }
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 || (LANES == 32
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES * V < N) {
+            if (first_n + i * LANES * V < N) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     v[i][j] -= shift;
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 || (LANES == 32
                 }
             }
         }
-        const W scale = 1 / root_of(reduce_lanes<Sum, LANES>(sum) / N + static_cast<W>(how.eps));
-        const W *weights = of_part(weight, part, how), *biases = of_part(bias, part, how);
+        const W scale = 1 / sqrt_of(reduce_lanes<Sum, LANES>(sum) / N + static_cast<W>(norm.eps));
+        const W *weights = part_weights(weight, part, norm), *biases = part_weights(bias, part, norm);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const int n = me + i * LANES * V;
-            if (is_inside && n < N) finish(y + part * N + n, v[i], scale, weights, biases, n, how);
+            const int n = first_n + i * LANES * V;
+            if (is_inside && n < N) finish(y + part * N + n, v[i], scale, weights, biases, n, norm);
         }
     }
 }
@@ -137,15 +137,15 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 || (LANES == 32
 // A block per part of any length; three passes.
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
-    norm_rows(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm how) {
+    norm_rows(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm norm) {
     using W = acc_t<T>;
     for (long long part = blockIdx.x; part < outer; part += gridDim.x) {
         const T* from = x + part * N;
         W v[V], shift = 0;
         double sum = 0;
-        if (how.is_centred) {
+        if (norm.is_centred) {
             for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
-                load_neighbours(from + n, v);
+                load_contiguous(from + n, v);
 #pragma unroll
                 for (int j = 0; j < V; ++j) sum += v[j];
             }
@@ -153,20 +153,20 @@ __global__ void __launch_bounds__(THREADS)
             sum = 0;
         }
         for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
-            load_neighbours(from + n, v);
+            load_contiguous(from + n, v);
 #pragma unroll
             for (int j = 0; j < V; ++j) {
                 const double d = v[j] - shift;
                 sum = multiply_add(d, d, sum);
             }
         }
-        const W scale = static_cast<W>(1 / root_of(reduce_lanes<Sum, THREADS>(sum) / N + how.eps));
-        const W *weights = of_part(weight, part, how), *biases = of_part(bias, part, how);
+        const W scale = static_cast<W>(1 / sqrt_of(reduce_lanes<Sum, THREADS>(sum) / N + norm.eps));
+        const W *weights = part_weights(weight, part, norm), *biases = part_weights(bias, part, norm);
         for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
-            load_neighbours(from + n, v);
+            load_contiguous(from + n, v);
 #pragma unroll
             for (int j = 0; j < V; ++j) v[j] -= shift;
-            finish(y + part * N + n, v, scale, weights, biases, n, how);
+            finish(y + part * N + n, v, scale, weights, biases, n, norm);
         }
     }
 }

@@ -1,11 +1,11 @@
 // reduction/reduce.cu: max, min, sum, mean or L2 norm along an axis: (outer, N, inner) -> (outer, inner).
 //
 // Idea    reduce_short (inner = 1): a warp stages short rows in shared memory (reduction/short_rows.cuh), a thread per
-//         row. reduce_rows: a warp per row, a block per long row, V elements per load. reduce_columns: a thread owns V
-//         adjacent columns; LINES threads share them, more if they are long.
+//         row. reduce_rows: a warp per row, a block per long row, V elements per load. reduce_columns: LINES threads,
+//         more for long columns, share V adjacent columns.
 // Floor   Each element is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions per
-//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions, reduce_short<.., 1>
-//         402: 3 instructions and a quarter of a copy per element.
+//         float in that time. On sm_90a, reduce_rows<.., 32, 4> has 250 instructions in all, reduce_short<.., 1> 402: 3
+//         per element, and a quarter of a 16 B copy.
 // Order   Sums are float64: short rows in order; others per thread with stride LANES V (columns: LINES), then a tree.
 //         Depends on N alone.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
@@ -17,9 +17,9 @@
 constexpr int THREADS = 256;
 
 // join    accumulates the next element
-// finish  the result from the total of N elements; share is 1 / N
+// finish  the result from the total of N elements; inverse_N is 1 / N
 template <class Extreme>
-struct OfExtremes {
+struct ExtremeOf {
     using Op = Extreme;
     template <class T>
     using Total = acc_t<T>;
@@ -32,8 +32,8 @@ struct OfExtremes {
         return total;
     }
 };
-using Max = OfExtremes<Largest>;
-using Min = OfExtremes<Smallest>;
+using Max = ExtremeOf<Largest>;
+using Min = ExtremeOf<Smallest>;
 struct Plus {
     using Op = Sum;
     template <class T>
@@ -45,10 +45,10 @@ struct Plus {
     }
 };
 struct Mean : Plus {
-    // Multiplying by 1 / N is as accurate as dividing once rounded to float32, and costs a thirtieth.
+    // Multiplying by 1 / N is as accurate as dividing, once rounded to float32, at a thirtieth of the cost.
     template <class T>
-    static __device__ __forceinline__ acc_t<T> finish(double total, long long N, double share) {
-        return static_cast<acc_t<T>>(is_same<T, double> ? total / N : total * share);
+    static __device__ __forceinline__ acc_t<T> finish(double total, long long N, double inverse_N) {
+        return static_cast<acc_t<T>>(is_same<T, double> ? total / N : total * inverse_N);
     }
 };
 struct Norm : Plus {
@@ -60,28 +60,28 @@ struct Norm : Plus {
 };
 
 // V  elements per load; divides N
-template <class How, class T, int V>
+template <class Reduction, class T, int V>
 __global__ void __launch_bounds__(SHORT_THREADS, 12)
-    reduce_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
-    using Total = typename How::template Total<T>;
+    reduce_short(const T* x, T* y, long long outer, int N, int warp_rows, SmallDivider row_chunks) {
+    using Total = typename Reduction::template Total<T>;
     extern __shared__ uint4 shared[];
-    const ShortRows<T> rows(shared, N, together, closed);
-    const double share = 1.0 / N;
+    const ShortRows<T> rows(shared, N, warp_rows, row_chunks);
+    const double inverse_N = 1.0 / N;
     for (long long first = rows.first(); first < outer; first += rows.step()) {
         const int height = rows.height(outer - first);
         rows.load(x + first * N, height * N);
 #pragma unroll 1
         for (int row = threadIdx.x % 32; row < height; row += 32) {
-            const T* mine = rows.row(row);
-            Total total = How::Op::template nothing<Total>();
+            const T* row_start = rows.row(row);
+            Total total = Reduction::Op::template identity<Total>();
 #pragma unroll 8 / V
             for (int n = 0; n < N; n += V) {
                 acc_t<T> v[V];
-                load_neighbours(mine + n, v);
+                load_contiguous(row_start + n, v);
 #pragma unroll
-                for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
+                for (int j = 0; j < V; ++j) total = Reduction::join(total, static_cast<Total>(v[j]));
             }
-            store_acc(y + first + row, How::template finish<T>(total, N, share));
+            store_acc(y + first + row, Reduction::template finish<T>(total, N, inverse_N));
         }
         __syncwarp();
     }
@@ -89,68 +89,68 @@ __global__ void __launch_bounds__(SHORT_THREADS, 12)
 
 // LANES  threads per row: a warp, or a block
 // V      elements per load; divides N
-template <class How, class T, int LANES, int V>
+template <class Reduction, class T, int LANES, int V>
 __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
-    using Total = typename How::template Total<T>;
+    using Total = typename Reduction::template Total<T>;
     constexpr int ROWS = THREADS / LANES;
-    const int me = threadIdx.x % LANES;
-    const double share = 1.0 / N;
+    const int lane = threadIdx.x % LANES;
+    const double inverse_N = 1.0 / N;
     for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
          row += static_cast<long long>(gridDim.x) * ROWS) {
         const T* end = x + (row + 1) * N;
-        Total total = How::Op::template nothing<Total>();
+        Total total = Reduction::Op::template identity<Total>();
 #pragma unroll 4
-        for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
+        for (const T* from = x + row * N + lane * V; from < end; from += LANES * V) {
             acc_t<T> v[V];
-            load_neighbours(from, v);
+            load_contiguous(from, v);
 #pragma unroll
-            for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
+            for (int j = 0; j < V; ++j) total = Reduction::join(total, static_cast<Total>(v[j]));
         }
-        total = reduce_lanes<typename How::Op, LANES>(total);
-        if (me == 0) store_acc(y + row, How::template finish<T>(total, N, share));
+        total = reduce_lanes<typename Reduction::Op, LANES>(total);
+        if (lane == 0) store_acc(y + row, Reduction::template finish<T>(total, N, inverse_N));
     }
 }
 
 // V      adjacent columns per thread; divides inner
 // LINES  threads per column: one, one of each warp, or four of each
-template <class How, class T, int V, int LINES>
+template <class Reduction, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {
-    using Total = typename How::template Total<T>;
+    using Total = typename Reduction::template Total<T>;
     constexpr int SPAN = THREADS / LINES * V;  // columns per block
     __shared__ Total totals[LINES][SPAN];
     const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
-    const double share = 1.0 / N;
+    const double inverse_N = 1.0 / N;
     for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
          begin += static_cast<long long>(gridDim.x) * SPAN) {
         const long long column = begin + lane < columns ? begin + lane : 0;
         const T* from = x + column + column / inner * (N - 1) * inner + line * inner;
         Total total[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[j] = How::Op::template nothing<Total>();
+        for (int j = 0; j < V; ++j) total[j] = Reduction::Op::template identity<Total>();
 #pragma unroll 4
         for (long long n = line; n < N; n += LINES, from += step) {
             acc_t<T> v[V];
-            load_neighbours(from, v);
+            load_contiguous(from, v);
 #pragma unroll
-            for (int j = 0; j < V; ++j) total[j] = How::join(total[j], static_cast<Total>(v[j]));
+            for (int j = 0; j < V; ++j) total[j] = Reduction::join(total[j], static_cast<Total>(v[j]));
         }
         if constexpr (LINES == 1) {
-            acc_t<T> made[V];
+            acc_t<T> result[V];
 #pragma unroll
-            for (int j = 0; j < V; ++j) made[j] = How::template finish<T>(total[j], N, share);
-            if (begin + lane < columns) store_neighbours(y + column, made);
+            for (int j = 0; j < V; ++j) result[j] = Reduction::template finish<T>(total[j], N, inverse_N);
+            if (begin + lane < columns) store_contiguous(y + column, result);
         } else {
 #pragma unroll
             for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
             __syncthreads();
-            const int mine = threadIdx.x;  // one column per thread
-            if (mine < SPAN && begin + mine < columns) {
-                Total all = totals[0][mine];
+            const int index = threadIdx.x;  // one column per thread
+            if (index < SPAN && begin + index < columns) {
+                Total sum = totals[0][index];
 #pragma unroll
-                for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
-                store_acc(y + begin + mine, How::template finish<T>(all, N, share));
+                for (int other = 1; other < LINES; ++other) sum = Reduction::Op::join(sum, totals[other][index]);
+                store_acc(y + begin + index, Reduction::template finish<T>(sum, N, inverse_N));
             }
             __syncthreads();
         }

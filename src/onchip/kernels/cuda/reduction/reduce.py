@@ -1,8 +1,8 @@
 """Max, min, sum, mean, L2 norm and softmax along axes: host side of reduction/reduce.cu and softmax.cu.
 
 An array is (outer, N, inner). The reduction order depends on N alone, so a row's bits do not depend on its batch.
-Non-adjacent axes are permuted to the end first. A reduction over all pixels also accepts channels-last input,
-(B, pixels, C), and so does an average pool whose window is the whole image.
+Non-adjacent axes are permuted to the end first. A reduction over all pixels also accepts NHWC input, (B, pixels, C);
+so does an average pool whose window is the whole image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.fast_divide import parts
+from onchip.kernels.cuda.common.fast_divide import small_divider
+from onchip.kernels.cuda.common.permute import permute
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -30,7 +31,6 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
 )
-from onchip.kernels.cuda.layout.permute import permute
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,
@@ -56,45 +56,45 @@ MANY, MANY_LINES = 256, 32  # columns of at least MANY elements are split furthe
 SHORT = {2: 64, 4: 64, 8: 32}  # longest row that a thread reads from shared memory, by element bytes
 SHORT_THREADS, SHORT_WARPS = 128, 4  # per block
 CHUNK_BYTES = 2560  # per warp, unless 32 rows are more
-NEVER = 1 << 14  # more 16 B words than a chunk has
+NEVER = 1 << 14  # 16 B vectors: longer than a chunk, so no row is padded
 LONG = 1024  # longest row for one warp; longer rows take a block
-MAX_ITEMS = {1: 32, 4: 8}  # adjacent columns per thread -> elements of each that it holds
-WAVES = 32  # of blocks at most: many waves keep the tail short
+MAX_ITEMS = {1: 32, 4: 8}  # adjacent columns per thread -> elements of each in its registers
+WAVES = 32  # at most: many waves of blocks keep the tail short
 REDUCTIONS: dict[type[Layer], str] = {
     GlobalMax: "Max", GlobalMin: "Min", GlobalSum: "Plus", GlobalMean: "Mean", GlobalNorm: "Norm",
 }  # fmt: skip
 SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax"}
 
 
-def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
-    """reduce or softmax along the middle axis of (outer, N, inner)
+def reduce_axis(file: str, mode: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
+    """Reduce, or apply softmax, along the middle axis of (outer, N, inner).
 
-    _short (x, y, outer, N, together, closed)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
+    _short (x, y, outer, N, warp_rows, row_chunks)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
     """
     outer, N, inner = shape
     lanes = THREADS if N > LONG else 32
-    given, threads, shared_bytes, waves = f"{how}, {FLOATS[dtype]}", THREADS, 0, 1
+    template, threads, shared_bytes, waves = f"{mode}, {FLOATS[dtype]}", THREADS, 0, 1
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
         V, lines, items = columns_for(dtype, N, inner)
-        if file == "reduce":  # it holds no column in registers
-            V, lines = _neighbours(dtype, inner), MANY_LINES if N >= MANY else lines
-        name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
+        if file == "reduce":  # needs no columns in registers
+            V, lines = _vector(dtype, inner), MANY_LINES if N >= MANY else lines
+        name = f"{file}_columns<{template}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
     elif SHORT[DTYPE_BYTES[dtype]] >= N:
         row_bytes = N * DTYPE_BYTES[dtype]
-        V, is_even = math.gcd(16, row_bytes) // DTYPE_BYTES[dtype], row_bytes % 32 == 0
-        name = f"{file}_short<{given}, {V}{f', {_held(N)}' if file == 'softmax' else ''}>"
-        together = 32 * max(1, CHUNK_BYTES // (32 * row_bytes))
-        sizes = Int64(outer), UInt32(N), UInt32(together), parts(row_bytes // 16 if is_even else NEVER)
-        threads, blocks, waves = SHORT_THREADS, -(-outer // (SHORT_WARPS * together)), WAVES
-        shared_bytes = SHORT_WARPS * together * (row_bytes + 16 * is_even)
+        V, is_padded = math.gcd(16, row_bytes) // DTYPE_BYTES[dtype], row_bytes % 32 == 0
+        name = f"{file}_short<{template}, {V}{f', {_power_of_two(N)}' if file == 'softmax' else ''}>"
+        warp_rows = 32 * max(1, CHUNK_BYTES // (32 * row_bytes))
+        sizes = Int64(outer), UInt32(N), UInt32(warp_rows), small_divider(row_bytes // 16 if is_padded else NEVER)
+        threads, blocks, waves = SHORT_THREADS, -(-outer // (SHORT_WARPS * warp_rows)), WAVES
+        shared_bytes = SHORT_WARPS * warp_rows * (row_bytes + 16 * is_padded)
     elif file == "reduce":
-        name, blocks = f"reduce_rows<{given}, {lanes}, {_neighbours(dtype, N)}>", -(-outer * lanes // THREADS)
+        name, blocks = f"reduce_rows<{template}, {lanes}, {_vector(dtype, N)}>", -(-outer * lanes // THREADS)
     elif THREADS * MAX_ITEMS[1] < N:
-        name, blocks = f"softmax_rows<{given}>", outer
+        name, blocks = f"softmax_rows<{template}>", outer
     else:
-        name = f"softmax_lanes<{given}, {lanes}, {_held(-(-N // lanes))}>"
+        name = f"softmax_lanes<{template}, {lanes}, {_power_of_two(-(-N // lanes))}>"
         sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
     program = Program(FOLDER / f"{file}.cu", name)
     config = LaunchConfig((min(blocks, units * BLOCKS_PER_SM * waves), 1, 1), (threads, 1, 1), shared_bytes)
@@ -103,22 +103,22 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
 
 
 def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
-    """Adjacent columns per thread, threads per column, and elements of each that a thread holds; 0: none.
+    """Adjacent columns per thread, threads per column, and elements of a column in a thread's registers; 0: none.
 
-    Several columns if they are aligned and if a column that fits in registers still does.
+    Several columns if they are aligned and if columns that fit in registers still do.
     """
     lines = 1 if MAX_ITEMS[4] >= N else LINES
-    held = -(-N // lines)
-    V = 1 if MAX_ITEMS[4] < held <= MAX_ITEMS[1] else _neighbours(dtype, inner)
-    return V, lines, _held(held) if held <= MAX_ITEMS[V] else 0
+    per_thread = -(-N // lines)
+    V = 1 if MAX_ITEMS[4] < per_thread <= MAX_ITEMS[1] else _vector(dtype, inner)
+    return V, lines, _power_of_two(per_thread) if per_thread <= MAX_ITEMS[V] else 0
 
 
-def _held(N: int) -> int:
+def _power_of_two(N: int) -> int:
     """N rounded up to a power of two: few sizes, so few kernels to compile."""
     return 1 << (N - 1).bit_length()
 
 
-def _neighbours(dtype: str, size: int) -> int:
+def _vector(dtype: str, size: int) -> int:
     """Elements per load from contiguous runs of this size."""
     return 4 if size % 4 == 0 and DTYPE_BYTES[dtype] <= 4 else 1
 
@@ -128,7 +128,7 @@ class ReduceLowering:
     """A reduction over axes, or a softmax along one."""
 
     file: str
-    how: str
+    mode: str
     dtype: str
     row_shape: tuple[int, ...]
     axes: tuple[int, ...]  # of the whole array, batch first
@@ -143,12 +143,12 @@ class ReduceLowering:
     def middle(self, B: int) -> tuple[int, int, int] | None:
         """The array as (outer, N, inner), if the axes are adjacent."""
         shape = (B, *self.row_shape)
-        wide = [axis for axis in self.axes if shape[axis] != 1] or [self.axes[0]]
-        between = range(wide[0], wide[-1] + 1)
+        sized = [axis for axis in self.axes if shape[axis] != 1] or [self.axes[0]]
+        between = range(sized[0], sized[-1] + 1)
         if any(shape[axis] != 1 and axis not in self.axes for axis in between):
             return None
         return (
-            math.prod(shape[: wide[0]]), math.prod(shape[axis] for axis in between), math.prod(shape[wide[-1] + 1 :])
+            math.prod(shape[: sized[0]]), math.prod(shape[axis] for axis in between), math.prod(shape[sized[-1] + 1 :])
         )  # fmt: skip
 
     def at(self, B: int) -> Steps:
@@ -156,12 +156,12 @@ class ReduceLowering:
         if not count:
             return Steps(())
         if (middle := self.middle(B)) is not None:
-            return Steps((along(self.file, self.how, self.dtype, middle, self.units, Input(0)),))
+            return Steps((reduce_axis(self.file, self.mode, self.dtype, middle, self.units, Input(0)),))
         item_bytes, N = DTYPE_BYTES[self.dtype], math.prod((B, *self.row_shape)[axis] for axis in self.axes)
         shape, dtypes = (B, *self.row_shape), (self.dtype, self.dtype)
-        turned = permute(dtypes, shape, self.order, self.units, Input(0), Scratch(0))
-        rows = along(self.file, self.how, self.dtype, (count // N, N, 1), self.units, Scratch(0))
-        return Steps((turned, rows), count * item_bytes)
+        permuted = permute(dtypes, shape, self.order, self.units, Input(0), Scratch(0))
+        rows = reduce_axis(self.file, self.mode, self.dtype, (count // N, N, 1), self.units, Scratch(0))
+        return Steps((permuted, rows), count * item_bytes)
 
 
 class ReduceKernel:
@@ -182,30 +182,30 @@ class ReduceKernel:
             return
         is_softmax = isinstance(layer, tuple(SOFTMAXES))
         pixels = tuple(range(2, len(x.shape)))
-        given = (layer.attributes()["axis"],) if is_softmax else layer.attributes().get("axes", pixels)
-        axes = tuple(sorted(axis % len(x.shape) for axis in given))
-        file, how = (
+        requested = (layer.attributes()["axis"],) if is_softmax else layer.attributes().get("axes", pixels)
+        axes = tuple(sorted(axis % len(x.shape) for axis in requested))
+        file, mode = (
             ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS.get(type(layer), "Mean"))
         )
         for layout in _layouts(net, node, axes):
-            lies = stored_type(x, layout)
-            walked = tuple(sorted(1 + stored_row_axis(axis, len(x.shape), layout) for axis in axes))
-            lowering = ReduceLowering(file, how, x.dtype, lies.row_shape, walked, device.units)
-            is_moved = lowering.middle(2) is None
-            moved = 2 * x.row_bytes if is_moved else 0
-            is_last = layout == CHANNELS_LAST
+            stored = stored_type(x, layout)
+            stored_axes = tuple(sorted(1 + stored_row_axis(axis, len(x.shape), layout) for axis in axes))
+            lowering = ReduceLowering(file, mode, x.dtype, stored.row_shape, stored_axes, device.units)
+            is_permuted = lowering.middle(2) is None
+            moved = 2 * x.row_bytes if is_permuted else 0
+            is_nhwc = layout == CHANNELS_LAST
             yield Claim(
                 self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
-                Cost(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-                "one layer by itself", facts=lowering,
-                order="" if how in ("Max", "Min") else "in threads, then in a tree",
-                reads={node.inputs[0]: Use(layout)} if is_last else {},
-                writes={node.name: layout} if is_last and is_softmax else {},
+                Cost(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_permuted else 1),
+                "single layer", facts=lowering,
+                order="" if mode in ("Max", "Min") else "in threads, then in a tree",
+                reads={node.inputs[0]: Use(layout)} if is_nhwc else {},
+                writes={node.name: layout} if is_nhwc and is_softmax else {},
             )  # fmt: skip
 
 
 def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
-    """Layouts of x: channels-last if y is too, or if only channels remain in y."""
+    """Layouts of x: NHWC if y is NHWC, too, or has only channels."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
     if not _is_whole_window(node.layer, x):  # else a pool kernel claims it
         yield ROWS
@@ -215,13 +215,13 @@ def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
 
 
 def _is_whole_window(layer: Layer, x: TensorType) -> bool:
-    """Whether it is a global mean expressed as an average pool."""
+    """Whether the layer is an average pool over the whole image, i.e. a global mean."""
     return isinstance(layer, AvgPool1d | AvgPool2d) and layer.kernel == x.row_shape[1:] and not any(layer.pads)
 
 
-def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instance:
+def _instance(name: str, file: str, mode: str, dtype: str, *shape: int) -> Instance:
     outer, N, inner = shape
-    return Instance(name, lambda device: along(file, how, dtype, (outer, N, inner), device.units, Input(0)))
+    return Instance(name, lambda device: reduce_axis(file, mode, dtype, (outer, N, inner), device.units, Input(0)))
 
 
 INSTANCES = (
@@ -241,7 +241,7 @@ INSTANCES = (
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
     _instance("softmax of short aligned rows", "softmax", "Softmax", "float32", 1000, 64, 1),
     _instance("softmax of short odd rows", "softmax", "Softmax", "float32", 1000, 49, 1),
-    _instance("log-softmax of few numbers", "softmax", "LogSoftmax", "float32", 1000, 15, 1),
+    _instance("log-softmax of few elements", "softmax", "LogSoftmax", "float32", 1000, 15, 1),
     _instance("softmax of short float16 rows", "softmax", "Softmax", "float16", 1000, 10, 1),
     _instance("log-softmax of short float64 rows", "softmax", "LogSoftmax", "float64", 1000, 31, 1),
     _instance("softmax of columns", "softmax", "Softmax", "float32", 10, 64, 1024),

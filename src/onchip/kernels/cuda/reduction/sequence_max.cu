@@ -15,13 +15,13 @@ __global__ void __launch_bounds__(256)
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
     for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < B * C; i += step) {
         const long long b = i / C, length = lengths[b];
-        const long long inside = length < window ? 0 : (length - window) / stride + 1;
-        const long long count = inside < P ? inside : P;
+        const long long windows = length < window ? 0 : (length - window) / stride + 1;
+        const long long count = windows < P ? windows : P;
         const T* from = x + b * C * P + (i - b * C) * channel_step;
-        acc_t<T> most = 0;  // result without any window
-        if (count) most = load_acc(from);
+        acc_t<T> result = 0;  // result without any window
+        if (count) result = load_acc(from);
 #pragma unroll 4
-        for (long long p = 1; p < count; ++p) most = Largest::join(most, load_acc(from + p * window_step));
-        store_acc(y + i, most);
+        for (long long p = 1; p < count; ++p) result = Largest::join(result, load_acc(from + p * window_step));
+        store_acc(y + i, result);
     }
 }

@@ -10,6 +10,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
+    IDS,
     Budget,
     Input,
     Instance,
@@ -18,9 +19,8 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.embedding.gather import IDS
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device
@@ -50,7 +50,7 @@ class SequenceMaxLowering:
         program = Program(SOURCE, f"sequence_max<{FLOATS[self.dtypes[0]]}, {IDS[self.dtypes[1]]}>")
         steps = (1, self.C) if self.channels_last else (self.P, 1)
         sizes = map(Int64, (B, self.C, self.P, *steps, self.window, self.stride))
-        config = in_line(min(-(-B * self.C // THREADS), self.units * BLOCKS_PER_SM))
+        config = grid_1d(min(-(-B * self.C // THREADS), self.units * BLOCKS_PER_SM))
         return Steps((KernelLaunch(program, config, (Input(0), Input(1), Output(0), *sizes), Budget(registers=48)),))
 
 
@@ -72,20 +72,20 @@ class SequenceMaxKernel:
         C, P = (int(d) for d in x.row_shape)
         may_be_nhwc = has_channels(x) and node.inputs[0] not in net.inputs
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
-            is_last = layout == CHANNELS_LAST
+            is_nhwc = layout == CHANNELS_LAST
             yield Claim(
                 self.name, f"{self.name}<{C},{P}>", (node.name,),
-                Cost(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "one layer by itself",
+                Cost(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "single layer",
                 facts=SequenceMaxLowering(
-                    (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_last, device.units
+                    (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_nhwc, device.units
                 ),
-                reads={node.inputs[0]: Use(layout)} if is_last else {},
+                reads={node.inputs[0]: Use(layout)} if is_nhwc else {},
             )  # fmt: skip
 
 
 def _instance(dtype: str, lengths: str) -> Instance:
-    made = SequenceMaxLowering((dtype, lengths), 1024, 14, 3, 1, False, 132)
-    return Instance(f"{dtype}, {lengths}", lambda device: made.at(1 << 14).launches[0])
+    lowering = SequenceMaxLowering((dtype, lengths), 1024, 14, 3, 1, False, 132)
+    return Instance(f"{dtype}, {lengths}", lambda device: lowering.at(1 << 14).launches[0])
 
 
 INSTANCES = (

@@ -14,45 +14,45 @@ constexpr int SHORT_THREADS = 128;
 
 template <class T>
 struct ShortRows {
-    static constexpr int A_CHUNK = 16 / sizeof(T);  // elements per 16 B
+    static constexpr int PER_CHUNK = 16 / sizeof(T);  // elements per 16 B
     uint4* chunks;
-    int together;  // rows per warp
-    int pitch;     // row stride in elements
-    Parts closed;  // 16 B words per padded row
-    __device__ __forceinline__ ShortRows(uint4* shared, int N, int together, const Parts& closed)
-        : together(together), pitch(N * sizeof(T) % 32 == 0 ? N + A_CHUNK : N), closed(closed) {
-        chunks = shared + threadIdx.x / 32 * (together * pitch / A_CHUNK);
+    int warp_rows;            // rows per warp
+    int pitch;                // row stride in elements
+    SmallDivider row_chunks;  // 16 B words per padded row
+    __device__ __forceinline__ ShortRows(uint4* shared, int N, int warp_rows, const SmallDivider& row_chunks)
+        : warp_rows(warp_rows), pitch(N * sizeof(T) % 32 == 0 ? N + PER_CHUNK : N), row_chunks(row_chunks) {
+        chunks = shared + threadIdx.x / 32 * (warp_rows * pitch / PER_CHUNK);
     }
     __device__ __forceinline__ long long first() const {
-        return (static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x) / 32 * together;
+        return (static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x) / 32 * warp_rows;
     }
     __device__ __forceinline__ long long step() const {
-        return static_cast<long long>(gridDim.x) * (SHORT_THREADS / 32) * together;
+        return static_cast<long long>(gridDim.x) * (SHORT_THREADS / 32) * warp_rows;
     }
     __device__ __forceinline__ int height(long long rows_left) const {
-        return rows_left < together ? static_cast<int>(rows_left) : together;
+        return rows_left < warp_rows ? static_cast<int>(rows_left) : warp_rows;
     }
-    __device__ __forceinline__ uint4* chunk(int c) const { return chunks + c + part_of(c, closed); }
+    __device__ __forceinline__ uint4* chunk(int c) const { return chunks + c + quotient(c, row_chunks); }
     __device__ __forceinline__ T* row(int r) const { return reinterpret_cast<T*>(chunks) + r * pitch; }
 
     // Loads the first `count` elements; only the last rows may end within a 16 B word.
     __device__ __forceinline__ void load(const T* x, int count) const {
-        const int lane = threadIdx.x % 32, whole = count / A_CHUNK, last = whole * A_CHUNK + lane;
+        const int lane = threadIdx.x % 32, full_chunks = count / PER_CHUNK, last = full_chunks * PER_CHUNK + lane;
 #pragma unroll 4
-        for (int c = lane; c < whole; c += 32) {
+        for (int c = lane; c < full_chunks; c += 32) {
             const u32 to = static_cast<u32>(__cvta_generic_to_shared(chunk(c)));
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x + c * A_CHUNK) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x + c * PER_CHUNK) : "memory");
         }
-        if (last < count) reinterpret_cast<T*>(chunk(whole))[lane] = x[last];
+        if (last < count) reinterpret_cast<T*>(chunk(full_chunks))[lane] = x[last];
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
     }
     __device__ __forceinline__ void store(T* y, int count) const {
-        const int lane = threadIdx.x % 32, whole = count / A_CHUNK, last = whole * A_CHUNK + lane;
+        const int lane = threadIdx.x % 32, full_chunks = count / PER_CHUNK, last = full_chunks * PER_CHUNK + lane;
         __syncwarp();
 #pragma unroll 4
-        for (int c = lane; c < whole; c += 32) reinterpret_cast<uint4*>(y)[c] = *chunk(c);
-        if (last < count) y[last] = reinterpret_cast<const T*>(chunk(whole))[lane];
+        for (int c = lane; c < full_chunks; c += 32) reinterpret_cast<uint4*>(y)[c] = *chunk(c);
+        if (last < count) y[last] = reinterpret_cast<const T*>(chunk(full_chunks))[lane];
         __syncwarp();
     }
 };

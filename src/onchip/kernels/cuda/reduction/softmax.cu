@@ -5,10 +5,10 @@
 //         thread, or eight warps for longer columns, hold V adjacent columns in registers. Longer columns, and rows
 //         (softmax_rows, a block each), take three passes (max, sum, result), the second and third from cache.
 // Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions per float in that time, half in 16 bits. sm_90a: softmax_columns<.., 4, 8, 8> 887 for 32 floats
-//         of a thread, softmax_lanes<.., 256, 32> 864 for 32, softmax_short<.., 4, 64> 1,304 for 64, f16 983.
-// Order   In registers: accumulator type, a thread adds at most 32 (short rows in 8 chains, float64 in 2; lanes in 4),
-//         then a tree; columns line by line. All others: float64 per thread, then a tree. Depends on N alone.
+//         instructions per float in that time, half for 16-bit dtypes. On sm_90a a thread takes 887 for 32 floats
+//         in softmax_columns<.., 4, 8, 8>, 864 in softmax_lanes<.., 256, 32>, 1,304 (f16: 983) for 64 in softmax_short.
+// Order   In registers: sums in the accumulator type, at most 64 per thread (short rows in 8 chains, float64 in 2;
+//         lanes in 4), then a tree; columns line by line. Else float64 per thread, then a tree. Depends on N alone.
 // Layout  x, y (outer, N, inner), row-major; may alias.
 // Shared  softmax_short: short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V values, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
@@ -18,37 +18,37 @@
 
 constexpr int THREADS = 256;
 
-// held    what a thread keeps per element: the shifted value, or its exponential
-// share   per-row term computed from the sum
-// finish  the result
+// cached      what a thread keeps of an element: the shifted value, or its exponential
+// normaliser  per-row term computed from the sum
+// finish      the result
 struct Softmax {
     template <class W>
-    static __device__ __forceinline__ W held(W, W exponential) {
+    static __device__ __forceinline__ W cached(W, W exponential) {
         return exponential;
     }
-    static __device__ __forceinline__ double share(double total) { return 1 / total; }
+    static __device__ __forceinline__ double normaliser(double total) { return 1 / total; }
     // total is between 1 and some thousands: one Newton step is exact to the last place, without a path for subnormals.
-    static __device__ __forceinline__ float share(float total) {
-        const float near = __fdividef(1, total);
-        return near + near * (1 - total * near);
+    static __device__ __forceinline__ float normaliser(float total) {
+        const float estimate = __fdividef(1, total);
+        return estimate + estimate * (1 - total * estimate);
     }
     template <class W>
-    static __device__ __forceinline__ W finish(W held, W share) {
-        return held * share;
+    static __device__ __forceinline__ W finish(W cached, W normaliser) {
+        return cached * normaliser;
     }
 };
 struct LogSoftmax {
     template <class W>
-    static __device__ __forceinline__ W held(W shifted, W) {
+    static __device__ __forceinline__ W cached(W shifted, W) {
         return shifted;
     }
     template <class Total>
-    static __device__ __forceinline__ Total share(Total total) {
+    static __device__ __forceinline__ Total normaliser(Total total) {
         return log_of(total);
     }
     template <class W>
-    static __device__ __forceinline__ W finish(W held, W share) {
-        return held - share;
+    static __device__ __forceinline__ W finish(W cached, W normaliser) {
+        return cached - normaliser;
     }
 };
 // 16-bit dtypes: ex2 and a multiplication. Relative error |v| 2^-24, far below the storage rounding.
@@ -57,38 +57,38 @@ __device__ __forceinline__ acc_t<T> exponential(acc_t<T> v) {
     if constexpr (sizeof(T) == 2) return exp2_of(1.44269504f * v);
     else return exp_of(v);
 }
-// The result of an element that was not held.
-template <class How, class T, class W>
-__device__ __forceinline__ W finish_again(W shifted, W share) {
-    return How::finish(How::held(shifted, is_same<How, Softmax> ? exponential<T>(shifted) : shifted), share);
+// The result of an element that was not cached in registers.
+template <class Mode, class T, class W>
+__device__ __forceinline__ W finish_uncached(W shifted, W normaliser) {
+    return Mode::finish(Mode::cached(shifted, is_same<Mode, Softmax> ? exponential<T>(shifted) : shifted), normaliser);
 }
 
 // V      elements per load; divides N
-// ITEMS  elements held per thread: N <= ITEMS
-template <class How, class T, int V, int ITEMS>
+// ITEMS  elements in registers per thread: N <= ITEMS
+template <class Mode, class T, int V, int ITEMS>
 __global__ void __launch_bounds__(SHORT_THREADS,
                                   sizeof(acc_t<T>) * ITEMS <= 64 ? 9 : sizeof(acc_t<T>) * ITEMS <= 128 ? 7 : 4)
-    softmax_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
+    softmax_short(const T* x, T* y, long long outer, int N, int warp_rows, SmallDivider row_chunks) {
     using W = acc_t<T>;
     extern __shared__ uint4 shared[];
-    const ShortRows<T> rows(shared, N, together, closed);
+    const ShortRows<T> rows(shared, N, warp_rows, row_chunks);
     for (long long first = rows.first(); first < outer; first += rows.step()) {
         const int height = rows.height(outer - first);
         rows.load(x + first * N, height * N);
 #pragma unroll 1
         for (int row = threadIdx.x % 32; row < height; row += 32) {
             constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // 8 float64 exponentials at once need too many registers
-            T* mine = rows.row(row);
-            W v[ITEMS / V][V], highest = -__int_as_float(0x7f800000), sums[SUMS] = {};  // -infinity
+            T* row_values = rows.row(row);
+            W v[ITEMS / V][V], max_value = -__int_as_float(0x7f800000), sums[SUMS] = {};  // -infinity
 #pragma unroll
             for (int i = 0; i < ITEMS / V; ++i) {
-                if (i * V < N) load_neighbours(mine + i * V, v[i]);
+                if (i * V < N) load_contiguous(row_values + i * V, v[i]);
             }
 #pragma unroll
             for (int i = 0; i < ITEMS / V; ++i) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    if (i * V < N) highest = larger(highest, v[i][j]);
+                    if (i * V < N) max_value = larger(max_value, v[i][j]);
                 }
             }
 #pragma unroll
@@ -96,24 +96,24 @@ __global__ void __launch_bounds__(SHORT_THREADS,
                 if (i * V < N) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        const W shifted = v[i][j] - highest, e = exponential<T>(shifted);
-                        v[i][j] = How::held(shifted, e);
+                        const W shifted = v[i][j] - max_value, e = exponential<T>(shifted);
+                        v[i][j] = Mode::cached(shifted, e);
                         sums[(i * V + j) % SUMS] += e;
                     }
                 }
             }
 #pragma unroll
-            for (int apart = 1; apart < SUMS; apart *= 2) {
+            for (int stride = 1; stride < SUMS; stride *= 2) {
 #pragma unroll
-                for (int j = 0; j < SUMS; j += 2 * apart) sums[j] += sums[j + apart];
+                for (int j = 0; j < SUMS; j += 2 * stride) sums[j] += sums[j + stride];
             }
-            const W share = How::share(sums[0]);
+            const W normaliser = Mode::normaliser(sums[0]);
 #pragma unroll
             for (int i = 0; i < ITEMS / V; ++i) {
                 if (i * V < N) {
 #pragma unroll
-                    for (int j = 0; j < V; ++j) v[i][j] = How::finish(v[i][j], share);
-                    store_neighbours(mine + i * V, v[i]);
+                    for (int j = 0; j < V; ++j) v[i][j] = Mode::finish(v[i][j], normaliser);
+                    store_contiguous(row_values + i * V, v[i]);
                 }
             }
         }
@@ -122,95 +122,95 @@ __global__ void __launch_bounds__(SHORT_THREADS,
 }
 
 // LANES threads, a warp or a block, hold a row in registers: N <= LANES * ITEMS.
-template <class How, class T, int LANES, int ITEMS>
+template <class Mode, class T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : 3)
     softmax_lanes(const T* x, T* y, long long outer, int N) {
     using W = acc_t<T>;
     constexpr int ROWS = THREADS / LANES;
-    const int me = threadIdx.x % LANES;
+    const int lane = threadIdx.x % LANES;
     for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
          row += static_cast<long long>(gridDim.x) * ROWS) {
-        const T* from = x + row * N + me;
-        T* to = y + row * N + me;
-        W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // -infinity
+        const T* from = x + row * N + lane;
+        T* to = y + row * N + lane;
+        W v[ITEMS], max_value = -__int_as_float(0x7f800000), sums[4] = {};  // -infinity
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_acc(from + i * LANES) : highest;
+        for (int i = 0; i < ITEMS; ++i) v[i] = lane + i * LANES < N ? load_acc(from + i * LANES) : max_value;
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
-        highest = reduce_lanes<Largest, LANES>(highest);
+        for (int i = 0; i < ITEMS; ++i) max_value = larger(max_value, v[i]);
+        max_value = reduce_lanes<Largest, LANES>(max_value);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const W shifted = v[i] - highest, e = exponential<T>(shifted);
-            v[i] = How::held(shifted, e);
-            if (me + i * LANES < N) sums[i % 4] += e;
+            const W shifted = v[i] - max_value, e = exponential<T>(shifted);
+            v[i] = Mode::cached(shifted, e);
+            if (lane + i * LANES < N) sums[i % 4] += e;
         }
         const W sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        const W share = How::share(reduce_lanes<Sum, LANES>(sum));
+        const W normaliser = Mode::normaliser(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES < N) store_acc(to + i * LANES, How::finish(v[i], share));
+            if (lane + i * LANES < N) store_acc(to + i * LANES, Mode::finish(v[i], normaliser));
         }
     }
 }
 
 // A block per row of any length; three passes.
-template <class How, class T>
+template <class Mode, class T>
 __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long long outer, long long N) {
     using W = acc_t<T>;
     for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
         const T* from = x + row * N;
-        W highest = load_acc(from);
-        for (long long n = threadIdx.x; n < N; n += THREADS) highest = larger(highest, load_acc(from + n));
-        highest = reduce_lanes<Largest, THREADS>(highest);
+        W max_value = load_acc(from);
+        for (long long n = threadIdx.x; n < N; n += THREADS) max_value = larger(max_value, load_acc(from + n));
+        max_value = reduce_lanes<Largest, THREADS>(max_value);
         double sum = 0;
-        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exponential<T>(load_acc(from + n) - highest);
-        const W share = static_cast<W>(How::share(reduce_lanes<Sum, THREADS>(sum)));
+        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exponential<T>(load_acc(from + n) - max_value);
+        const W normaliser = static_cast<W>(Mode::normaliser(reduce_lanes<Sum, THREADS>(sum)));
         for (long long n = threadIdx.x; n < N; n += THREADS) {
-            store_acc(y + row * N + n, finish_again<How, T>(load_acc(from + n) - highest, share));
+            store_acc(y + row * N + n, finish_uncached<Mode, T>(load_acc(from + n) - max_value, normaliser));
         }
     }
 }
 
-// Held columns sum in their accumulator type, others in double.
+// Columns in registers are summed in their accumulator type, others in double.
 template <class W, int ITEMS>
-struct TotalOf {
+struct SumType {
     using type = W;
 };
 template <class W>
-struct TotalOf<W, 0> {
+struct SumType<W, 0> {
     using type = double;
 };
 template <class W, int V>
-__device__ __forceinline__ void keep_larger(W (&highest)[V], const W (&v)[V]) {
+__device__ __forceinline__ void update_max(W (&max_value)[V], const W (&v)[V]) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) highest[j] = larger(highest[j], v[j]);
+    for (int j = 0; j < V; ++j) max_value[j] = larger(max_value[j], v[j]);
 }
 
 // All-reduce of a column over the lines, in line order.
 template <class Op, class W, int V, int LINES, int SPAN>
-__device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], int line, int lane) {
+__device__ __forceinline__ void all_reduce_lines(W (&values)[V], W (&all)[LINES][SPAN], int line, int lane) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) all[line][lane + j] = mine[j];
+    for (int j = 0; j < V; ++j) all[line][lane + j] = values[j];
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < V; ++j) mine[j] = all[0][lane + j];
+    for (int j = 0; j < V; ++j) values[j] = all[0][lane + j];
 #pragma unroll
     for (int other = 1; other < LINES; ++other) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) mine[j] = Op::join(mine[j], all[other][lane + j]);
+        for (int j = 0; j < V; ++j) values[j] = Op::join(values[j], all[other][lane + j]);
     }
 }
 
 // V      adjacent columns per thread; divides inner
 // LINES  threads per column: one, or one of each warp
-// ITEMS  elements of a column held per thread: N <= LINES * ITEMS; 0: any N, three passes
-template <class How, class T, int V, int LINES, int ITEMS>
+// ITEMS  elements of a column in registers per thread: N <= LINES * ITEMS; 0: any N, three passes
+template <class Mode, class T, int V, int LINES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using W = acc_t<T>;
-    using Total = typename TotalOf<W, ITEMS>::type;
+    using Total = typename SumType<W, ITEMS>::type;
     constexpr int SPAN = THREADS / LINES * V;  // columns per block
-    __shared__ W highests[LINES][SPAN];
+    __shared__ W max_values[LINES][SPAN];
     __shared__ Total sums[LINES][SPAN];
     const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
@@ -220,26 +220,26 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : LINES > 1
         const bool is_inside = begin + lane < columns;
         const long long column = is_inside ? begin + lane : 0;
         const long long at = column + column / inner * (N - 1) * inner + line * inner;
-        W v[ITEMS ? ITEMS : 1][V], highest[V];
+        W v[ITEMS ? ITEMS : 1][V], max_value[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) highest[j] = -__int_as_float(0x7f800000);  // -infinity
+        for (int j = 0; j < V; ++j) max_value[j] = -__int_as_float(0x7f800000);  // -infinity
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                if (i * LINES < left) load_neighbours(x + at + i * step, v[i]);
+                if (i * LINES < left) load_contiguous(x + at + i * step, v[i]);
             }
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                if (i * LINES < left) keep_larger(highest, v[i]);
+                if (i * LINES < left) update_max(max_value, v[i]);
             }
         } else {
             const T* from = x + at;
             for (long long n = line; n < N; n += LINES, from += step) {
-                load_neighbours(from, v[0]);
-                keep_larger(highest, v[0]);
+                load_contiguous(from, v[0]);
+                update_max(max_value, v[0]);
             }
         }
-        if constexpr (LINES > 1) join_lines<Largest>(highest, highests, line, lane);
+        if constexpr (LINES > 1) all_reduce_lines<Largest>(max_value, max_values, line, lane);
         Total sum[V] = {};
         if constexpr (ITEMS > 0) {
 #pragma unroll
@@ -247,8 +247,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : LINES > 1
                 if (i * LINES < left) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        const W shifted = v[i][j] - highest[j], e = exponential<T>(shifted);
-                        v[i][j] = How::held(shifted, e);
+                        const W shifted = v[i][j] - max_value[j], e = exponential<T>(shifted);
+                        v[i][j] = Mode::cached(shifted, e);
                         sum[j] += e;
                     }
                 }
@@ -256,31 +256,31 @@ __global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : LINES > 1
         } else {
             const T* from = x + at;
             for (long long n = line; n < N; n += LINES, from += step) {
-                load_neighbours(from, v[0]);
+                load_contiguous(from, v[0]);
 #pragma unroll
-                for (int j = 0; j < V; ++j) sum[j] += exponential<T>(v[0][j] - highest[j]);
+                for (int j = 0; j < V; ++j) sum[j] += exponential<T>(v[0][j] - max_value[j]);
             }
         }
-        if constexpr (LINES > 1) join_lines<Sum>(sum, sums, line, lane);
-        W share[V];
+        if constexpr (LINES > 1) all_reduce_lines<Sum>(sum, sums, line, lane);
+        W normaliser[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) share[j] = static_cast<W>(How::share(sum[j]));
+        for (int j = 0; j < V; ++j) normaliser[j] = static_cast<W>(Mode::normaliser(sum[j]));
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 if (is_inside && i * LINES < left) {
 #pragma unroll
-                    for (int j = 0; j < V; ++j) v[i][j] = How::finish(v[i][j], share[j]);
-                    store_neighbours(y + at + i * step, v[i]);
+                    for (int j = 0; j < V; ++j) v[i][j] = Mode::finish(v[i][j], normaliser[j]);
+                    store_contiguous(y + at + i * step, v[i]);
                 }
             }
         } else if (is_inside) {
-            long long here = at;
-            for (long long n = line; n < N; n += LINES, here += step) {
-                load_neighbours(x + here, v[0]);
+            long long offset = at;
+            for (long long n = line; n < N; n += LINES, offset += step) {
+                load_contiguous(x + offset, v[0]);
 #pragma unroll
-                for (int j = 0; j < V; ++j) v[0][j] = finish_again<How, T>(v[0][j] - highest[j], share[j]);
-                store_neighbours(y + here, v[0]);
+                for (int j = 0; j < V; ++j) v[0][j] = finish_uncached<Mode, T>(v[0][j] - max_value[j], normaliser[j]);
+                store_contiguous(y + offset, v[0]);
             }
         }
     }

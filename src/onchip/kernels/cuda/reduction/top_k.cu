@@ -12,41 +12,41 @@
 #include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
-constexpr long long NOWHERE = -1;
+constexpr long long NONE = -1;
 
 template <class W>
-struct Found {
+struct Candidate {
     W v;
     long long at;
 };
 
 template <bool IS_MIN, class W>
-__device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b) {
+__device__ __forceinline__ bool comes_first(const Candidate<W>& a, const Candidate<W>& b) {
     const bool a_nan = a.v != a.v, b_nan = b.v != b.v;
     if (a_nan != b_nan) return IS_MIN ? b_nan : a_nan;
     if (!a_nan && a.v != b.v) return IS_MIN ? a.v < b.v : a.v > b.v;
     return a.at < b.at;
 }
-// The first of two pairs; either may be NOWHERE.
+// The first of two pairs; either may be NONE.
 template <bool IS_MIN, class W>
-__device__ __forceinline__ Found<W> first_of(const Found<W>& a, const Found<W>& b) {
-    if (a.at == NOWHERE) return b;
-    return b.at != NOWHERE && comes_first<IS_MIN>(b, a) ? b : a;
+__device__ __forceinline__ Candidate<W> first_of(const Candidate<W>& a, const Candidate<W>& b) {
+    if (a.at == NONE) return b;
+    return b.at != NONE && comes_first<IS_MIN>(b, a) ? b : a;
 }
 // The first pair after `last` among elements n, n + step, ..
 template <bool IS_MIN, class T>
-__device__ __forceinline__ Found<acc_t<T>> next_of(const T* from, long long n, long long N, int step, long long inner,
-                                                    const Found<acc_t<T>>& last) {
-    Found<acc_t<T>> best{0, NOWHERE};
+__device__ __forceinline__ Candidate<acc_t<T>> next_of(const T* from, long long n, long long N, int step,
+                                                    long long inner, const Candidate<acc_t<T>>& last) {
+    Candidate<acc_t<T>> best{0, NONE};
 #pragma unroll 4
     for (; n < N; n += step) {
-        const Found<acc_t<T>> next{load_acc(from + n * inner), n};
-        if (last.at == NOWHERE || comes_first<IS_MIN>(last, next)) best = first_of<IS_MIN>(best, next);
+        const Candidate<acc_t<T>> next{load_acc(from + n * inner), n};
+        if (last.at == NONE || comes_first<IS_MIN>(last, next)) best = first_of<IS_MIN>(best, next);
     }
     return best;
 }
 template <class T, class Y>
-__device__ __forceinline__ Y given(const T* from, long long at, long long inner) {
+__device__ __forceinline__ Y output_of(const T* from, long long at, long long inner) {
     if constexpr (is_same<Y, long long>) return at;
     else return from[at * inner];
 }
@@ -59,15 +59,15 @@ __global__ void __launch_bounds__(THREADS) top_rows(const T* x, Y* y, long long 
     const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
         const T* from = x + row * N;
-        Found<W> last{0, NOWHERE};
+        Candidate<W> last{0, NONE};
         for (long long r = 0; r < k; ++r) {
             last = next_of<IS_MIN>(from, lane, N, 32, 1, last);
 #pragma unroll
             for (int mask = 16; mask > 0; mask /= 2) {
-                const Found<W> other{__shfl_xor_sync(~0u, last.v, mask), __shfl_xor_sync(~0u, last.at, mask)};
+                const Candidate<W> other{__shfl_xor_sync(~0u, last.v, mask), __shfl_xor_sync(~0u, last.at, mask)};
                 last = first_of<IS_MIN>(last, other);
             }
-            if (lane == 0) y[row * k + r] = given<T, Y>(from, last.at, 1);
+            if (lane == 0) y[row * k + r] = output_of<T, Y>(from, last.at, 1);
         }
     }
 }
@@ -82,10 +82,10 @@ __global__ void __launch_bounds__(THREADS)
         const long long row = column / inner;
         const T* from = x + column + row * (N - 1) * inner;
         Y* to = y + column + row * (k - 1) * inner;
-        Found<W> last{0, NOWHERE};
+        Candidate<W> last{0, NONE};
         for (long long r = 0; r < k; ++r) {
             last = next_of<IS_MIN>(from, 0, N, 1, inner, last);
-            to[r * inner] = given<T, Y>(from, last.at, inner);
+            to[r * inner] = output_of<T, Y>(from, last.at, inner);
         }
     }
 }

@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    in_line,
+    grid_1d,
 )
 from onchip.network.graph import Network
 from onchip.network.layers import ArgTopK, TopK
@@ -37,7 +37,7 @@ class TopKLowering:
     """top_rows(x, y, outer, N, k) or top_columns(x, y, outer, N, inner, k)"""
 
     dtype: str
-    gives_places: bool
+    gives_indices: bool
     is_min: bool
     outer: int  # per batch row
     N: int
@@ -49,12 +49,12 @@ class TopKLowering:
         outer = B * self.outer
         if not outer * self.inner:
             return Steps(())
-        is_row, number = self.inner == 1, FLOATS[self.dtype]
-        given = f"{number}, {'long long' if self.gives_places else number}, {'true' if self.is_min else 'false'}"
-        name = f"top_{'rows' if is_row else 'columns'}<{given}>"
+        is_row, element = self.inner == 1, FLOATS[self.dtype]
+        template = f"{element}, {'long long' if self.gives_indices else element}, {'true' if self.is_min else 'false'}"
+        name = f"top_{'rows' if is_row else 'columns'}<{template}>"
         sizes = (outer, self.N, self.k) if is_row else (outer, self.N, self.inner, self.k)
         threads = outer * 32 if is_row else outer * self.inner
-        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
+        config = grid_1d(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
         arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, sizes))
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64, spill_bytes=16)),))
 
@@ -78,7 +78,7 @@ class TopKKernel:
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{layer.k}>", (node.name,),
-            Cost(layer.k * net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
+            Cost(layer.k * net.row_flop(node), x.row_bytes + y.row_bytes), "single layer",
             facts=TopKLowering(
                 x.dtype, isinstance(layer, ArgTopK), not layer.largest, outer, x.row_shape[axis], inner, layer.k,
                 device.units,
@@ -86,9 +86,9 @@ class TopKKernel:
         )  # fmt: skip
 
 
-def _instance(dtype: str, gives_places: bool, is_min: bool, inner: int) -> Instance:
-    made = TopKLowering(dtype, gives_places, is_min, 1, 1000, inner, 5, 132)
-    return Instance(f"{dtype}, {'columns' if inner > 1 else 'rows'}", lambda device: made.at(1000).launches[0])
+def _instance(dtype: str, gives_indices: bool, is_min: bool, inner: int) -> Instance:
+    lowering = TopKLowering(dtype, gives_indices, is_min, 1, 1000, inner, 5, 132)
+    return Instance(f"{dtype}, {'columns' if inner > 1 else 'rows'}", lambda device: lowering.at(1000).launches[0])
 
 
 INSTANCES = (_instance("float32", True, False, 1), _instance("float64", False, True, 1),

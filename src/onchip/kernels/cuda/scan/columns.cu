@@ -11,12 +11,12 @@
 constexpr int THREADS = 256, STEPS = 8;
 
 template <class Op, class S, bool EXCLUSIVE, bool REVERSE>
-__device__ void walk(const S* x, S* y, long long outer, long long N, long long inner) {
+__device__ void scan(const S* x, S* y, long long outer, long long N, long long inner) {
     using T = computed_t<S>;
     using Total = typename Op::template Total<T>;
-    const long long all = static_cast<long long>(gridDim.x) * THREADS;
+    const long long step = static_cast<long long>(gridDim.x) * THREADS;
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < outer * inner;
-         column += all) {
+         column += step) {
         const long long first = column / inner * N * inner + column % inner;
         const long long from = REVERSE ? first + (N - 1) * inner : first, stride = REVERSE ? -inner : inner;
         Total total = Op::template identity<Total>();
@@ -24,13 +24,13 @@ __device__ void walk(const S* x, S* y, long long outer, long long N, long long i
             T v[STEPS];
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                if (begin + k < N) v[k] = widened(x[from + (begin + k) * stride]);
+                if (begin + k < N) v[k] = to_computed(x[from + (begin + k) * stride]);
             }
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
                 if (begin + k >= N) break;
                 const Total next = Op::combine(total, static_cast<Total>(v[k]));
-                y[from + (begin + k) * stride] = narrowed<S>(static_cast<T>(EXCLUSIVE ? total : next));
+                y[from + (begin + k) * stride] = to_stored<S>(static_cast<T>(EXCLUSIVE ? total : next));
                 total = next;
             }
         }
@@ -40,5 +40,5 @@ __device__ void walk(const S* x, S* y, long long outer, long long N, long long i
 template <class Op, class S, bool EXCLUSIVE, bool REVERSE>
 __global__ void __launch_bounds__(THREADS)
 scan_columns(const S* x, S* y, long long outer, long long N, long long inner) {
-    walk<Op, S, EXCLUSIVE, REVERSE>(x, y, outer, N, inner);
+    scan<Op, S, EXCLUSIVE, REVERSE>(x, y, outer, N, inner);
 }

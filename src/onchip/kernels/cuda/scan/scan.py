@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onchip.kernels.cuda.common.permute import permute
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -26,9 +27,8 @@ from onchip.kernels.cuda.common.program import (
     Scratch,
     Steps,
     UInt32,
-    in_line,
+    grid_1d,
 )
-from onchip.kernels.cuda.layout.permute import permute
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum
 from onchip.network.scan_op import ScanOp
@@ -64,7 +64,7 @@ class Scan:
     outer: int
     N: int
     inner: int = 1
-    whole: int = 0  # length of the row that N is a part of; 0: N is the whole row
+    row_length: int = 0  # of the row that holds these N elements; 0: they are the whole row
     is_aligned: bool = True  # x and y are 16-byte aligned; kernels check each row
 
     @property
@@ -74,7 +74,7 @@ class Scan:
 
     @property
     def row_bytes(self) -> int:
-        return (self.whole or self.N) * self.element_bytes
+        return (self.row_length or self.N) * self.element_bytes
 
     @property
     def template(self) -> str:
@@ -89,7 +89,7 @@ class Scan:
     @property
     def is_one_tile(self) -> bool:
         """Whether a block scans a whole row."""
-        return self.tiles == 1 and not self.whole
+        return self.tiles == 1 and not self.row_length
 
     @property
     def is_narrow(self) -> bool:
@@ -114,13 +114,13 @@ class Scan:
         return THREADS * self.chunks * 16 // self.element_bytes
 
     @property
-    def part(self) -> int:
-        """Elements per group: a long row may be scanned in parts that start at multiples of it."""
+    def group(self) -> int:
+        """Elements per group: a long row may be scanned in chunks that start at multiples of it."""
         return GROUP * self.tile
 
     @property
     def tiles(self) -> int:
-        """Tiles per row, or per part of a row."""
+        """Tiles per row, or per chunk of a row."""
         return -(-self.N // self.tile)
 
     @property
@@ -131,16 +131,16 @@ class Scan:
     def clearing(self, units: int, states: Scratch) -> KernelLaunch:
         """clear_states(states, count)"""
         program = Program(FOLDER / "tiles.cu", "clear_states")
-        config = in_line(min(-(-self.states // THREADS), units))
+        config = grid_1d(min(-(-self.states // THREADS), units))
         return KernelLaunch(program, config, (states, Int64(self.states)), Budget(registers=32))
 
     def by_tiles(self, arch: str, x: Argument, y: Argument, states: Scratch) -> KernelLaunch:
-        """scan_tiles(x, y, states, before, after, N, tiles), after clear_states"""
+        """scan_tiles(x, y, states, carry_in, carry_out, N, tiles), after clear_states"""
         program = Program(FOLDER / "tiles.cu", f"scan_tiles<{self.template}, {self.chunks}>")
-        config = replace(in_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
+        config = replace(grid_1d(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
         resident = 50 // self.chunks  # blocks per SM, on large SMs
-        # Carry in and carry out of a part.
-        totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.whole else (Int64(0), Int64(0))
+        # Carry in and carry out of a chunk.
+        totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.row_length else (Int64(0), Int64(0))
         arguments = (x, y, states, *totals, Int64(self.N), UInt32(self.tiles))
         return KernelLaunch(program, config, arguments, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
 
@@ -164,10 +164,10 @@ class Scan:
 
     def walk_config(self, units: int) -> LaunchConfig:
         threads = self.outer * (self.lanes if self.inner == 1 else self.inner)
-        return in_line(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
+        return grid_1d(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
 
     def by_walking(self, units: int) -> KernelLaunch:
-        """scan_rows(x, y, outer, N) or scan_columns(x, y, outer, N, inner)"""
+        """scan_rows(x, y, rows, N) or scan_columns(x, y, outer, N, inner)"""
         name = "rows" if self.inner == 1 else "columns"
         sizes = (self.outer, self.N) if self.inner == 1 else (self.outer, self.N, self.inner)
         program = Program(FOLDER / f"{name}.cu", f"scan_{name}<{self.walk_template()}>")
@@ -177,7 +177,7 @@ class Scan:
     # -- all launches --------------------------------------------------------------------------------------------
 
     def steps(self, device: Device) -> Steps:
-        """From input 0 to output 0, which may alias; a part also has its carry in and carry out."""
+        """From input 0 to output 0, which may alias; a chunk of a row also has its carry in and carry out."""
         if not self.outer * self.N * self.inner:
             return Steps(())
         if self.is_narrow:
@@ -194,15 +194,15 @@ class Scan:
     def _as_rows(self, device: Device) -> Steps:
         """Few long columns: transposed to rows in scratch memory, scanned there, transposed back."""
         rows = replace(self, outer=self.outer * self.inner, inner=1)
-        numbers, dtypes = self.outer * self.N * self.inner, (self.dtype, self.dtype)
-        there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
+        count, dtypes = self.outer * self.N * self.inner, (self.dtype, self.dtype)
+        buffer, states = Scratch(0), Scratch(-(-count * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
         launches = (
             permute(
-                dtypes, (self.outer, self.N, self.inner), (0, 2, 1), device.units, Input(0), there, self.is_aligned
+                dtypes, (self.outer, self.N, self.inner), (0, 2, 1), device.units, Input(0), buffer, self.is_aligned
             ),
-            *rows._along_rows(device, there, there, states),
+            *rows._along_rows(device, buffer, buffer, states),
             permute(
-                dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, there, Output(0), self.is_aligned
+                dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, buffer, Output(0), self.is_aligned
             ),
         )
         return Steps(launches, states.offset + STATE_BYTES * rows.states)
@@ -247,7 +247,7 @@ class ScanKernel:
             label=f"{self.name}<{N}>",
             nodes=(node.name,),
             cost=Cost(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
-            why="one layer by itself",
+            why="single layer",
             order=scan.order,
             facts=ScanLowering(scan, device),
         )

@@ -28,17 +28,17 @@ __global__ void __launch_bounds__(32 * WARPS, 4) scan_warps(const S* x, S* y, lo
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j) {
         if (is_aligned_row && j * STEP + V <= left) {
-            load_vector(v[j], x + j * STEP);
+            load_streaming(v[j], x + j * STEP);
         } else {
 #pragma unroll
             for (int k = 0; k < V; ++k) {
-                v[j][k] = j * STEP + k < left ? widened(x[j * STEP + k]) : Op::template identity<T>();
+                v[j][k] = j * STEP + k < left ? to_computed(x[j * STEP + k]) : Op::template identity<T>();
             }
         }
     }
 #pragma unroll
-    for (int j = 0; j < CHUNKS; ++j) total = Op::combine(total, vector_total<Op>(v[j]));
-    total = lanes_total<Op>(total);
+    for (int j = 0; j < CHUNKS; ++j) total = Op::combine(total, vector_reduce<Op>(v[j]));
+    total = warp_reduce<Op>(total);
     if (lane == 0) warp_totals[warp] = total;
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j) scan_chunk<Op, 32, EXCLUSIVE>(v[j], running);
@@ -51,11 +51,11 @@ __global__ void __launch_bounds__(32 * WARPS, 4) scan_warps(const S* x, S* y, lo
 #pragma unroll
         for (int k = 0; k < V; ++k) v[j][k] = Op::combine(offset, v[j][k]);
         if (is_aligned_row && j * STEP + V <= left) {
-            store_vector(y + j * STEP, v[j]);
+            store_streaming(y + j * STEP, v[j]);
         } else {
 #pragma unroll
             for (int k = 0; k < V; ++k) {
-                if (j * STEP + k < left) y[j * STEP + k] = narrowed<S>(v[j][k]);
+                if (j * STEP + k < left) y[j * STEP + k] = to_stored<S>(v[j][k]);
             }
         }
     }

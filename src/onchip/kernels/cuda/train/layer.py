@@ -1,4 +1,4 @@
-"""Layers as the CUDA training kernels see them."""
+"""Layers of a network for the CUDA training kernels."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ROW_FLOATS = 8  # rows are 32 B aligned, an L2 sector
 
 @dataclass(frozen=True)
 class TrainLayer:
-    """A Linear with its activation; the bias is the weight of an input that is 1."""
+    """A Linear with its activation. The bias is the weight of an additional input 1."""
 
     weight: str  # (N, D)
     bias: str | None
-    D: int  # inputs, without the bias 1
+    D: int  # inputs, without the additional 1
     N: int
     activation: tuple[int, int]  # code, and bits of its parameter
 
     @property
     def terms(self) -> int:
-        """Reduction size: inputs and the bias 1."""
+        """Reduction size K: inputs, and 1 for the bias."""
         return self.D + (self.bias is not None)
 
     @property
@@ -34,18 +34,18 @@ class TrainLayer:
         return round_up(self.terms, ROW_FLOATS)
 
 
-def writes(layers: Sequence[TrainLayer]) -> str:
+def layer_specs(layers: Sequence[TrainLayer]) -> str:
     """Widths and activations as template arguments for train/large_batch/targets.cuh."""
-    return ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in layers)
+    return ", ".join(f"LayerSpec<{layer.N}, {layer.activation[0]}>" for layer in layers)
 
 
 def tally_struct() -> Struct:
     return Struct((State("losses"), State("correct"), State("step_losses"), State("step_correct")), b"")
 
 
-def split_evenly(count: int, most: int) -> int:
-    """Size of equal rounds over `count` items with at most `most` per round."""
-    return -(-count // -(-count // most))
+def split_evenly(count: int, limit: int) -> int:
+    """Items per round if `count` items take equal rounds of at limit `limit`."""
+    return -(-count // -(-count // limit))
 
 
 def find_layers(chain: Chain) -> tuple[TrainLayer, ...]:

@@ -1,4 +1,4 @@
-"""What every layer function for JAX receives."""
+"""The context passed to every JAX layer function."""
 
 from __future__ import annotations
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
-from onchip.network.recipe import Array, Made, materialise
+from onchip.network.recipe import Array, Evaluated, materialise
 
 Value = Any  # a node of the fx graph
 Weights = Mapping[str, Value]  # by role
 Form = Callable[..., Value]  # (builder, node, weights, *inputs) -> output
 
-# They return a new tensor that no gradient needs: a ReLU that is its only reader may work in place.
+# Their output is a new tensor that no gradient needs: a ReLU that is its only reader may work in place.
 _OVERWRITABLE = (Linear, Convolution, TransposedConvolution, BatchNorm1d, BatchNorm2d, Add)
 
 
 class Builder:
-    """The graph so far: all values, and methods to call torch functions on them."""
+    """The graph so far: all values, and methods that append calls of torch functions."""
 
     def __init__(self, torch: Any, net: Network) -> None:
         self.torch, self.net = torch, net
@@ -29,7 +29,7 @@ class Builder:
         self.values: dict[str, Value] = {name: self.graph.placeholder(f"x{i}") for i, name in enumerate(net.inputs)}
         self._weights: dict[str, Value] = {}
         self._constants = 0
-        self._made: Made = {}
+        self._materialised: Evaluated = {}
 
     def add(self, node: Node, form: Form) -> None:
         w = {role: self._weight(name) for role, name in node.weights.items()}
@@ -38,19 +38,19 @@ class Builder:
     def call(self, function: str, *arguments: Any, **options: Any) -> Value:
         """Call a function of torch.nn.functional or torch, by name."""
         functional = self.torch.nn.functional
-        found = getattr(functional, function, None) or getattr(self.torch, function)
-        return self.graph.call_function(found, arguments, options)
+        target = getattr(functional, function, None) or getattr(self.torch, function)
+        return self.graph.call_function(target, arguments, options)
 
-    def part(self, x: Value, *places: Any) -> Value:
-        """x[places]."""
-        return self.graph.call_function(operator.getitem, (x, places if len(places) > 1 else places[0]))
+    def getitem(self, x: Value, *indices: Any) -> Value:
+        """x[indices]."""
+        return self.graph.call_function(operator.getitem, (x, indices if len(indices) > 1 else indices[0]))
 
     def array(self, name: str) -> Array:
         """The values of a weight."""
-        return np.array(materialise(name, self.net.weights, self._made))  # a copy: the network's is read-only
+        return np.array(materialise(name, self.net.weights, self._materialised))  # a copy: the network's is read-only
 
     def constant(self, array: Array) -> Value:
-        """A constant that is no weight; floats get the dtype of the weights."""
+        """A constant, not trained; floats get the dtype of the weights."""
         attribute, self._constants = f"c{self._constants}", self._constants + 1
         self.root.register_buffer(attribute, self.torch.from_numpy(np.ascontiguousarray(array)))
         return self.graph.get_attr(attribute)
@@ -66,14 +66,14 @@ class Builder:
             self._weights[name] = self.graph.get_attr(attribute)
         return self._weights[name]
 
-    def only_reader_of(self, value: str) -> Node | None:
+    def producer_with_one_reader(self, value: str) -> Node | None:
         """The node that computes a value with exactly one reader; else None."""
-        alone = len(self.net.readers(value)) == 1 and value not in self.net.outputs
-        return self.net.by_name.get(value) if alone else None
+        is_only = len(self.net.readers(value)) == 1 and value not in self.net.outputs
+        return self.net.by_name.get(value) if is_only else None
 
     def may_overwrite(self, value: str) -> bool:
-        maker = self.only_reader_of(value)
-        return maker is not None and isinstance(maker.layer, _OVERWRITABLE)
+        producer = self.producer_with_one_reader(value)
+        return producer is not None and isinstance(producer.layer, _OVERWRITABLE)
 
     def pad(self, x: Value, before: Sequence[int], after: Sequence[int], fill: float = 0.0) -> Value:
         """Pad the last axes; torch expects the last axis first."""

@@ -27,43 +27,43 @@ _LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the rank of a row
 
 def select(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     """By a torch function if there is one, else axis by axis."""
-    layer, given = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, Selection)
-    row, is_float = given.row_shape, "float" in given.dtype
+    row, is_float = x_type.row_shape, "float" in x_type.dtype
     if isinstance(layer, Pad) and layer.mode == "constant":
         return to.pad(x, layer.pads[: len(row)], layer.pads[len(row) :], layer.value if is_float else int(layer.value))
     if isinstance(layer, Tile):
         return to.call("tile", x, (1, *layer.repeats))
     if isinstance(layer, NearestResize) and is_float and (mode := _nearest_mode(layer, row)):
         return to.call("interpolate", x, layer.sizes[1:], mode=mode)
-    for axis, places in enumerate(layer.places(row), start=1):
-        if places is not None:
-            x = _take(to, x, axis, places)
+    for axis, index in enumerate(layer.source_indices(row), start=1):
+        if index is not None:
+            x = _take(to, x, axis, index)
     return x
 
 
 def _nearest_mode(layer: NearestResize, row: tuple[int, ...]) -> str:
     """torch's interpolation mode, if it has one: only integer factors, as torch computes positions in float32."""
-    meaning = layer.coordinates, layer.rounding
-    known = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_ceil"): "nearest-exact"}
-    return known.get(meaning, "") if _is_image(layer, row) and not any(np.mod(layer.sizes, row)) else ""
+    mode = layer.coordinates, layer.rounding
+    modes = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_ceil"): "nearest-exact"}
+    return modes.get(mode, "") if _is_image(layer, row) and not any(np.mod(layer.sizes, row)) else ""
 
 
 def _is_image(layer: NearestResize | LinearResize, row: tuple[int, ...]) -> bool:
     """Whether all axes but the channels are resized, to exactly scale times the old size."""
-    whole = all(size == scale * n for n, size, scale in zip(row, layer.sizes, layer.scales, strict=True))
-    return whole and 2 <= len(row) <= 4 and layer.sizes[0] == row[0]
+    is_exact = all(size == scale * n for n, size, scale in zip(row, layer.sizes, layer.scales, strict=True))
+    return is_exact and 2 <= len(row) <= 4 and layer.sizes[0] == row[0]
 
 
-def _take(to: Builder, x: Value, axis: int, places: Array) -> Value:
+def _take(to: Builder, x: Value, axis: int, index: Array) -> Value:
     """Values of x at these indices of an axis: a view if they are equally spaced."""
-    step = int(places[1] - places[0]) if len(places) > 1 else 1
-    front = [slice(None)] * axis
-    if len(places) and step and np.array_equal(places, places[0] + step * np.arange(len(places))):
-        low, high = int(places.min()), int(places.max())
-        y = to.part(x, *front, slice(low, high + 1, abs(step)))
+    step = int(index[1] - index[0]) if len(index) > 1 else 1
+    leading = [slice(None)] * axis
+    if len(index) and step and np.array_equal(index, index[0] + step * np.arange(len(index))):
+        low, high = int(index.min()), int(index.max())
+        y = to.getitem(x, *leading, slice(low, high + 1, abs(step)))
         return y if step > 0 else to.call("flip", y, (axis,))
-    return to.call("index_select", x, axis, to.constant(places))
+    return to.call("index_select", x, axis, to.constant(index))
 
 
 def linear_resize(to: Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -82,31 +82,33 @@ def linear_resize(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch's function returns the first of equal values."""
-    layer, given = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, ArgMax | ArgMin)
-    function, axis = layer.kind.lower(), row_axis(layer.axis, given)
+    function, axis = layer.kind.lower(), row_axis(layer.axis, x_type)
     if not layer.last:
         return to.call(function, x, axis, layer.keep)
-    return to.call("rsub", to.call(function, to.call("flip", x, (axis,)), axis, layer.keep), int(given.shape[axis]) - 1)
+    return to.call(
+        "rsub", to.call(function, to.call("flip", x, (axis,)), axis, layer.keep), int(x_type.shape[axis]) - 1
+    )
 
 
 def top_k(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch's function may order equal values differently."""
-    layer, given = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, TopK | ArgTopK)
-    found = to.call("topk", x, layer.k, row_axis(layer.axis, given), layer.largest)
-    return to.part(found, int(isinstance(layer, ArgTopK)))
+    found = to.call("topk", x, layer.k, row_axis(layer.axis, x_type), layer.largest)
+    return to.getitem(found, int(isinstance(layer, ArgTopK)))
 
 
 def cum_sum(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    layer, given = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, CumSum)
-    axis = row_axis(layer.axis, given)
+    axis = row_axis(layer.axis, x_type)
     x = to.call("flip", x, (axis,)) if layer.reverse else x
     if layer.exclusive:  # shifted by one, with a leading 0
-        behind = len(given.shape) - 1 - axis
-        x = to.pad(x, (1, *(0,) * behind), (-1, *(0,) * behind), 0)
-    y = to.call("cumsum", x, axis, dtype=getattr(to.torch, given.dtype) if "float" not in given.dtype else None)
+        later_axes = len(x_type.shape) - 1 - axis
+        x = to.pad(x, (1, *(0,) * later_axes), (-1, *(0,) * later_axes), 0)
+    y = to.call("cumsum", x, axis, dtype=getattr(to.torch, x_type.dtype) if "float" not in x_type.dtype else None)
     return to.call("flip", y, (axis,)) if layer.reverse else y
 
 
@@ -116,4 +118,4 @@ def sequence_max(to: Builder, node: Node, w: Weights, x: Value, lengths: Value) 
     ends = to.constant(np.arange(P) * layer.stride + layer.window)
     inside = to.call("ge", to.call("reshape", lengths, (-1, 1, 1)), ends)
     largest = to.call("amax", to.call("where", inside, x, -np.inf), -1)
-    return to.call("where", to.part(inside, slice(None), slice(None), 0), largest, 0.0)  # the first window is the last
+    return to.call("where", to.getitem(inside, slice(None), slice(None), 0), largest, 0.0)  # 0: no window fits

@@ -18,12 +18,12 @@ def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
     assert isinstance(layer, Recurrent)
     if isinstance(layer, GRU) and not layer.reset_after:
         return _steps(to, node, w, x, *states)
-    x, weights = _with_product(to, node, x)
+    x, weights = _input_and_weights(to, node, x)
     D, H = layer.directions, weights["recurrence"].shape[-1]
     row = to.net.types[node.inputs[0]].row_shape
     x = to.call("reshape", x, (-1, row[-2], weights["input"].shape[-1])) if len(row) > 2 else x
-    is_turned = layer.direction == "reverse"  # torch has no such direction: flip the rows before and after
-    x = to.call("flip", x, (1,)) if is_turned else x
+    is_reverse = layer.direction == "reverse"  # torch has no such direction: flip the steps before and after
+    x = to.call("flip", x, (1,)) if is_reverse else x
     if states:
         first = [to.call("permute", to.call("reshape", state, (-1, D, H)), (1, 0, 2)) for state in states]
         first = [to.graph.call_method("contiguous", (state,)) for state in first]
@@ -32,20 +32,20 @@ def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
         first = [to.graph.call_method("new_zeros", (x, (D, B, H)))] * layer.states
     parameters = [to.constant(weights[role][d]) for d in range(D) for role in _ROLES if role in weights]
     function = f"rnn_{layer.activation}" if isinstance(layer, RNN) else layer.kind.lower()
-    given = first if isinstance(layer, LSTM) else first[0]
-    has_bias, is_both = "bias" in weights, D == 2
-    made = to.call(function, x, given, parameters, has_bias, 1, 0.0, False, is_both, True)  # 1 layer, batch first
+    initial = first if isinstance(layer, LSTM) else first[0]
+    has_bias, is_bidirectional = "bias" in weights, D == 2
+    outputs = to.call(function, x, initial, parameters, has_bias, 1, 0.0, False, is_bidirectional, True)  # batch first
     shape = (-1, *to.net.types[node.name].row_shape)
     output = layer.attributes()["output"]
     if output == "sequence":
-        y = to.part(made, 0)
-        y = to.call("flip", y, (1,)) if is_turned else y
+        y = to.getitem(outputs, 0)
+        y = to.call("flip", y, (1,)) if is_reverse else y
     else:  # (D, B, H)
-        y = to.call("permute", to.part(made, 2 if output == "cell" else 1), (1, 0, 2))
+        y = to.call("permute", to.getitem(outputs, 2 if output == "cell" else 1), (1, 0, 2))
     return to.call("reshape", y, shape)
 
 
-def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, Array]]:
+def _input_and_weights(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, Array]]:
     """The input of torch's function, and its weights (D, ...) by role, including those of the preceding Linear if it
     has no other reader; else the input weights only permute gates into torch's order.
     """
@@ -54,14 +54,14 @@ def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, A
     R = to.array(node.weights["recurrence"])
     D, W, H = R.shape
     order = (np.array(_GATES[type(layer)])[:, None] * H + np.arange(H)).reshape(-1)
-    given = np.eye(D * W, dtype=R.dtype)
+    matrix = np.eye(D * W, dtype=R.dtype)
     biases: dict[str, Array] = {}
-    product = to.only_reader_of(node.inputs[0])
-    if product is not None and isinstance(product.layer, Linear):
-        x, given = to.values[product.inputs[0]], to.array(product.weights["weight"])
-        if "bias" in product.weights:
-            biases["input_bias"] = to.array(product.weights["bias"])
-    weights = {"input": given.reshape(D, W, -1)[:, order], "recurrence": R[:, order]}
+    linear = to.producer_with_one_reader(node.inputs[0])
+    if linear is not None and isinstance(linear.layer, Linear):
+        x, matrix = to.values[linear.inputs[0]], to.array(linear.weights["weight"])
+        if "bias" in linear.weights:
+            biases["input_bias"] = to.array(linear.weights["bias"])
+    weights = {"input": matrix.reshape(D, W, -1)[:, order], "recurrence": R[:, order]}
     if biases or "bias" in node.weights:
         inner = np.zeros((D, W), R.dtype)  # the GRU's bias of the new state: the last gate in both orders
         if "bias" in node.weights:
@@ -72,25 +72,25 @@ def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, A
 
 
 def _steps(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
-    """A GRU that resets before its gemm, which torch does not have: step by step."""
+    """A GRU that resets before its gemm, which torch lacks: step by step."""
     layer = node.layer
     assert isinstance(layer, GRU)
     S, W = to.net.types[node.inputs[0]].row_shape[-2:]
     D = layer.directions
     width, H = W // D, W // D // 3
-    made = []
+    outputs = []
     for d in range(D):
-        R = to.part(w["recurrence"], d)
-        gates, new = to.part(R, slice(0, 2 * H)), to.part(R, slice(2 * H, None))
-        h = to.part(states[0], ..., d, slice(None)) if states else None
+        R = to.getitem(w["recurrence"], d)
+        gates, new = to.getitem(R, slice(0, 2 * H)), to.getitem(R, slice(2 * H, None))
+        h = to.getitem(states[0], ..., d, slice(None)) if states else None
         steps: dict[int, Value] = {}
         for s in range(S)[:: -1 if (layer.direction, d) in (("reverse", 0), ("bidirectional", 1)) else 1]:
-            given = to.part(x, ..., s, slice(d * width, (d + 1) * width))
-            h = to.call("zeros_like", to.part(given, ..., slice(0, H))) if h is None else h
-            zr = to.call("sigmoid", to.call("add", to.part(given, ..., slice(0, 2 * H)), to.call("linear", h, gates)))
-            z, r = to.part(zr, ..., slice(0, H)), to.part(zr, ..., slice(H, None))
-            product = to.call("linear", to.call("mul", r, h), new)
-            n = to.call("tanh", to.call("add", to.part(given, ..., slice(2 * H, None)), product))
+            gx = to.getitem(x, ..., s, slice(d * width, (d + 1) * width))
+            h = to.call("zeros_like", to.getitem(gx, ..., slice(0, H))) if h is None else h
+            zr = to.call("sigmoid", to.call("add", to.getitem(gx, ..., slice(0, 2 * H)), to.call("linear", h, gates)))
+            z, r = to.getitem(zr, ..., slice(0, H)), to.getitem(zr, ..., slice(H, None))
+            update = to.call("linear", to.call("mul", r, h), new)
+            n = to.call("tanh", to.call("add", to.getitem(gx, ..., slice(2 * H, None)), update))
             h = steps[s] = to.call("lerp", n, h, z)
-        made.append(to.call("stack", [steps[s] for s in range(S)], -2) if layer.output == "sequence" else h)
-    return to.call("cat", made, -1)
+        outputs.append(to.call("stack", [steps[s] for s in range(S)], -2) if layer.output == "sequence" else h)
+    return to.call("cat", outputs, -1)

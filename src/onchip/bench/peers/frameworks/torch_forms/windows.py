@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.frameworks.pool_divisors import elements_per_window
 from onchip.bench.peers.frameworks.torch_forms.builder import Builder, Value, Weights
-from onchip.bench.peers.frameworks.window_numbers import numbers_in_windows
 from onchip.network.graph import Node
 from onchip.network.layers import (
     AvgPool1d,
@@ -36,27 +36,27 @@ def conv(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     if not is_cut:
         return y
     sizes = to.net.types[node.name].row_shape[1:]
-    places = [slice(p - b, p - b + n) for p, b, n in zip(padding, before, sizes, strict=True)]
-    return to.part(y, slice(None), slice(None), *places)
+    crop = [slice(p - b, p - b + n) for p, b, n in zip(padding, before, sizes, strict=True)]
+    return to.getitem(y, slice(None), slice(None), *crop)
 
 
 def conv_transpose(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch crops both ends equally: an end that is too short is extended, others are cropped."""
     layer = node.layer
     assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
-    padding, extra, places = [], [], []
+    padding, extra, crops = [], [], []
     for axis, size in enumerate(to.net.types[node.name].row_shape[1:]):
         before, after = layer.pads[axis], layer.pads[layer.rank + axis]
         longer = layer.output_padding[axis] + before - after
         fits = 0 <= longer < max(layer.stride[axis], layer.dilation[axis])
         padding.append(before if fits else min(before, after))
         extra.append(longer if fits else layer.output_padding[axis])
-        places.append(slice(None) if fits else slice(before - padding[-1], before - padding[-1] + size))
+        crops.append(slice(None) if fits else slice(before - padding[-1], before - padding[-1] + size))
     weights, function = (w["weight"], w.get("bias")), f"conv_transpose{layer.rank}d"
     y = to.call(function, x, *weights, layer.stride, padding, extra, layer.groups, layer.dilation)
-    if places == [slice(None)] * layer.rank:
+    if crops == [slice(None)] * layer.rank:
         return y
-    return to.part(y, slice(None), slice(None), *places)
+    return to.getitem(y, slice(None), slice(None), *crops)
 
 
 def max_pool(to: Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -74,11 +74,11 @@ def avg_pool(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     if not _is_uneven(layer) and set(layer.dilation) == {1}:
         padding = layer.pads[: layer.rank]
         return to.call(f"avg_pool{layer.rank}d", x, layer.kernel, layer.stride, padding, layer.ceil, layer.count_pads)
-    given = to.net.types[node.inputs[0]]
-    C = given.row_shape[0]
+    x_type = to.net.types[node.inputs[0]]
+    C = x_type.row_shape[0]
     ones = to.constant(np.ones((C, 1, *layer.kernel), np.float32))
     sums = to.call(f"conv{layer.rank}d", _padded(to, node, x), ones, None, layer.stride, 0, layer.dilation, C)
-    counts = numbers_in_windows(layer, given.row_shape[1:], to.net.types[node.name].row_shape[1:])
+    counts = elements_per_window(layer, x_type.row_shape[1:], to.net.types[node.name].row_shape[1:])
     return to.call("div", sums, to.constant(counts))
 
 
@@ -99,14 +99,14 @@ def _padded(to: Builder, node: Node, x: Value, fill: float = 0.0) -> Value:
 
 
 def interleave(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    """Interleave phases of one size in NHWC, where convolutions are fastest."""
+    """Interleave phases of equal size in NHWC, where convolutions are fastest."""
     layer, sizes = node.layer, to.net.types[node.name].row_shape
     assert isinstance(layer, Interleave)
     rank = len(layer.stride)
     if any(size % s for size, s in zip(sizes[1:], layer.stride, strict=True)):
         raise UnavailableError(f"no torch function for {layer} of different sizes")
-    parts = [to.call("permute", x, (0, *range(2, rank + 2), 1)) for x in xs]
+    phases = [to.call("permute", x, (0, *range(2, rank + 2), 1)) for x in xs]
     for axis, s in reversed(list(enumerate(layer.stride))):
-        parts = [to.call("stack", parts[i : i + s], axis + 2) for i in range(0, len(parts), s)]
-    y = to.call("reshape", parts[0], (-1, *sizes[1:], sizes[0]))
+        phases = [to.call("stack", phases[i : i + s], axis + 2) for i in range(0, len(phases), s)]
+    y = to.call("reshape", phases[0], (-1, *sizes[1:], sizes[0]))
     return to.call("permute", y, (0, rank + 1, *range(1, rank + 1)))

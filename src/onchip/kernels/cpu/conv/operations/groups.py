@@ -1,6 +1,4 @@
-"""Convolutions of conv_fused in groups of channels, and transposed ones: a group after the other, tap by tap, each on
-its own channels.
-"""
+"""Grouped and transposed convolutions of conv_fused: one Taps operation per group of channels."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from onchip.network.graph import Node
 from onchip.network.layers import TransposedConvolution
 from onchip.network.recipe import Array, recipe_op
 
-_FEW = 4  # outputs of a group: most lanes of a vector stay empty, and NumPy takes many images sooner
+_FEW = 4  # outputs per group: with fewer, most lanes are empty and the reference kernel is faster on many images
 
 
 def lower_groups(to: Lowering, node: Node, x: View) -> None:
-    """Where the outputs of a group are no whole vectors, each group writes into the next one's, which comes after it:
-    in memory with room for the last one's, from where all are copied."""
+    """Where a group's outputs are no whole vectors, each group writes past its last one and the next group overwrites
+    that: in a padded buffer, from which the result is copied."""
     is_transposed = isinstance(node.layer, TransposedConvolution)
     kernel = to.net.weights[node.weights["weight"]].shape[2:]
     window, groups = window_of(node, tuple(kernel)), node.layer.attributes()["groups"]
@@ -29,40 +27,40 @@ def lower_groups(to: Lowering, node: Node, x: View) -> None:
     columns, C = N // groups, x.sizes[0] // groups
     is_whole = columns % LANES == 0 or groups == 1
     if is_whole:
-        made = to.new(node.name, sizes, exact=groups > 1)
+        out = to.output_view(node.name, sizes, exact=groups > 1)
     else:
-        made = View(Store(*sizes, (groups - 1) * columns + padded(columns)), sizes)
-        to.stores.append(made.store)
+        out = View(Store(*sizes, (groups - 1) * columns + padded(columns)), sizes)
+        to.stores.append(out.store)
     size, maker = packed_size(window.KH * window.KW * C, columns), 0
     for g in range(groups):
         w = weight_recipe(
             pack_group, node, size, KH=window.KH, group=g, groups=groups, is_transposed=is_transposed
         )  # fmt: skip
         b = bias_recipe(bias_of_group, node, columns, first=g * columns, count=columns)
-        given = View(x.store, (C, *x.sizes[1:]), x.start, x.step, x.channel + g * C)
-        y = View(made.store, (columns, HO, WO), made.start, made.step, made.channel + g * columns)
-        maker = to.emit(Taps(x=given, y=y, window=window, w=w, b=b, is_transposed=is_transposed))
+        group = View(x.store, (C, *x.sizes[1:]), x.start, x.step, x.channel + g * C)
+        y = View(out.store, (columns, HO, WO), out.start, out.step, out.channel + g * columns)
+        maker = to.emit(Taps(x=group, y=y, window=window, w=w, b=b, is_transposed=is_transposed))
     if is_whole:
-        to.values[node.name] = Value(made, maker if groups == 1 else None)
+        to.values[node.name] = Value(out, maker if groups == 1 else None)
     else:
-        to.make(node, Copy, x=made)
+        to.make(node, Copy, x=out)
 
 
 def lower_transposed(to: Lowering, node: Node) -> None:
-    """As it is, without phases: also with dilation, a stride past the kernel, or pads past it."""
+    """Directly, without phases: also with dilation, and with strides or pads larger than the kernel."""
     groups = node.layer.attributes()["groups"]
     columns = to.net.weights[node.weights["weight"]].shape[1]
     if groups > 1 and columns < _FEW:
-        raise UnsupportedError(f"a transposed convolution in groups of {columns} outputs")
+        raise UnsupportedError(f"a transposed convolution with {columns} outputs per group")
     lower_groups(to, node, to.image(node.inputs[0]))
 
 
 @recipe_op
 def pack_group(W: Array, size: int, KH: int, group: int, groups: int, is_transposed: bool) -> Array:
-    """The outputs of a group of (N, C, KH, KW), or of (groups C, N / groups, KH, KW), packed as taps of C channels."""
-    mine = W.reshape(groups, -1, *W.shape[1:])[group]
-    mine = mine.swapaxes(0, 1) if is_transposed else mine
-    return pack_taps(mine, size, KH, mine.shape[1], 1, len(mine), 1)
+    """One group of (N, C, KH, KW), or transposed of (groups * C, N / groups, KH, KW), packed as taps of C channels."""
+    weights = W.reshape(groups, -1, *W.shape[1:])[group]
+    weights = weights.swapaxes(0, 1) if is_transposed else weights
+    return pack_taps(weights, size, KH, weights.shape[1], 1, len(weights), 1)
 
 
 @recipe_op

@@ -1,4 +1,4 @@
-"""Pointwise, an operation of conv_fused: a convolution of one tap, which is a product of pixels and a matrix."""
+"""Pointwise, an operation of conv_fused: a 1x1 convolution, a gemm with pixels as rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onchip.kernels.cpu.conv.operation import (
     clear_pads,
     fields_of,
     finish,
-    own_rows,
     pixel_at,
+    row_span,
     runs,
 )
 from onchip.kernels.cpu.conv.values import View
@@ -36,7 +36,7 @@ class Pointwise(Activated):
     SX: int
     w: Recipe
     b: Recipe
-    padded: int = 0  # what a pixel of y is padded to, where those pads must be zero
+    padded: int = 0  # channels per pixel of y with pads, if pads must be zero; else 0
 
     def flop(self) -> int:
         N, HO, WO = self.y.sizes
@@ -60,21 +60,21 @@ _pointwise = fields_of(Pointwise)
 
 @runs(Pointwise)
 def pointwise(row: int, call: int) -> None:
-    """The pixels of a row are rows of the product; where rows follow each other without a gap, all pixels are."""
-    op, at = _pointwise(row, call), call_at(call)
+    """One gemm for all rows of pixels if they are contiguous, else one per row."""
+    op, args = _pointwise(row, call), call_at(call)
     x, y = op.x, op.y
-    top, bottom = own_rows(y.H, at.part, at.parts)
+    top, bottom = row_span(y.H, args.part, args.parts)
     if top >= bottom:
         return
     floor = _ZERO if op.activation == RELU else _NO_FLOOR
-    has_no_gap = op.SY == 1 and op.SX == 1 and x.row == x.W * x.pixel and y.row == y.W * y.pixel
-    lines = bottom - top if has_no_gap else 1
-    for i in range(at.images):
-        for oy in range(top, bottom, lines):
+    is_contiguous = op.SY == 1 and op.SX == 1 and x.row == x.W * x.pixel and y.row == y.W * y.pixel
+    gemm_rows = bottom - top if is_contiguous else 1
+    for i in range(args.images):
+        for oy in range(top, bottom, gemm_rows):
             dense(
-                at.here + pixel_at(x, i, oy * op.SY, 0) * 4, op.SX * x.pixel * 4, lines * y.W, op.w, x.C,
-                padded_width(y.C), op.b, at.here + pixel_at(y, i, oy, 0) * 4, y.pixel * 4, floor,
+                args.base + pixel_at(x, i, oy * op.SY, 0) * 4, op.SX * x.pixel * 4, gemm_rows * y.W, op.w, x.C,
+                padded_width(y.C), op.b, args.base + pixel_at(y, i, oy, 0) * 4, y.pixel * 4, floor,
             )  # fmt: skip
-    clear_pads(at.here, y, op.padded, at.images, top, bottom)
+    clear_pads(args.base, y, op.padded, args.images, top, bottom)
     if op.activation != RELU:
-        finish(at.here, y, at.images, top, bottom, op.activation)
+        finish(args.base, y, args.images, top, bottom, op.activation)

@@ -1,4 +1,4 @@
-"""Where conv_fused begins and ends beside Load: embedded sentences, rows of the batch, rows of bytes."""
+"""First and last operations of conv_fused besides Load: embedding lookup, float32 output, uint8 output."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.kernels.chain import given_ids
+from onchip.kernels.chain import ids_input
 from onchip.kernels.cpu.compiler.jit import ALL, bytes_at, floats_at, ints_at
 from onchip.kernels.cpu.conv.lowering import Lowering, Value
-from onchip.kernels.cpu.conv.operation import Operation, call_at, fields_of, own_rows, runs
+from onchip.kernels.cpu.conv.operation import Operation, call_at, fields_of, row_span, runs
 from onchip.kernels.cpu.conv.operations.load import copy_lines
 from onchip.kernels.cpu.conv.values import UnsupportedError, View
 from onchip.network.graph import Node
@@ -22,76 +22,76 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LookUp(Operation):
-    """Rows of a table by ids: an embedded sentence has its channels last already."""
+    """Table rows by ids: the output (S, E) is already NHWC, with one row of pixels."""
 
     y: View  # (E, 1, S)
     w: Recipe
 
     def weight_bytes(self) -> int:
-        return 0  # an image looks some rows up
+        return 0  # an image reads only a few rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoreRows(Operation):
-    """Images to rows of the batch: (C, H, W), or (H, W, C) with channels last."""
+    """Copies images to rows of the batch: (C, H, W), or (H, W, C) if is_nhwc."""
 
     x: View
-    last: bool = False
-    is_layout: bool = True  # channels last is how y may lie, not a Permute that the network asks for
+    is_nhwc: bool = False
+    may_change: bool = True  # is_nhwc is a choice of layout, not a Permute of the network
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StorePixels(Operation):
-    """Images to rows (H, W, C) of bytes: uint8((x + 1) / 2 * 255); what is not in 0 .. 255 is cut, a NaN is 0."""
+    """Images to uint8 rows (H, W, C): (x + 1) / 2 * 255, clamped to 0 .. 255; NaN becomes 0."""
 
     x: View
 
 
 def lower_embedding(to: Lowering, node: Node) -> None:
-    """Ids to vectors, side by side: (S, E) is an image of one row whose channels are last already."""
+    """Ids to vectors: (S, E) is an NHWC image of one row."""
     if node.inputs[0] != to.source or len(to.net.types[to.source].shape) != 2:
-        raise UnsupportedError("an Embedding in the middle")
-    if given_ids(to.net, to.source) is None:
-        raise UnsupportedError("ids are computed, and nobody could check them before the launch")
-    behind = to.readers(node.name)
-    if len(behind) != 1 or behind[0].layer != Permute((0, 2, 1)):
-        raise UnsupportedError("an Embedding whose channels stay last")
+        raise UnsupportedError("an Embedding that is not the first layer")
+    if ids_input(to.net, to.source) is None:
+        raise UnsupportedError("ids are computed, so they cannot be checked before the launch")
+    readers = to.readers(node.name)
+    if len(readers) != 1 or readers[0].layer != Permute((0, 2, 1)):
+        raise UnsupportedError("an Embedding without a Permute to channels first")
     S, E = to.net.types[node.name].row_shape
-    y, table = to.own(node.name, (E, 1, S), exact=True), node.weights["weight"]
+    y, table = to.allocate(node.name, (E, 1, S), exact=True), node.weights["weight"]
     to.emit(LookUp(y=y, w=Recipe.of(as_is, (table,), to.net.weights[table].shape)))
     to.values[node.name] = Value(y, None)
 
 
 def lower_permute(to: Lowering, node: Node) -> None:
-    """Behind an Embedding it says what is there already; at the end, channels stay last."""
-    before = to.by_name.get(node.inputs[0])
-    if before is not None and isinstance(before.layer, Embedding):
-        to.values[node.name] = to.values[before.name]
+    """After an Embedding a no-op; at the end, the output is stored as NHWC."""
+    producer = to.by_name.get(node.inputs[0])
+    if producer is not None and isinstance(producer.layer, Embedding):
+        to.values[node.name] = to.values[producer.name]
         return
     rank = len(to.net.types[node.name].shape)
     last = to.nodes[-1]
     at_end = node is last or (isinstance(last.layer, ToPixels) and to.readers(node.name) == [last])
     if node.layer != Permute((0, *range(2, rank), 1)) or not at_end:
-        raise UnsupportedError("a Permute in the middle")
-    to.emit(StoreRows(x=to.image(node.inputs[0]), last=True, is_layout=False))
+        raise UnsupportedError("a Permute that is not at the end")
+    to.emit(StoreRows(x=to.image(node.inputs[0]), is_nhwc=True, may_change=False))
 
 
 def lower_to_pixels(to: Lowering, node: Node) -> None:
     permuted = to.operations[-1] if to.operations else None
     if node is not to.nodes[-1] or not isinstance(permuted, StoreRows):
-        raise UnsupportedError("ToPixels not behind a Permute that puts channels last, at the end")
+        raise UnsupportedError("ToPixels that does not follow a final Permute to channels last")
     to.operations[-1] = StorePixels(x=permuted.x)
 
 
-def lower_end(to: Lowering) -> None:
-    """What the last layer made goes out, if it did not yet."""
+def lower_output(to: Lowering) -> None:
+    """Store the last layer's output, unless a store was already emitted."""
     if not isinstance(to.operations[-1], StoreRows | StorePixels):
         to.emit(StoreRows(x=to.read(to.nodes[-1].name).view))
 
 
-def laid_out(op: Operation, last: bool) -> Operation:
-    """A Load or a store whose rows of the batch lie with channels last, or not."""
-    return dataclasses.replace(op, last=last)  # type: ignore[call-arg]
+def with_layout(op: Operation, is_nhwc: bool) -> Operation:
+    """The Load or StoreRows for batch rows in NHWC, or NCHW."""
+    return dataclasses.replace(op, is_nhwc=is_nhwc)  # type: ignore[call-arg]
 
 
 _look_up, _store, _pixels = fields_of(LookUp), fields_of(StoreRows), fields_of(StorePixels)
@@ -99,52 +99,52 @@ _look_up, _store, _pixels = fields_of(LookUp), fields_of(StoreRows), fields_of(S
 
 @runs(LookUp)
 def look_up(row: int, call: int) -> None:
-    op, at = _look_up(row, call), call_at(call)
-    if at.part > 0:
+    op, args = _look_up(row, call), call_at(call)
+    if args.part > 0:
         return
-    a, y = floats_at(at.here, ALL), op.y
-    for i in range(at.images):
-        sentence = ints_at(at.x + (at.first + i) * y.W * 8, y.W)
+    a, y = floats_at(args.base, ALL), op.y
+    for i in range(args.images):
+        ids = ints_at(args.x + (args.first + i) * y.W * 8, y.W)
         for p in range(y.W):
-            begin = y.at + i * y.image + p * y.pixel
+            begin = y.offset + i * y.image + p * y.pixel
             target = a[begin : begin + y.C]
-            source = floats_at(op.w + sentence[p] * y.C * 4, y.C)
+            source = floats_at(op.w + ids[p] * y.C * 4, y.C)
             for c in range(y.C):
                 target[c] = source[c]
 
 
 @runs(StoreRows)
 def store_rows(row: int, call: int) -> None:
-    op, at = _store(row, call), call_at(call)
-    a, x = floats_at(at.here, ALL), op.x
+    op, args = _store(row, call), call_at(call)
+    a, x = floats_at(args.base, ALL), op.x
     count = x.H * x.W
-    top, bottom = own_rows(x.H, at.part, at.parts)
+    top, bottom = row_span(x.H, args.part, args.parts)
     has_no_gap = x.row == x.W * x.pixel
-    lines = max(1, bottom - top) if has_no_gap else 1  # rows that lie one behind the other are one
-    for i in range(at.images):
+    lines = max(1, bottom - top) if has_no_gap else 1  # contiguous rows are copied as one
+    for i in range(args.images):
         for iy in range(top, bottom, lines):
-            begin = x.at + i * x.image + iy * x.row
-            if op.last or count == 1:
-                to = at.y + ((at.first + i) * count + iy * x.W) * x.C * 4
-                copy_lines(to, x.C, at.here + begin * 4, x.pixel, lines * x.W, x.C)
+            begin = x.offset + i * x.image + iy * x.row
+            if op.is_nhwc or count == 1:
+                dst = args.y + ((args.first + i) * count + iy * x.W) * x.C * 4
+                copy_lines(dst, x.C, args.base + begin * 4, x.pixel, lines * x.W, x.C)
             else:
                 source = a[begin:]
                 for c in range(x.C):
-                    line = floats_at(at.y + (((at.first + i) * x.C + c) * count + iy * x.W) * 4, lines * x.W)
+                    line = floats_at(args.y + (((args.first + i) * x.C + c) * count + iy * x.W) * 4, lines * x.W)
                     for ix in range(len(line)):
                         line[ix] = source[ix * x.pixel + c]
 
 
 @runs(StorePixels)
 def store_pixels(row: int, call: int) -> None:
-    op, at = _pixels(row, call), call_at(call)
-    a, x = floats_at(at.here, ALL), op.x
+    op, args = _pixels(row, call), call_at(call)
+    a, x = floats_at(args.base, ALL), op.x
     size = x.W * x.C
-    top, bottom = own_rows(x.H, at.part, at.parts)
-    for i in range(at.images):
+    top, bottom = row_span(x.H, args.part, args.parts)
+    for i in range(args.images):
         for iy in range(top, bottom):
-            source = a[x.at + i * x.image + iy * x.row :]
-            target = bytes_at(at.y + ((at.first + i) * x.H + iy) * size, size)
+            source = a[x.offset + i * x.image + iy * x.row :]
+            target = bytes_at(args.y + ((args.first + i) * x.H + iy) * size, size)
             for ix in range(x.W):
                 for c in range(x.C):
                     level = (source[ix * x.pixel + c] + _ONE) / np.float32(2) * np.float32(255)

@@ -1,4 +1,4 @@
-"""Normalise, an operation of conv_fused: the softmax of a vector, or its logarithm."""
+"""Normalise, an operation of conv_fused: softmax or log-softmax of a vector."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onchip.network.graph import Node
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Normalise(Activated):
-    """Of y, in place."""
+    """In place on y."""
 
     order = "softmax in order"
-    how: int  # of NORMALISERS
+    how: int  # a value of NORMALISERS
 
 
 def lower_softmax(to: Lowering, node: Node) -> None:
@@ -35,6 +35,6 @@ _normalise = fields_of(Normalise)
 
 @runs(Normalise)
 def softmax(row: int, call: int) -> None:
-    op, at = _normalise(row, call), call_at(call)
-    if at.part == 0:
-        normalise(at.here + op.y.at * 4, at.images, op.y.C, op.y.image, op.how)
+    op, args = _normalise(row, call), call_at(call)
+    if args.part == 0:
+        normalise(args.base + op.y.offset * 4, args.images, op.y.C, op.y.image, op.how)

@@ -1,13 +1,12 @@
-"""Convolutions of conv_fused with two or three taps along a row, for two neighbouring outputs at a time (Winograd).
+"""Winograd convolutions of conv_fused, along rows: F(2, 3) and F(2, 2), two neighbouring outputs at a time.
 
-With three taps g0, g1, g2 on d0 .. d3, four products do for six:
+F(2, 3), taps g0, g1, g2 on pixels d0 .. d3: four multiplications instead of six:
     m0 = g0 (d0 - d2)                   m1 = (g0 + g1 + g2) / 2 (d1 + d2)
     m2 = (g0 - g1 + g2) / 2 (d2 - d1)   m3 = g2 (d1 - d3)
     y0 = m0 + m1 + m2   y1 = m1 - m2 - m3
-With two taps on d0 .. d2, three for four:
+F(2, 2), on d0 .. d2: three instead of four:
     m0 = g0 (d0 - d1)   m1 = (g0 + g1) d1   m2 = g1 (d1 - d2)        y0 = m0 + m1   y1 = m1 - m2
-Each product is one over the channels and the kernel's rows: Taps of KH x 1. PairsIn makes what they multiply, PairsOut
-the outputs.
+Each m is a KH x 1 convolution over all channels (Taps). WinogradInput transforms the input, WinogradOutput the outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from onchip.kernels.cpu.conv.operation import (
     call_at,
     fields_of,
     finish,
-    own_rows,
+    row_span,
     runs,
 )
 from onchip.kernels.cpu.conv.operations.taps import Taps
@@ -42,11 +41,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PairsIn(Operation):
-    """For two neighbouring outputs: KW + 1 planes of C numbers, of the pixels d0, d1, ... that their windows read.
-
-    What lies outside is 0.
-    """
+class WinogradInput(Operation):
+    """Per pair of outputs: KW + 1 planes of C elements from the pixels d0, d1, ... of their windows; pads are 0."""
 
     x: View
     y: View
@@ -58,10 +54,10 @@ class PairsIn(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PairsOut(Activated):
-    """The two outputs of each pair from its KW + 1 products."""
+class WinogradOutput(Activated):
+    """The two outputs of each pair from its KW + 1 planes."""
 
-    order = "two outputs at a time from three or four products"
+    order = "Winograd: two outputs from three or four multiplications"
     exact = True
     x: View
     taps: int
@@ -70,76 +66,79 @@ class PairsOut(Activated):
         return math.prod(self.y.sizes) * self.taps
 
 
-def goes_in_pairs(to: Lowering, node: Node) -> bool:
+def uses_winograd(to: Lowering, node: Node) -> bool:
     stride, _, dilation = geometry(node.layer)
     KW = to.net.weights[node.weights["weight"]].shape[-1]
     N, _, WO = image_sizes(to.net.types[node.name].row_shape)
     return KW in (2, 3) and stride[-1] == dilation[-1] == 1 and WO > 1 and N >= LANES
 
 
-def lower_pairs(to: Lowering, node: Node, x: View) -> None:
+def lower_winograd(to: Lowering, node: Node, x: View) -> None:
     window = window_of(node, to.net.weights[node.weights["weight"]].shape[2:])
     KH, KW = window.KH, window.KW
     (C, H, _), (N, HO, WO) = x.sizes, image_sizes(to.net.types[node.name].row_shape)
     planes, pairs = KW + 1, -(-WO // 2)
     key = (x, KW, window.PX, pairs)
-    if key not in to.paired:  # phases of a transposed convolution share it
-        given = to.own("", (planes * padded(C), H, pairs)).store
-        to.emit(PairsIn(x=x, y=View(given, (C, H, pairs)), taps=KW, PX=window.PX))
-        to.paired[key] = given
-    made = to.own("", (planes * padded(N), HO, pairs)).store
+    if key not in to.winograd_inputs:  # phases of a transposed convolution share it
+        store = to.allocate("", (planes * padded(C), H, pairs)).store
+        to.emit(WinogradInput(x=x, y=View(store, (C, H, pairs)), taps=KW, PX=window.PX))
+        to.winograd_inputs[key] = store
+    gemms = to.allocate("", (planes * padded(N), HO, pairs)).store
     for i in range(planes):
-        part = View(to.paired[key], (C, H, pairs), channel=i * padded(C))
-        y = View(made, (N, HO, pairs), channel=i * padded(N))
+        x_plane = View(to.winograd_inputs[key], (C, H, pairs), channel=i * padded(C))
+        y = View(gemms, (N, HO, pairs), channel=i * padded(N))
         w = weight_recipe(pack_pairs, node, packed_size(KH * C, N), plane=i, KH=KH)
         b = padded_bias(node.weights.get("bias") if i == 1 else None, N)  # m1 is in both outputs
-        to.emit(Taps(x=part, y=y, window=window._replace(KW=1, PX=0), w=w, b=b))
-    to.make(node, PairsOut, x=View(made, (N, HO, pairs)), taps=KW)
+        to.emit(Taps(x=x_plane, y=y, window=window._replace(KW=1, PX=0), w=w, b=b))
+    to.make(node, WinogradOutput, x=View(gemms, (N, HO, pairs)), taps=KW)
 
 
 @recipe_op
 def pack_pairs(W: Array, size: int, plane: int, KH: int) -> Array:
-    """(N, C, KH, KW) -> what one of the products multiplies by, packed (KH * C, N)."""
+    """(N, C, KH, KW) -> transformed weights of one plane, packed (KH * C, N)."""
     N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
     g = np.moveaxis(W.reshape(N, C, KH, KW).astype(np.float64), -1, 0)
     if KW == 3:
-        made = (g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2])[plane]
+        transformed = (g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2])[plane]
     else:
-        made = (g[0], g[0] + g[1], g[1])[plane]
-    return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), aligned_zeros(size))
+        transformed = (g[0], g[0] + g[1], g[1])[plane]
+    return pack(transformed.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), aligned_zeros(size))
 
 
-_pairs_in, _pairs_out = fields_of(PairsIn), fields_of(PairsOut)
+_winograd_input, _winograd_output = fields_of(WinogradInput), fields_of(WinogradOutput)
 
 
 @compiled()
-def _add(to: Array, x: Array, has_x: bool, z: Array, has_z: bool, sign: np.float32) -> None:
-    """to = x + sign z, where what is not there counts as 0."""
+def _add(dst: Array, x: Array, has_x: bool, z: Array, has_z: bool, sign: np.float32) -> None:
+    """dst = x + sign * z, where a missing operand counts as 0."""
     if has_x and has_z:
-        for c in range(len(to)):
-            to[c] = x[c] + sign * z[c]
+        for c in range(len(dst)):
+            dst[c] = x[c] + sign * z[c]
     elif has_x:
-        for c in range(len(to)):
-            to[c] = x[c]
+        for c in range(len(dst)):
+            dst[c] = x[c]
     elif has_z:
-        for c in range(len(to)):
-            to[c] = sign * z[c]
+        for c in range(len(dst)):
+            dst[c] = sign * z[c]
     else:
-        for c in range(len(to)):
-            to[c] = _ZERO
+        for c in range(len(dst)):
+            dst[c] = _ZERO
 
 
-@runs(PairsIn)
-def pairs_in(row: int, call: int) -> None:
-    op, at = _pairs_in(row, call), call_at(call)
-    a, x, y, C = floats_at(at.here, ALL), op.x, op.y, op.x.C
+@runs(WinogradInput)
+def winograd_input(row: int, call: int) -> None:
+    op, args = _winograd_input(row, call), call_at(call)
+    a, x, y, C = floats_at(args.base, ALL), op.x, op.y, op.x.C
     plane = y.pixel // (op.taps + 1)
-    top, bottom = own_rows(y.H, at.part, at.parts)
-    for i in range(at.images):
+    top, bottom = row_span(y.H, args.part, args.parts)
+    for i in range(args.images):
         for iy in range(top, bottom):
             for j in range(y.W):
                 ix = 2 * j - op.PX
-                d, t = x.at + i * x.image + iy * x.row + ix * x.pixel, y.at + i * y.image + iy * y.row + j * y.pixel
+                d, t = (
+                    x.offset + i * x.image + iy * x.row + ix * x.pixel,
+                    y.offset + i * y.image + iy * y.row + j * y.pixel,
+                )
                 in0, in1, in2, in3 = 0 <= ix < x.W, 0 <= ix + 1 < x.W, 0 <= ix + 2 < x.W, 0 <= ix + 3 < x.W
                 d0, d1 = a[d : d + C], a[d + x.pixel : d + x.pixel + C]
                 d2 = a[d + 2 * x.pixel : d + 2 * x.pixel + C]
@@ -157,17 +156,17 @@ def pairs_in(row: int, call: int) -> None:
                     _add(t2, d1, in1, d2, in2, -_ONE)
 
 
-@runs(PairsOut)
-def pairs_out(row: int, call: int) -> None:
-    op, at = _pairs_out(row, call), call_at(call)
-    a, x, y, N = floats_at(at.here, ALL), op.x, op.y, op.y.C
+@runs(WinogradOutput)
+def winograd_output(row: int, call: int) -> None:
+    op, args = _winograd_output(row, call), call_at(call)
+    a, x, y, N = floats_at(args.base, ALL), op.x, op.y, op.y.C
     plane = x.pixel // (op.taps + 1)
-    top, bottom = own_rows(y.H, at.part, at.parts)
-    for i in range(at.images):
+    top, bottom = row_span(y.H, args.part, args.parts)
+    for i in range(args.images):
         for oy in range(top, bottom):
             for ox in range(y.W):
-                m = x.at + i * x.image + oy * x.row + ox // 2 * x.pixel
-                begin = y.at + i * y.image + oy * y.row + ox * y.pixel
+                m = x.offset + i * x.image + oy * x.row + ox // 2 * x.pixel
+                begin = y.offset + i * y.image + oy * y.row + ox * y.pixel
                 out = a[begin : begin + N]
                 m0, m1 = a[m : m + N], a[m + plane : m + plane + N]
                 m2 = a[m + 2 * plane : m + 2 * plane + N]
@@ -185,4 +184,4 @@ def pairs_out(row: int, call: int) -> None:
                 else:
                     for n in range(N):
                         out[n] = m1[n] - m2[n]
-    finish(at.here, y, at.images, top, bottom, op.activation)
+    finish(args.base, y, args.images, top, bottom, op.activation)

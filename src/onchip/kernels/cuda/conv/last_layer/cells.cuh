@@ -5,16 +5,16 @@
 
 // 16-bit operands limit the accuracy whatever Y is, so a fast_math activation suffices.
 template <int BYTES>
-struct StoredOf {
+struct ActivationDtype {
     using type = float;
 };
 template <>
-struct StoredOf<2> {
+struct ActivationDtype<2> {
     using type = f16;
 };
 
 template <class Y>
-__device__ __forceinline__ void store_number(Y* y, float v) {
+__device__ __forceinline__ void store_element(Y* y, float v) {
     if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
     else store1(y, v);
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_pair(Y* y, float first, float second) {
         *reinterpret_cast<unsigned short*>(y) = static_cast<unsigned short>(both);
     } else {
         const float two[2] = {first, second};
-        store_several(y, two);
+        store_vector(y, two);
     }
 }
 // A lane's two adjacent columns of a cell, at offsets `at` from the cell's first element; < 0: padding column.
@@ -36,7 +36,7 @@ __device__ __forceinline__ void store_two(Y* cell, const int (&at)[2], float fir
     if constexpr (HAS_PAIRS) {
         if (at[0] >= 0) store_pair(cell + at[0], first, second);
     } else {
-        if (at[0] >= 0) store_number(cell + at[0], first);
-        if (at[1] >= 0) store_number(cell + at[1], second);
+        if (at[0] >= 0) store_element(cell + at[0], first);
+        if (at[1] >= 0) store_element(cell + at[1], second);
     }
 }

@@ -50,32 +50,32 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MADE = ELEMENT_TYPES | {"uint8": "unsigned char"}
+Y_TYPES = ELEMENT_TYPES | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3)  # tiles of 8 columns per warp tile
 READ_BYTES = 16  # alignment of a pixel's channels
 STEP_BYTES = 32  # bytes of channels per step of k
-CREW, FRAGMENTS = 8, 2  # warps per block, and fragments of 16 cells per warp tile
+WARPS, FRAGMENTS = 8, 2  # warps per block, and fragments of 16 cells per warp tile
 BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
-MAX_CELLS = CREW * FRAGMENTS * 16  # per tile
-LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells per row of a tile, at most
+MAX_CELLS = WARPS * FRAGMENTS * 16  # per tile
+ROW_CELLS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells per row of a tile, at most
 # Clocks of an SM: for a fragment of 16 rows or of 8 columns of weights, at 128 B of shared memory per clock; for an
 # mma; for the epilogue of 16 cells and 8 columns.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
-# Per warp step: issue clocks, more per 8 columns, twice for fp32. A lone warp takes STEP_CLOCKS, more for fp32 or with
-# weights in global memory. Within a quarter of the measured last layer of `faces` in fp16, tf32 and fp32 with 4 to 24
-# warps (H200).
-ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, PARTS_CLOCKS, FAR_CLOCKS = 10, 4, 280, 220, 200
+ROWS_CLOCKS, WEIGHTS_CLOCKS, MMA_CLOCKS, EPILOGUE_CLOCKS = 4, 2, 1.5, 50
+# Per warp step: issue clocks, more per 8 columns, twice for fp32. Its latency is STEP_CLOCKS, more for fp32 or with
+# weights in global memory. Estimates are within a quarter of the measured last layer of `faces` in fp16, tf32 and fp32
+# with 4 to 24 warps (H200).
+ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, SPLIT_CLOCKS, GLOBAL_CLOCKS = 10, 4, 280, 220, 200
 CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
-# Per launch, and per step of a lone warp, by the number of TF32 parts: one image took 4 us for 36 steps in fp16, and
+# Per launch, and per step of a single warp, by the number of tf32 splits: one image took 4 us for 36 steps in fp16, and
 # 18 us for 54 in fp32.
-HEAD_US, STEP_US = 1.2, {1: 0.08, 2: 0.22}
-CUT_LINES = 1.2  # cost of partial rows relative to whole ones, which are stored together
+LAUNCH_US, STEP_US = 1.2, {1: 0.08, 2: 0.22}
+PARTIAL_ROWS = 1.2  # cost of partial rows relative to whole ones, which are stored together
 Axes = tuple[CellAxis, CellAxis]
 Tile = tuple[int, int, int]  # images; rows of cells, and cells per row
 
 
 @dataclass(frozen=True)
-class ConvLastLowering:
+class ConvLastLayerLowering:
     """A convolution with its activation and an optional ToPixels, lowered to one launch."""
 
     geometry: Geometry
@@ -85,8 +85,8 @@ class ConvLastLowering:
     has_bias: bool
     units: int
     fast_bytes: int
-    is_last: bool = False  # whether y is NHWC
-    times: Pair = (1, 1)  # size of cells (cell_axis)
+    is_nhwc: bool = False  # whether y is NHWC
+    cell_size: Pair = (1, 1)  # in positions of y; transposed: in pixels of x
 
     @property
     def steps(self) -> int:
@@ -95,31 +95,31 @@ class ConvLastLowering:
 
     @property
     def pitch(self) -> int:
-        """Bytes per pixel in shared memory: an odd number of 16 B pieces, so neighbours hit different banks."""
+        """Bytes per pixel in shared memory: an odd number of 16 B chunks, so neighbours hit different banks."""
         return self.steps * STEP_BYTES + READ_BYTES
 
     @property
     def max_blocks(self) -> int:
         """Blocks per SM that registers allow."""
-        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+        return 2 if PRECISIONS[self.precision].splits > 1 else 3
 
     @property
     def axes(self) -> Axes:
-        return self._axes(self.times)
+        return self._axes(self.cell_size)
 
-    def _axes(self, times: Pair) -> Axes:
-        return cell_axis(self.geometry, 0, times[0]), cell_axis(self.geometry, 1, times[1])
+    def _axes(self, cell_size: Pair) -> Axes:
+        return cell_axis(self.geometry, 0, cell_size[0]), cell_axis(self.geometry, 1, cell_size[1])
 
-    def with_best_cells(self) -> ConvLastLowering:
+    def with_best_cells(self) -> ConvLastLayerLowering:
         """The same with the cells of fewest clocks, whatever B."""
         pairs = [(down, right) for right in (1, 2) for down in range(1, 9)]
-        allowed = [pair for pair in pairs if self._may_have(0, pair[0]) and self._may_have(1, pair[1])]
-        return replace(self, times=min(allowed, key=lambda times: self._clocks(self._axes(times))))
+        allowed = [pair for pair in pairs if self._allows(0, pair[0]) and self._allows(1, pair[1])]
+        return replace(self, cell_size=min(allowed, key=lambda size: self._clocks(self._axes(size))))
 
-    def _may_have(self, axis: int, times: int) -> bool:
+    def _allows(self, axis: int, size: int) -> bool:
         g = self.geometry
-        places = times * g.stride[axis] if g.is_transposed else times
-        return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
+        positions = size * g.stride[axis] if g.is_transposed else size
+        return size == 1 or (positions < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
 
     def _clocks(self, axes: Axes) -> float:
         """Clocks per image in large tiles."""
@@ -131,17 +131,17 @@ class ConvLastLowering:
         columns = math.ceil(self._columns(axes) / COLUMNS)
         group = self._group(columns)
         chunks = math.ceil(columns / group)
-        has_parts = precision.parts > 1
+        is_split = precision.splits > 1
         conflicts = math.gcd(right.step, 8)  # bank conflicts of rows so far apart
-        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
-        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if has_parts else 1)
-        issued = precision.parts * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
-        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # per tile
-        alone = STEP_CLOCKS + (PARTS_CLOCKS if has_parts else 0) + (0 if self._holds_weights(axes) else FAR_CLOCKS)
-        step = max(shared, products, issued, alone / (blocks * min(CREW, jobs)))
+        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.splits * group * WEIGHTS_CLOCKS
+        mma_clocks = MMA_CLOCKS * FRAGMENTS * group * (3 if is_split else 1)
+        issued = precision.splits * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
+        warp_tiles = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # per tile
+        latency = STEP_CLOCKS + SPLIT_CLOCKS * is_split + GLOBAL_CLOCKS * (not self._holds_weights(axes))
+        step = max(shared, mma_clocks, issued, latency / (blocks * min(WARPS, warp_tiles)))
         pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
         tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
-        return tiles * (jobs * down.taps * right.taps * self.steps * step + pixels)
+        return tiles * (warp_tiles * down.taps * right.taps * self.steps * step + pixels)
 
     def _group(self, tiles: int) -> int:
         """The element of GROUPS with the least column padding; the larger on a tie."""
@@ -168,19 +168,19 @@ class ConvLastLowering:
 
     def _shared_bytes(self, axes: Axes, tile: Tile) -> int:
         (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
-        made = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
+        y_bytes = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
         tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
         weights = self._weight_bytes(axes) if self._holds_weights(axes) else 0
-        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(made, 16)
+        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(y_bytes, 16)
 
     def _weight_bytes(self, axes: Axes) -> int:
         (down, right), precision = axes, PRECISIONS[self.precision]
         tiles = math.ceil(self._columns(axes) / COLUMNS)
         columns = COLUMNS * round_up(tiles, self._group(tiles))
-        return precision.parts * down.taps * right.taps * self.steps * STEP_BYTES * columns
+        return precision.splits * down.taps * right.taps * self.steps * STEP_BYTES * columns
 
     def _holds_weights(self, axes: Axes) -> bool:
-        """Whether weights are kept in shared memory: if half of it remains."""
+        """Whether weights stay in shared memory: they do if they fit in half of it."""
         return 2 * self._weight_bytes(axes) <= self.fast_bytes
 
     def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
@@ -198,11 +198,11 @@ class ConvLastLowering:
         down, right = axes
 
         def pixels_per_cell(tile: Tile) -> float:
-            lines = 1.0 if tile[2] == right.cells else CUT_LINES
+            lines = 1.0 if tile[2] == right.cells else PARTIAL_ROWS
             return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
 
         tiles = list[Tile]()
-        for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+        for w in dict.fromkeys(even_share(right.cells, most) for most in ROW_CELLS):
             h = even_share(down.cells, max(1, MAX_CELLS // w))
             while h > 1 and not self._fits(axes, (1, h, w), blocks):
                 h = math.ceil(h / 2)
@@ -237,29 +237,29 @@ class ConvLastLowering:
     def why_not(self) -> str:
         g = self.geometry
         if g.C * DTYPE_BYTES[self.dtypes[0]] % READ_BYTES:
-            return f"reads channels of multiples of {READ_BYTES} B, and {g.C} of {self.dtypes[0]} are none"
+            return f"needs channels in multiples of {READ_BYTES} B, got {g.C} in {self.dtypes[0]}"
         if g.reach >= 1 << 30:
-            return "convolves images of less than 2^30 numbers, windows that hang over included"
+            return "convolves images of less than 2^30 elements, padding included"
         if self.tile(1) is None:
-            wanted = self.shared_bytes((1, 1, 1)) + BLOCK_BYTES
-            return f"a window's pixels take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+            needed = self.shared_bytes((1, 1, 1)) + BLOCK_BYTES
+            return f"a window's pixels take {needed:,} B of shared memory, more than {self.fast_bytes:,}"
         return ""
 
     def rate(self, B: int) -> float:
         """Share of the sustained rate: useful mma clocks among all clocks of an SM."""
         g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
-        finish = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * FINISH_CLOCKS
-        clocks = B * (self._clocks(self.axes) + finish)
-        terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
-        wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
-        return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
+        epilogue = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * EPILOGUE_CLOCKS
+        clocks = B * (self._clocks(self.axes) + epilogue)
+        fmas = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
+        useful = (3 if precision.splits > 1 else 1) * fmas / (16 * COLUMNS * precision.step)
+        return min(1.0, MMA_CLOCKS * useful / clocks) * min(1.0, self.count(B, tile) / self.units)
 
     @property
     def min_us(self) -> float:
         """Time of a launch, whatever B."""
         down, right = self.axes
-        return HEAD_US + STEP_US[PRECISIONS[self.precision].parts] * down.taps * right.taps * self.steps
+        return LAUNCH_US + STEP_US[PRECISIONS[self.precision].splits] * down.taps * right.taps * self.steps
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -269,32 +269,33 @@ class ConvLastLowering:
     def unit(self, tile: Tile) -> int:
         """Bytes per store of y: 16 or 4 if contiguous runs are multiples, else one element."""
         (down, right), (_, h, w), (H, W) = self.axes, tile, self.geometry.sides_out
-        numbers, planes = (self.geometry.N, 1) if self.is_last else (1, self.geometry.N)
-        run = W * numbers
+        per_position, planes = (self.geometry.N, 1) if self.is_nhwc else (1, self.geometry.N)
+        run = W * per_position
         if w * right.cell != W:
-            run = math.gcd(run, w * right.cell * numbers)
+            run = math.gcd(run, w * right.cell * per_position)
         elif h * down.cell == H:
             run *= planes * H
         size = DTYPE_BYTES[self.dtypes[1]]
         return next((unit for unit in (16, 4) if run * size % unit == 0), size)
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_last_layer(x, w, bias, y, B, Layer, activation's three words)"""
+        """conv_last_layer(x, w, bias, y, B, layer, activation code and parameters)"""
         g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
         assert tile is not None
         chunks = self.all_columns // (COLUMNS * self.group)
         sizes = struct.pack(
-            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_last, self.unit(tile),
+            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_nhwc, self.unit(tile),
             self._holds_weights(self.axes),
         )  # fmt: skip
         for axis, cells in zip(self.axes, tile[1:], strict=True):
             pixels = axis.pixels(cells)
             sides = axis.side_in, axis.side_out
-            sizes += struct.pack("<9i", *sides, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, pixels)
+            window = axis.first, axis.taps, axis.dilation
+            sizes += struct.pack("<9i", *sides, axis.cell, axis.step, *window, cells, pixels)
             sizes += b"".join(divider(n).data for n in (cells, pixels, math.ceil(axis.cells / cells)))
-        given, made = self.dtypes
-        piece = READ_BYTES // DTYPE_BYTES[given] if given == precision.dtype else 4
-        sizes += divider(self.steps * precision.step // piece).data
+        x_dtype, y_dtype = self.dtypes
+        chunk = READ_BYTES // DTYPE_BYTES[x_dtype] if x_dtype == precision.dtype else 4
+        sizes += divider(self.steps * precision.step // chunk).data
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
@@ -302,11 +303,11 @@ class ConvLastLowering:
         shared_bytes = self.shared_bytes(tile)
         blocks = self.units * max(1, min(self.max_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
         config = LaunchConfig(
-            (min(blocks, self.count(B, tile)), 1, 1), (32 * CREW, 1, 1), shared_bytes, overlaps=True
+            (min(blocks, self.count(B, tile)), 1, 1), (32 * WARPS, 1, 1), shared_bytes, overlaps=True
         )  # fmt: skip
-        numbers = (precision.name, ELEMENT_TYPES[given], MADE[made], str(self.group))
-        budget = Budget(65536 // (self.max_blocks * 32 * CREW) // 8 * 8)
-        return KernelLaunch(Program(SOURCE, f"conv_last_layer<{', '.join(numbers)}>"), config, arguments, budget)
+        template = (precision.name, ELEMENT_TYPES[x_dtype], Y_TYPES[y_dtype], str(self.group))
+        budget = Budget(65536 // (self.max_blocks * 32 * WARPS) // 8 * 8)
+        return KernelLaunch(Program(SOURCE, f"conv_last_layer<{', '.join(template)}>"), config, arguments, budget)
 
 
 class ConvLastLayer:
@@ -319,9 +320,9 @@ class ConvLastLayer:
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         for run in find_last_layers(net, start):
-            lowering = ConvLastLowering(
+            lowering = ConvLastLayerLowering(
                 run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
-                device.fast_bytes, run.is_last,
+                device.fast_bytes, run.is_nhwc,
             ).with_best_cells()  # fmt: skip
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
@@ -329,21 +330,21 @@ class ConvLastLayer:
             yield _claim(net, run, lowering, job)
 
 
-def _claim(net: Network, run: LastLayers, lowering: ConvLastLowering, job: Job) -> Claim:
+def _claim(net: Network, run: LastLayers, lowering: ConvLastLayerLowering, job: Job) -> Claim:
     recipes, precision = _recipes(net, run.conv, lowering), PRECISIONS[job.precision]
-    weight_bytes, tile = sum(made.nbytes for made in recipes.values()), lowering.tile(job.batch)
+    weight_bytes, tile = sum(recipe.nbytes for recipe in recipes.values()), lowering.tile(job.batch)
     assert tile is not None
     order = f"taps, then channels in steps of {precision.step} by mma.sync"
-    order += f", parts of {PART}" if precision.parts > 1 else ""
+    order += f", partial sums of {PART}" if precision.splits > 1 else ""
     return Claim(
         ConvLastLayer.name, label_of(ConvLastLayer.name, net, run.nodes), run.names,
         cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), lowering.min_us),
-        "tensor cores, cells of few places: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
+        "tensor cores, few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
         order=order, facts=lowering, reads=run.reads, writes=run.writes,
     )  # fmt: skip
 
 
-def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, Recipe]:
+def _recipes(net: Network, node: Node, lowering: ConvLastLayerLowering) -> dict[str, Recipe]:
     name, precision, (down, right) = node.weights["weight"], PRECISIONS[lowering.precision], lowering.axes
     channels = lowering.steps * precision.step
     arranged = Recipe.of(
@@ -369,21 +370,21 @@ def cell_fragments(
 
 def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3, N: int = 3) -> Instance:
     stride, out = (1, 32) if taps == 3 else (2, 64)
-    both = Geometry(
+    geometry = Geometry(
         stride > 1, 64, N, 1, (32, 32), (out, out), (taps, taps), (stride, stride), (1, 1), (1, 1)
     )  # fmt: skip
     return Instance(
         name,
-        lambda device: ConvLastLowering(
-            both, precision, dtypes, None, True, device.units, device.fast_bytes
+        lambda device: ConvLastLayerLowering(
+            geometry, precision, dtypes, None, True, device.units, device.fast_bytes
         ).with_best_cells().launch(1024),
     )  # fmt: skip
 
 
 INSTANCES = (
-    _instance("64 channels fp16, 4x4 by steps of 2", "fp16", ("float16", "float16"), 4),
-    _instance("64 channels fp16, 4x4 by steps of 2, to pixels", "fp16", ("float16", "uint8"), 4),
-    _instance("64 channels fp32, 4x4 by steps of 2", "fp32", ("float32", "float32"), 4),
+    _instance("64 channels fp16, 4x4, stride 2", "fp16", ("float16", "float16"), 4),
+    _instance("64 channels fp16, 4x4, stride 2, to pixels", "fp16", ("float16", "uint8"), 4),
+    _instance("64 channels fp32, 4x4, stride 2", "fp32", ("float32", "float32"), 4),
     _instance("64 channels fp32, 3x3", "fp32", ("float32", "float32")),
     _instance("64 channels tf32, 3x3", "tf32", ("float32", "float32")),
     _instance("64 channels bf16, in float32, 4x4", "bf16", ("float32", "bfloat16"), 4),

@@ -29,11 +29,12 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
 from onchip.kernels.cuda.conv.warp_mma import COLUMNS, cost_of, label_of
-from onchip.kernels.cuda.gemm.sm90 import ARCHITECTURES, multiplied_weight
+from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
@@ -42,30 +43,30 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MADE = ELEMENT_TYPES | {"uint8": "unsigned char"}
+Y_TYPES = ELEMENT_TYPES | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3, 4, 6)  # supported tiles of 8 columns per wgmma
 WARPGROUPS, WARPGROUP, ROWS = 6, 128, 64  # consumer warpgroups per block; threads of one, and cells of its tile
-LINE, STEP_BYTES = 128, 32  # bytes of channels per block, and per step of k
-BLOCK = LINE // 2  # 16-bit channels per block
+LINE, STEP_BYTES = 128, 32  # bytes of channels per chunk, and per step of k
+CHUNK = LINE // 2  # 16-bit channels per chunk
 STEPS = LINE // STEP_BYTES
-MAX_TIMES = 8  # pixels of x along a cell
-MAX_STAGES, MAX_BOX = 8, 256
+MAX_CELL_HEIGHT = 8
+MAX_STAGES, MAX_BOX = 8, 256  # MAX_BOX: per dimension of a TMA box
 BLOCK_BYTES = 2 << 10  # shared memory not counted below: tables, mbarriers, alignment to 1,024 B
 # Clocks of an SM: a wgmma of 64 rows reads rows and weights at 128 B per clock, or multiplies longer; the epilogue
-# costs FINISH_CLOCKS per 8 columns that other warpgroups do not hide. Within 10 % of the measured last layer of
+# costs EPILOGUE_CLOCKS per 8 columns that other warpgroups do not hide. Within 10 % of the measured last layer of
 # `faces`, with cells of one or two pixels and patches of one to four tiles (H200).
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 50
+ROWS_CLOCKS, WEIGHTS_CLOCKS, WGMMA_CLOCKS, EPILOGUE_CLOCKS = 16, 2, 4, 50
 # Instructions per scheduler: per tile, per step, per 8 columns. They dominate with few channels.
 TILE_ISSUE, STEP_ISSUE, GROUP_ISSUE = 60, 9, 100
 STEADY_CLOCKS = 6  # of a wgmma of 64 rows and 8 columns, at the device's sustained rate
-BUSY_TILES = 4  # resident besides a patch in flight: fewer stall the tensor cores
+BUSY_TILES = 4  # resident next to a patch in flight: with fewer, the tensor cores stall
 CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
-HEAD_CLOCKS = 3_500  # prologue and last epilogue: one image took 1.9 us, 100 of `faces` 9.3 instead of 5.3
+LAUNCH_CLOCKS = 3_500  # prologue and last epilogue: one image took 1.9 us, 100 of `faces` 9.3 instead of 5.3
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ConvLastWgmmaLowering:
+class ConvLastLayerSm90Lowering:
     """A convolution with its activation and an optional ToPixels, lowered to one launch."""
 
     geometry: Geometry
@@ -75,23 +76,23 @@ class ConvLastWgmmaLowering:
     has_bias: bool
     units: int
     fast_bytes: int
-    is_last: bool = False  # whether y is NHWC
-    times: int = 1  # height of cells (cell_axis)
-    is_wide: bool = False  # whether a tile is 64 cells of a row, else 8 x 8
+    is_nhwc: bool = False  # whether y is NHWC
+    cell_height: int = 1  # in positions of y; transposed: in pixels of x
+    is_row: bool = False  # whether a tile is 64 cells of a row, else 8 x 8
 
     @property
     def axes(self) -> tuple[CellAxis, CellAxis]:
-        return cell_axis(self.geometry, 0, self.times), cell_axis(self.geometry, 1, 1)
+        return cell_axis(self.geometry, 0, self.cell_height), cell_axis(self.geometry, 1, 1)
 
     @property
     def tile(self) -> Pair:
         """Rows of cells, and cells per row, of a warpgroup's tile."""
-        return (1, ROWS) if self.is_wide else (8, ROWS // 8)
+        return (1, ROWS) if self.is_row else (8, ROWS // 8)
 
     @property
-    def part(self) -> Pair:
-        """The same for a warp's part."""
-        return (1, 16) if self.is_wide else (2, 8)
+    def warp_tile(self) -> Pair:
+        """The same for a warp's quarter of it."""
+        return (1, 16) if self.is_row else (2, 8)
 
     @property
     def tiles(self) -> Pair:
@@ -110,13 +111,13 @@ class ConvLastWgmmaLowering:
         return next((group for group in GROUPS if group * COLUMNS >= self.columns), 0)
 
     @property
-    def blocks(self) -> int:
-        return math.ceil(self.geometry.C / BLOCK)
+    def chunks(self) -> int:
+        return math.ceil(self.geometry.C / CHUNK)
 
     @property
     def last_steps(self) -> int:
-        """Steps of k in a tap's last block of channels."""
-        return math.ceil((self.geometry.C - (self.blocks - 1) * BLOCK) / (STEP_BYTES // 2))
+        """Steps of k in a tap's last chunk of channels."""
+        return math.ceil((self.geometry.C - (self.chunks - 1) * CHUNK) / (STEP_BYTES // 2))
 
     @property
     def taps(self) -> int:
@@ -125,55 +126,55 @@ class ConvLastWgmmaLowering:
 
     @property
     def weight_bytes(self) -> int:
-        return round_up(self.taps * self.blocks * self.group * COLUMNS * LINE, 1024)
+        return round_up(self.taps * self.chunks * self.group * COLUMNS * LINE, 1024)
 
     @property
-    def made_bytes(self) -> int:
-        """Shared memory for the warps' parts of y and the list of stores."""
-        return WARPGROUPS * 4 * self.part_bytes + 8 * self.pieces
+    def y_bytes(self) -> int:
+        """Shared memory for the warps' tiles of y and the list of stores."""
+        return WARPGROUPS * 4 * self.warp_tile_bytes + 8 * self.stores
 
     @property
-    def part_bytes(self) -> int:
-        """Bytes of a warp's part of y."""
+    def warp_tile_bytes(self) -> int:
+        """Bytes of a warp's tile of y."""
         return 16 * self.columns * DTYPE_BYTES[self.dtypes[1]]
 
     @property
-    def pieces(self) -> int:
-        """Stores per part, padded to even: what follows the list is then 16 B aligned."""
-        return round_up(self.part_bytes // self.unit, 2)
+    def stores(self) -> int:
+        """Stores per warp tile, padded to even: what follows the list is then 16 B aligned."""
+        return round_up(self.warp_tile_bytes // self.unit, 2)
 
     def pixels(self, patch: Pair) -> Pair:
         """Rows and columns of a patch of so many tiles."""
         (down, right), (h, w) = self.axes, self.tile
         return down.pixels(patch[0] * h), right.pixels(patch[1] * w)
 
-    def block_bytes(self, patch: Pair) -> int:
-        """Bytes of a patch per block of channels."""
+    def chunk_bytes(self, patch: Pair) -> int:
+        """Bytes of a patch per chunk of channels."""
         return round_up(math.prod(self.pixels(patch)) * LINE, 1024)
 
     def stages(self, patch: Pair) -> int:
         """Patches that fit in shared memory."""
-        room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.made_bytes
-        return min(MAX_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
+        capacity = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.y_bytes
+        return min(MAX_STAGES, max(0, capacity) // (self.chunks * self.chunk_bytes(patch)))
 
     def shared_bytes(self, patch: Pair) -> int:
-        patches = self.stages(patch) * self.blocks * self.block_bytes(patch)
-        return 1024 + self.weight_bytes + patches + round_up(self.made_bytes, 16)
+        patches = self.stages(patch) * self.chunks * self.chunk_bytes(patch)
+        return 1024 + self.weight_bytes + patches + round_up(self.y_bytes, 16)
 
-    def with_best_cells(self) -> ConvLastWgmmaLowering | None:
+    def with_best_cells(self) -> ConvLastLayerSm90Lowering | None:
         """The same with the cells and tiles of fewest clocks, whatever B; None if none fit."""
         tried = [
-            replace(self, times=times, is_wide=is_wide)
-            for times, is_wide in product(range(1, MAX_TIMES + 1), (False, True))
-            if self._may_have(times)
+            replace(self, cell_height=height, is_row=is_row)
+            for height, is_row in product(range(1, MAX_CELL_HEIGHT + 1), (False, True))
+            if self._allows(height)
         ]
         fitting = [each for each in tried if each.group and each._patches()]
         return min(fitting, key=lambda each: each._clocks(each.patch(1 << 20)), default=None)
 
-    def _may_have(self, times: int) -> bool:
+    def _allows(self, cell_height: int) -> bool:
         g = self.geometry
-        places = times * g.stride[0] if g.is_transposed else times
-        return times == 1 or (places < 2 * g.sides_out[0] and g.dilation[0] == 1)
+        positions = cell_height * g.stride[0] if g.is_transposed else cell_height
+        return cell_height == 1 or (positions < 2 * g.sides_out[0] and g.dilation[0] == 1)
 
     def _patches(self) -> list[Pair]:
         """Patch sizes of which at least two fit."""
@@ -186,14 +187,14 @@ class ConvLastWgmmaLowering:
 
     def _clocks(self, patch: Pair) -> float:
         """Clocks of an SM per image with these patches."""
-        step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, PRODUCT_CLOCKS * self.group)
-        steps = self.taps * ((self.blocks - 1) * STEPS + self.last_steps)
+        step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, WGMMA_CLOCKS * self.group)
+        steps = self.taps * ((self.chunks - 1) * STEPS + self.last_steps)
         issued = TILE_ISSUE + STEP_ISSUE * steps + GROUP_ISSUE * self.group
-        tile = max(steps * step, issued) + FINISH_CLOCKS * self.group
-        pixels = self.blocks * self.block_bytes(patch) / CLOCK_BYTES
+        tile = max(steps * step, issued) + EPILOGUE_CLOCKS * self.group
+        pixels = self.chunks * self.chunk_bytes(patch) / CLOCK_BYTES
         ready = (self.stages(patch) - 1) * math.prod(patch)
-        waits = max(1.0, BUSY_TILES / ready)
-        return self._count(patch) * (math.prod(patch) * tile * waits + pixels)
+        stall = max(1.0, BUSY_TILES / ready)
+        return self._count(patch) * (math.prod(patch) * tile * stall + pixels)
 
     def _count(self, patch: Pair) -> int:
         """Patches per image."""
@@ -205,25 +206,25 @@ class ConvLastWgmmaLowering:
 
     def why_not(self) -> str:
         """Reason for a refusal that no choice of cells avoids."""
-        g, (given, _) = self.geometry, self.dtypes
-        if given != PRECISIONS[self.precision].dtype or DTYPE_BYTES[given] != 2:
-            return f"multiplies numbers of 16 bits where they lie, not {given} in {self.precision}"
+        g, (x_dtype, _) = self.geometry, self.dtypes
+        if x_dtype != PRECISIONS[self.precision].dtype or DTYPE_BYTES[x_dtype] != 2:
+            return f"multiplies 16-bit elements, not {x_dtype} in {self.precision}"
         if g.C * 2 % 16:
-            return f"moves channels of multiples of 16 B, and {g.C} of {given} are none"
+            return f"TMA needs channels in multiples of 16 B, got {g.C} in {x_dtype}"
         if not g.is_transposed and g.stride[1] > 1:
-            return f"reads neighbouring windows of a line, not every {g.stride[1]}."
+            return f"needs stride 1 along W, got {g.stride[1]}"
         if g.reach >= 1 << 30:
-            return "convolves images of less than 2^30 numbers, windows that hang over included"
+            return "convolves images of less than 2^30 elements, padding included"
         return ""
 
     def rate(self, B: int) -> float:
         """Share of the sustained rate: useful wgmma clocks among all clocks of an SM."""
         g, patch = self.geometry, self.patch(max(1, B))
-        terms = math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
-        wanted = STEADY_CLOCKS * terms / (ROWS * COLUMNS * (STEP_BYTES // 2))
+        fmas = math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
+        useful = STEADY_CLOCKS * fmas / (ROWS * COLUMNS * (STEP_BYTES // 2))
         busy = min(1.0, B * self._count(patch) / self.units)
         clocks = B * self._clocks(patch) / (self.units * busy)
-        return min(1.0, wanted / self._clocks(patch)) * busy * clocks / (clocks + HEAD_CLOCKS)
+        return min(1.0, useful / self._clocks(patch)) * busy * clocks / (clocks + LAUNCH_CLOCKS)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -232,33 +233,34 @@ class ConvLastWgmmaLowering:
 
     @property
     def unit(self) -> int:
-        """Bytes per store of y: 16 or 4 if parts of rows are multiples, else one element."""
-        size, numbers = DTYPE_BYTES[self.dtypes[1]], self.geometry.N if self.is_last else 1
-        run = size * numbers * math.gcd(self.geometry.sides_out[1], self.part[1] * self.axes[1].cell)
+        """Bytes per store of y: 16 or 4 if a tile's rows are multiples, else one element."""
+        size, per_position = DTYPE_BYTES[self.dtypes[1]], self.geometry.N if self.is_nhwc else 1
+        run = size * per_position * math.gcd(self.geometry.sides_out[1], self.warp_tile[1] * self.axes[1].cell)
         return next((unit for unit in (16, 4) if run % unit == 0), size)
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_last_layer_sm90(x, w, bias, y, patches, Layer, activation's three words)"""
-        g, patch, (given, made) = self.geometry, self.patch(B), self.dtypes
+        """conv_last_layer_sm90(x, w, bias, y, patches, layer, activation code and parameters)"""
+        g, patch, (x_dtype, y_dtype) = self.geometry, self.patch(B), self.dtypes
         lines, columns = self.pixels(patch)
         unit, stages, axes = self.unit, self.stages(patch), self.axes
-        pitch = LINE * (8 if self.is_wide else axes[0].step * columns)
+        pitch = LINE * (8 if self.is_row else axes[0].step * columns)
         sizes = struct.pack(
-            "<10i", g.N, self.blocks, self.last_steps, columns, pitch, self.block_bytes(patch), stages, self.is_last,
-            unit, self.pieces,
+            "<10i", g.N, self.chunks, self.last_steps, columns, pitch, self.chunk_bytes(patch), stages, self.is_nhwc,
+            unit, self.stores,
         )  # fmt: skip
-        for axis, cells, part, count, tiles in zip(axes, self.tile, self.part, patch, self.tiles, strict=True):
+        per_axis = zip(axes, self.tile, self.warp_tile, patch, self.tiles, strict=True)
+        for axis, cells, warp_tile, count, tiles in per_axis:
             sizes += struct.pack(
-                "<8i", axis.side_out, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, part
+                "<8i", axis.side_out, axis.cell, axis.step, axis.first, axis.taps, axis.dilation, cells, warp_tile
             )
             sizes += divider(count).data + divider(math.ceil(tiles / count)).data
-        places = self.part[1] * axes[1].cell * (g.N if self.is_last else 1)
-        for n in (places * DTYPE_BYTES[made] // unit, self.part[0] * axes[0].cell):
+        positions = self.warp_tile[1] * axes[1].cell * (g.N if self.is_nhwc else 1)
+        for n in (positions * DTYPE_BYTES[y_dtype] // unit, self.warp_tile[0] * axes[0].cell):
             sizes += divider(n).data
-        rows = self.taps * self.blocks * self.group * COLUMNS
+        rows = self.taps * self.chunks * self.group * COLUMNS
         arguments: tuple[Argument, ...] = (
-            TensorMap(Input(0), given, (g.C, g.sides_in[1], g.sides_in[0], B), (BLOCK, columns, lines, 1), LINE),
-            TensorMap(Weight("weight"), given, (BLOCK, rows), (BLOCK, self.group * COLUMNS), LINE),
+            TensorMap(Input(0), x_dtype, (g.C, g.sides_in[1], g.sides_in[0], B), (CHUNK, columns, lines, 1), LINE),
+            TensorMap(Weight("weight"), x_dtype, (CHUNK, rows), (CHUNK, self.group * COLUMNS), LINE),
             Weight("bias") if self.has_bias else Int64(0), Output(0), UInt32(B * self._count(patch)),
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
@@ -266,16 +268,10 @@ class ConvLastWgmmaLowering:
         config = LaunchConfig(
             (min(self.units, B * self._count(patch)), 1, 1), (threads, 1, 1), self.shared_bytes(patch), overlaps=True
         )
-        template = (
-            PRECISIONS[self.precision].name,
-            MADE[made],
-            str(self.group),
-            str(WARPGROUPS),
-            act_name(self.activation),
-        )
-        budget = Budget(
-            512 // (WARPGROUPS + 1) // 8 * 8
-        )  # a scheduler has one warp of each warpgroup, and the producer
+        types = PRECISIONS[self.precision].name, Y_TYPES[y_dtype]
+        template = (*types, str(self.group), str(WARPGROUPS), act_name(self.activation))
+        # A scheduler has one warp of each warpgroup, and the producer.
+        budget = Budget(512 // (WARPGROUPS + 1) // 8 * 8)
         return KernelLaunch(Program(SOURCE, f"conv_last_layer_sm90<{', '.join(template)}>"), config, arguments, budget)
 
 
@@ -289,9 +285,9 @@ class ConvLastLayerSm90:
         if job.is_training or job.precision not in self.precisions or device.arch not in ARCHITECTURES:
             return
         for run in find_last_layers(net, start):
-            lowering = ConvLastWgmmaLowering(
+            lowering = ConvLastLayerSm90Lowering(
                 run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
-                device.fast_bytes, run.is_last,
+                device.fast_bytes, run.is_nhwc,
             )  # fmt: skip
             why, best = lowering.why_not(), None
             if not why and (best := lowering.with_best_cells()) is None:
@@ -302,22 +298,22 @@ class ConvLastLayerSm90:
             yield _claim(net, run, best, job)
 
 
-def _claim(net: Network, run: LastLayers, lowering: ConvLastWgmmaLowering, job: Job) -> Claim:
+def _claim(net: Network, run: LastLayers, lowering: ConvLastLayerSm90Lowering, job: Job) -> Claim:
     recipes = _recipes(net, run.conv, lowering)
-    weight_bytes = sum(made.nbytes for made in recipes.values())
+    weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
     return Claim(
         ConvLastLayerSm90.name, label_of(ConvLastLayerSm90.name, net, run.nodes), run.names,
         cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), 0.0),
-        "tensor cores read windows where a patch of pixels lies: few channels", recipes,
+        "tensor cores, windows read from a patch in shared memory: few channels", recipes,
         fast_bytes=lowering.shared_bytes(lowering.patch(job.batch)),
         order="taps, then channels in steps of 16 by wgmma", facts=lowering, reads=run.reads, writes=run.writes,
     )  # fmt: skip
 
 
-def _recipes(net: Network, node: Node, lowering: ConvLastWgmmaLowering) -> dict[str, Recipe]:
+def _recipes(net: Network, node: Node, lowering: ConvLastLayerSm90Lowering) -> dict[str, Recipe]:
     name, (down, right) = node.weights["weight"], lowering.axes
     columns = lowering.group * COLUMNS
-    shape = lowering.taps * lowering.blocks * columns, BLOCK
+    shape = lowering.taps * lowering.chunks * columns, CHUNK
     arranged = Recipe.of(
         cell_rows, (name,), shape, net.weight_type(name).dtype, columns=columns, down=down.table, right=right.table,
         channel_axis=0 if lowering.geometry.is_transposed else 1,
@@ -330,23 +326,23 @@ def _recipes(net: Network, node: Node, lowering: ConvLastWgmmaLowering) -> dict[
 
 @recipe_op
 def cell_rows(weight: Array, columns: int, down: Table, right: Table, channel_axis: int) -> Array:
-    """A cell's weights (cell_weights) as (taps * blocks of channels * columns, 64 channels)."""
-    channels = round_up(weight.shape[channel_axis], BLOCK)
+    """A cell's weights (cell_weights) as (taps * chunks of channels * columns, 64 channels)."""
+    channels = round_up(weight.shape[channel_axis], CHUNK)
     full = cell_weights(weight, channels, columns, down, right, channel_axis)
-    return full.reshape(-1, BLOCK, columns).swapaxes(1, 2).reshape(-1, BLOCK)
+    return full.reshape(-1, CHUNK, columns).swapaxes(1, 2).reshape(-1, CHUNK)
 
 
-_TWICE = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1, 1))
+_UPSAMPLE = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1, 1))
 _SAME = Geometry(False, 64, 3, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
 
 
 def _instance(
-    name: str, precision: str, made: str, geometry: Geometry, activation: Elementwise | None = None
+    name: str, precision: str, y_dtype: str, geometry: Geometry, activation: Elementwise | None = None
 ) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        given = PRECISIONS[precision].dtype
-        lowering = ConvLastWgmmaLowering(
-            geometry, precision, (given, made), activation, True, device.units, device.fast_bytes
+        x_dtype = PRECISIONS[precision].dtype
+        lowering = ConvLastLayerSm90Lowering(
+            geometry, precision, (x_dtype, y_dtype), activation, True, device.units, device.fast_bytes
         ).with_best_cells()  # fmt: skip
         assert lowering is not None
         return lowering.launch(1024)
@@ -355,10 +351,10 @@ def _instance(
 
 
 INSTANCES = (
-    _instance("64 channels fp16, 5x5 by steps of 2, Tanh", "fp16", "float16", _TWICE, Tanh()),
-    _instance("64 channels fp16, 5x5 by steps of 2, to pixels", "fp16", "uint8", _TWICE, Tanh()),
-    _instance("64 channels bf16, 5x5 by steps of 2, to float32", "bf16", "float32", _TWICE),
+    _instance("64 channels fp16, 5x5, stride 2, Tanh", "fp16", "float16", _UPSAMPLE, Tanh()),
+    _instance("64 channels fp16, 5x5, stride 2, to pixels", "fp16", "uint8", _UPSAMPLE, Tanh()),
+    _instance("64 channels bf16, 5x5, stride 2, to float32", "bf16", "float32", _UPSAMPLE),
     _instance("64 channels fp16, 3x3", "fp16", "float16", _SAME),
     _instance("64 channels bf16 to 1, 3x3", "bf16", "bfloat16", replace(_SAME, N=1)),
-    _instance("64 channels fp16 to 12, 4x4 by steps of 2", "fp16", "float16", replace(_TWICE, N=12, taps=(4, 4))),
+    _instance("64 channels fp16 to 12, 4x4, stride 2", "fp16", "float16", replace(_UPSAMPLE, N=12, taps=(4, 4))),
 )

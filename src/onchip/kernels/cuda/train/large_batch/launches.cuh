@@ -1,10 +1,10 @@
 // train/large_batch/launches.cuh: register-tiled mma.sync gemms of a training step, and the rows of a step.
 //
-// Idea    A warp computes an 8 R x 8 R tile with mma.sync and loads its operands straight from L2, without shared
-//         memory. K is permuted: of a chunk of 16, lane (g, q) holds K elements 4 q + i of rows R g + j, R x 4 per
-//         operand, so that every load is 16 B for row-major and column-major operands alike. Both operands use the same
-//         permutation. Forward, backward and dW are this one loop with different loaders.
-// Order   Chunks of 16 K elements, split over `deep` warps; PART chunks per tensor core accumulator, which are added in
+// Idea    A warp computes an 8 R x 8 R tile with mma.sync and loads its operands from L2, without shared memory. Both
+//         operands permute K: of a chunk of 16, lane (g, q) holds K elements 4 q + i of rows R g + j, R x 4 per
+//         operand, so that loads are 16 B for row-major and column-major operands. Forward, backward and dW share this
+//         loop with different loaders.
+// Order   Chunks of 16 K elements over Warps::k warps; CHUNKS_PER_SUM chunks per tensor core accumulator, added in
 //         fp32; then the warps' sums in order. It depends only on the layer's sizes and the full batch.
 #pragma once
 
@@ -14,11 +14,10 @@
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
-// Programmatic dependent launch: a kernel starts while its predecessor ends, and waits here before it reads what that
-// one writes. Writes of earlier kernels are visible, since the predecessor waited for them before it allowed this
-// launch. So only just-updated weights and the predecessor's outputs need the wait; earlier reads go to L2. The data,
-// the order and the progress change only between graphs.
-__device__ __forceinline__ void wait_for_step_before() {
+// Programmatic dependent launch: a kernel starts while its predecessor ends, and waits here before it reads its outputs
+// and the weights that it updates. Writes of earlier kernels are visible, since the predecessor waited for them; reads
+// before the wait go to L2. The data, the order and the progress change only between graphs.
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -35,20 +34,19 @@ __device__ __forceinline__ void touch_arguments(const Arguments& arguments) {
 #endif
 }
 
-// Optimiser values of one step, as kernels/training.py writes them.
-struct Rule {
+// Optimiser values of one step: per_step_values of kernels/training.py.
+struct StepValues {
     float lr, scale, root, keep, decay, clip, unused[2];
 };
 
-// Networks trained in one launch, one per blockIdx.y. Each has its own memory, except for the shared data and targets.
-// Pointers refer to the first network.
+// Networks trained in one launch, one per blockIdx.y. Pointers refer to the first one; data and targets are shared.
 struct Networks {
-    long long apart;  // bytes between the memory of two networks
+    long long stride_bytes;  // bytes between the memory of two networks
 
-    // Pointer for this block's network; nullptr stays nullptr.
+    // Pointer to this block's network; nullptr stays nullptr.
     template <class T>
-    __device__ __forceinline__ T* mine(T* of_first) const {
-        return of_first ? (T*)((char*)of_first + blockIdx.y * apart) : of_first;
+    __device__ __forceinline__ T* local(T* pointer) const {
+        return pointer ? (T*)((char*)pointer + blockIdx.y * stride_bytes) : pointer;
     }
 };
 
@@ -56,56 +54,55 @@ struct Networks {
 struct Step {
     const long long* progress;  // steps done, rows of the call
     const long long* order;     // (rows,) row indices, batch by batch
-    const Rule* rules;          // (steps,)
-    long long number;           // step index relative to progress
+    const StepValues* per_step_values;  // (steps,)
+    long long offset;           // step index relative to progress
     long long batch;            // rows of a full step
     Networks networks;
 
     template <class T>
-    __device__ __forceinline__ T* mine(T* of_first) const {
-        return networks.mine(of_first);
+    __device__ __forceinline__ T* local(T* pointer) const {
+        return networks.local(pointer);
     }
-    __device__ __forceinline__ long long at() const { return mine(progress)[0] + number; }
-    __device__ __forceinline__ const long long* rows() const { return mine(order) + at() * batch; }
-    __device__ __forceinline__ Rule rule() const { return mine(rules)[at()]; }
+    __device__ __forceinline__ long long index() const { return local(progress)[0] + offset; }
+    __device__ __forceinline__ const long long* rows() const { return local(order) + index() * batch; }
+    __device__ __forceinline__ StepValues opt() const { return local(per_step_values)[index()]; }
     // Rows of this step; 0 after the last.
     __device__ __forceinline__ int size() const {
-        const long long left = mine(progress)[1] - at() * batch;
+        const long long left = local(progress)[1] - index() * batch;
         return static_cast<int>(left < 0 ? 0 : left < batch ? left : batch);
     }
 };
 
-// Warps of a block: tiles along M and N, and the split-K factor.
+// Warps of a block over M, N and K.
 struct Warps {
-    int down, across, deep;
+    int m, n, k;
 };
 
 // -- operands --------------------------------------------------------------------------------------------------------
 
 // Row indices of positions `first`, `first` + step, ... below `rows`; NO_ROW past the end. Loads are unconditional
-// (clamped to the last row) so that all are in flight at once. 32 bits suffice: no GPU holds 2^32 rows of 32 B
-// and their targets.
+// (clamped to the last row), so that all are in flight. 32 bits suffice: no GPU holds 2^32 rows of 32 B.
 constexpr u32 NO_ROW = ~0u;
 template <int COUNT>
-__device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* order, int first, int step, int rows) {
+__device__ __forceinline__ void find_rows(u32 (&ids)[COUNT], const long long* order, int first, int step, int rows) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) found[i] = first + i * step;
+    for (int i = 0; i < COUNT; ++i) ids[i] = first + i * step;
     if (order && rows > 0) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            found[i] = static_cast<u32>(order[first + i * step < rows ? first + i * step : rows - 1]);
+            ids[i] = static_cast<u32>(order[first + i * step < rows ? first + i * step : rows - 1]);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-        if (first + i * step >= rows) found[i] = NO_ROW;
+        if (first + i * step >= rows) ids[i] = NO_ROW;
 }
 
-// Loads V adjacent values. PAST_L1 reads from L2: L1 may hold stale data of earlier launches.
-template <bool PAST_L1, int V>
+// Loads V adjacent values. BYPASS_L1: L1 may hold stale data of earlier launches.
+template <bool BYPASS_L1, int V>
 __device__ __forceinline__ void load_several(float (&v)[V], const float* from) {
-    using Word = typename Vector<4 * V>::type;
-    const Word* word = reinterpret_cast<const Word*>(from);
-    *reinterpret_cast<Word*>(v) = PAST_L1 ? __ldcg(word) : *word;
+    using Packed = typename Vector<4 * V>::type;
+    const Packed* packed = reinterpret_cast<const Packed*>(from);
+    *reinterpret_cast<Packed*>(v) = BYPASS_L1 ? __ldcg(packed) : *packed;
 }
 
 __device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int stride) {
@@ -114,25 +111,25 @@ __device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int
 
 // Operand of up to 8 R rows, K contiguous. k_end is a multiple of 4.
 template <int R>
-struct AlongK {
+struct KMajor {
     const float* at[R];  // nullptr past the last row
     int k_end;
 
-    __device__ __forceinline__ AlongK(const float* from, int stride, int first, int rows, int k_end,
+    __device__ __forceinline__ KMajor(const float* from, int stride, int first, int rows, int k_end,
                                       const long long* order = nullptr)
         : k_end(k_end) {
-        u32 found[R];
-        find_rows(found, order, first + threadIdx.x % 32 / 4 * R, 1, rows);
+        u32 ids[R];
+        find_rows(ids, order, first + threadIdx.x % 32 / 4 * R, 1, rows);
 #pragma unroll
-        for (int j = 0; j < R; ++j) at[j] = found[j] == NO_ROW ? nullptr : row_at(from, found[j], stride);
+        for (int j = 0; j < R; ++j) at[j] = ids[j] == NO_ROW ? nullptr : row_at(from, ids[j], stride);
     }
-    template <bool PAST_L1>
+    template <bool BYPASS_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
 #pragma unroll
         for (int j = 0; j < R; ++j) {
             float four[4] = {};
-            if (at[j] && k < k_end) load_several<PAST_L1>(four, at[j] + k);
+            if (at[j] && k < k_end) load_several<BYPASS_L1>(four, at[j] + k);
 #pragma unroll
             for (int i = 0; i < 4; ++i) v[j][i] = four[i];
         }
@@ -141,36 +138,36 @@ struct AlongK {
 
 // Operand of 8 R columns of a matrix whose rows are K. `columns` is a multiple of 4.
 template <int R>
-struct AcrossK {
+struct MnMajor {
     const float* from;
     const long long* order;  // row index of K element k; nullptr: k
     int stride, k_end;
-    bool is_there;
+    bool is_valid;
 
-    __device__ __forceinline__ AcrossK(const float* matrix, int stride, int first, int columns, int k_end,
+    __device__ __forceinline__ MnMajor(const float* matrix, int stride, int first, int columns, int k_end,
                                        const long long* order = nullptr)
         : order(order), stride(stride), k_end(k_end) {
         const int column = first + threadIdx.x % 32 / 4 * R;
-        is_there = column < columns;
+        is_valid = column < columns;
         from = matrix + column;
     }
-    template <bool PAST_L1>
+    template <bool BYPASS_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         u32 rows[4];
         find_rows(rows, order, chunk * CHUNK + threadIdx.x % 4 * 4, 1, k_end);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float some[R] = {};
-            if (is_there && rows[i] != NO_ROW) load_several<PAST_L1>(some, row_at(from, rows[i], stride));
+            float values[R] = {};
+            if (is_valid && rows[i] != NO_ROW) load_several<BYPASS_L1>(values, row_at(from, rows[i], stride));
 #pragma unroll
-            for (int j = 0; j < R; ++j) v[j][i] = some[j];
+            for (int j = 0; j < R; ++j) v[j][i] = values[j];
         }
     }
 };
 
-// Chunks per tensor core accumulator. Tensor cores truncate when they accumulate, an error that fp32 would show.
+// Chunks per tensor core accumulator. Tensor cores truncate when they accumulate, too inexact for fp32.
 template <class P>
-constexpr int PART = is_same<P, Fp32> ? 1 : 8;
+constexpr int CHUNKS_PER_SUM = is_same<P, Fp32> ? 1 : 8;
 
 // -- gemm ------------------------------------------------------------------------------------------------------------
 
@@ -178,26 +175,25 @@ constexpr int PART = is_same<P, Fp32> ? 1 : 8;
 constexpr u32 TF32_HALF = 1u << 12, TF32_BITS = ~(2 * TF32_HALF - 1);
 __device__ __forceinline__ u32 round_finite(float v) { return (__float_as_uint(v) + TF32_HALF) & TF32_BITS; }
 
-// NaN-safe: what is not finite, or would overflow, becomes NaN.
+// NaN-safe: non-finite or overflowing values become NaN.
 __device__ __forceinline__ u32 round_tf32(float v) {
     return __float_as_uint(fmaf(v, 0.0f, __uint_as_float(__float_as_uint(v) + TF32_HALF))) & TF32_BITS;
 }
 
-// 3xTF32 split of v. `low` keeps a NaN. It has one bit beyond tf32, so truncation is as exact as rounding.
+// 3xTF32 split of v; `low` preserves NaN. `low` has one bit beyond tf32, so truncation is as exact as rounding.
 __device__ __forceinline__ void split(float v, u32& high, u32& low) {
     high = round_finite(v);
     low = __float_as_uint(v - __uint_as_float(high)) & TF32_BITS;
 }
 
-// A lane's operand fragments. Fp32 splits each value into two tf32 terms, unless IS_EXACT: then tf32 holds all its
-// bits.
+// A lane's operand fragments. Fp32 splits each value into two tf32 terms, unless tf32 holds all its bits (IS_EXACT).
 template <class P, int R, bool IS_EXACT = false>
-struct Words {
+struct Fragment {
     static constexpr int COUNT = 4 / P::PER_WORD;
     static constexpr bool IS_SPLIT = is_same<P, Fp32> && !IS_EXACT;
     u32 high[R][COUNT], low[IS_SPLIT ? R : 1][COUNT];
 
-    __device__ __forceinline__ explicit Words(const float (&v)[R][4]) {
+    __device__ __forceinline__ explicit Fragment(const float (&v)[R][4]) {
 #pragma unroll
         for (int j = 0; j < R; ++j) {
             if constexpr (P::PER_WORD == 2) {
@@ -218,21 +214,21 @@ struct Words {
 
 // Fragment t: rows R g + 2 t and R g + 2 t + 1 are the instruction's rows g and g + 8.
 template <int COUNT, int R>
-__device__ __forceinline__ void take_rows(u32 (&a)[4], const u32 (&words)[R][COUNT], int t, int step) {
-    a[0] = words[2 * t][2 * step], a[1] = words[2 * t + 1][2 * step];
-    a[2] = words[2 * t][2 * step + 1], a[3] = words[2 * t + 1][2 * step + 1];
+__device__ __forceinline__ void select_fragment(u32 (&a)[4], const u32 (&operand)[R][COUNT], int t, int step) {
+    a[0] = operand[2 * t][2 * step], a[1] = operand[2 * t + 1][2 * step];
+    a[2] = operand[2 * t][2 * step + 1], a[3] = operand[2 * t + 1][2 * step + 1];
 }
 
 // sums += a * b over one chunk. sums[t][j][2 h + w] is at row R g + 2 t + h, column R (2 q + w) + j.
 template <class P, int R>
-__device__ __forceinline__ void multiply(float (&sums)[R / 2][R][4], const Words<P, R>& a, const Words<P, R>& b) {
+__device__ __forceinline__ void multiply(float (&sums)[R / 2][R][4], const Fragment<P, R>& a, const Fragment<P, R>& b) {
 #pragma unroll
-    for (int step = 0; step < Words<P, R>::COUNT / 2; ++step)
+    for (int step = 0; step < Fragment<P, R>::COUNT / 2; ++step)
 #pragma unroll
         for (int t = 0; t < R / 2; ++t) {
             u32 x[4], x_low[4];
-            take_rows(x, a.high, t, step);
-            if constexpr (is_same<P, Fp32>) take_rows(x_low, a.low, t, step);
+            select_fragment(x, a.high, t, step);
+            if constexpr (is_same<P, Fp32>) select_fragment(x_low, a.low, t, step);
 #pragma unroll
             for (int j = 0; j < R; ++j) {
                 if constexpr (is_same<P, Fp32>) {
@@ -247,7 +243,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R / 2][R][4], const Words
 }
 
 template <int R>
-__device__ __forceinline__ void move_sums(float (&totals)[R / 2][R][4], float (&sums)[R / 2][R][4]) {
+__device__ __forceinline__ void flush_sums(float (&totals)[R / 2][R][4], float (&sums)[R / 2][R][4]) {
 #pragma unroll
     for (int t = 0; t < R / 2; ++t)
 #pragma unroll
@@ -270,10 +266,10 @@ __device__ __forceinline__ void store_tile(float (&tile)[8 * R][8 * R + 4], cons
     for (int t = 0; t < R / 2; ++t)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float some[R];
+            float values[R];
 #pragma unroll
-            for (int j = 0; j < R; ++j) some[j] = totals[t][j][i];
-            store_several(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], some);
+            for (int j = 0; j < R; ++j) values[j] = totals[t][j][i];
+            store_vector(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], values);
         }
 }
 
@@ -284,71 +280,71 @@ struct Chunks {
 
 // Register pipeline of an operand's next chunks, deeper for small tiles.
 template <int R>
-struct Ahead {
+struct Prefetch {
     static constexpr int DEPTH = R == 2 ? 3 : 2;
     float v[DEPTH][R][4];
 
-    // Past L1: may run before griddepcontrol.wait.
+    // Bypasses L1, since it may run before griddepcontrol.wait.
     template <class Operand>
     __device__ __forceinline__ void begin(const Operand& operand, const Chunks& chunks) {
 #pragma unroll
         for (int i = 0; i < DEPTH; ++i) load<true>(operand, i, chunks.first + i * chunks.step, chunks.last);
     }
-    template <bool PAST_L1, class Operand>
+    template <bool BYPASS_L1, class Operand>
     __device__ __forceinline__ void load(const Operand& operand, int i, int chunk, int last) {
-        if (chunk < last) operand.template load<PAST_L1>(v[i], chunk);
+        if (chunk < last) operand.template load<BYPASS_L1>(v[i], chunk);
     }
 };
 
 // Computes a warp's tile of a * b into `tile`. Both pipelines must be started.
-template <class P, int R, bool PAST_L1 = false, class A, class B>
-__device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A& a, Ahead<R>& of_a, const B& b,
-                                       Ahead<R>& of_b, const Chunks& chunks) {
-    constexpr int DEPTH = Ahead<R>::DEPTH;
+template <class P, int R, bool BYPASS_L1 = false, class A, class B>
+__device__ __forceinline__ void warp_gemm(float (&tile)[8 * R][8 * R + 4], const A& a, Prefetch<R>& prefetch_a,
+                                          const B& b, Prefetch<R>& prefetch_b, const Chunks& chunks) {
+    constexpr int DEPTH = Prefetch<R>::DEPTH;
     float totals[R / 2][R][4] = {}, sums[R / 2][R][4] = {};
     int done = 0;
 #pragma unroll 1
     for (int chunk = chunks.first; chunk < chunks.last; chunk += DEPTH * chunks.step) {
 #pragma unroll
         for (int i = 0; i < DEPTH; ++i) {
-            const int now = chunk + i * chunks.step, next = now + DEPTH * chunks.step;
-            if (now >= chunks.last) break;
-            const Words<P, R> words_a(of_a.v[i]), words_b(of_b.v[i]);
-            of_a.template load<PAST_L1>(a, i, next, chunks.last);
-            of_b.template load<PAST_L1>(b, i, next, chunks.last);
-            multiply<P, R>(sums, words_a, words_b);
-            if (++done % PART<P> == 0) move_sums<R>(totals, sums);
+            const int current = chunk + i * chunks.step, next = current + DEPTH * chunks.step;
+            if (current >= chunks.last) break;
+            const Fragment<P, R> fragments_a(prefetch_a.v[i]), fragments_b(prefetch_b.v[i]);
+            prefetch_a.template load<BYPASS_L1>(a, i, next, chunks.last);
+            prefetch_b.template load<BYPASS_L1>(b, i, next, chunks.last);
+            multiply<P, R>(sums, fragments_a, fragments_b);
+            if (++done % CHUNKS_PER_SUM<P> == 0) flush_sums<R>(totals, sums);
         }
     }
-    move_sums<R>(totals, sums);
+    flush_sums<R>(totals, sums);
     store_tile<R>(tile, totals);
 }
 
 // Position of four adjacent elements in a block's output.
 template <int R>
-struct Four {
+struct FourPosition {
     int tile, row, column;  // within the tile
 
-    __device__ __forceinline__ explicit Four(int item)
+    __device__ __forceinline__ explicit FourPosition(int item)
         : tile(item / (16 * R * R)), row(item % (16 * R * R) / (2 * R)), column(item % (2 * R) * 4) {}
-    __device__ __forceinline__ int block_row(const Warps& warps) const { return tile / warps.across * 8 * R + row; }
+    __device__ __forceinline__ int block_row(const Warps& warps) const { return tile / warps.n * 8 * R + row; }
     __device__ __forceinline__ int block_column(const Warps& warps) const {
-        return tile % warps.across * 8 * R + column;
+        return tile % warps.n * 8 * R + column;
     }
 };
 
 // Epilogue after all warps stored their tiles: adds the split-K sums and calls finish(row, column, four sums,
-// fetch(row, column)). Fetches for several elements are in flight at once.
+// fetch(row, column)), with several fetches in flight.
 template <int R, class Fetch, class Finish>
-__device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps& warps, const Fetch& fetch,
-                                             const Finish& finish) {
+__device__ __forceinline__ void tile_epilogue(const Tiles<R>& tiles, const Warps& warps, const Fetch& fetch,
+                                              const Finish& finish) {
     constexpr int AT_ONCE = 4;
-    const int items = warps.down * warps.across * 16 * R * R;
+    const int items = warps.m * warps.n * 16 * R * R;
     decltype(fetch(0, 0)) fetched[AT_ONCE];
     const auto fetch_some = [&](int first) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const Four<R> four(first + i * THREADS);
+            const FourPosition<R> four(first + i * THREADS);
             if (first + i * THREADS < items) fetched[i] = fetch(four.block_row(warps), four.block_column(warps));
         }
     };
@@ -359,10 +355,10 @@ __device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps&
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (first + i * THREADS >= items) break;
-            const Four<R> four(first + i * THREADS);
-            float4 sum = load4(&tiles.at[four.tile * warps.deep][four.row][four.column]);
-            for (int part = 1; part < warps.deep; ++part) {
-                const float4 v = load4(&tiles.at[four.tile * warps.deep + part][four.row][four.column]);
+            const FourPosition<R> four(first + i * THREADS);
+            float4 sum = load4(&tiles.at[four.tile * warps.k][four.row][four.column]);
+            for (int k_split = 1; k_split < warps.k; ++k_split) {
+                const float4 v = load4(&tiles.at[four.tile * warps.k + k_split][four.row][four.column]);
                 sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
             }
             finish(four.block_row(warps), four.block_column(warps), sum, fetched[i]);
@@ -372,14 +368,14 @@ __device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps&
     }
 }
 
-// Position of a warp's tile in its block, and its share of K.
+// Position of a warp's tile in its block, and its split of K.
 template <int R>
-struct WarpPlace {
-    int row, column, part;
-    __device__ __forceinline__ explicit WarpPlace(const Warps& warps) {
-        const int warp = threadIdx.x / 32, tile = warp / warps.deep;
-        part = warp % warps.deep;
-        row = tile / warps.across * 8 * R;
-        column = tile % warps.across * 8 * R;
+struct WarpTile {
+    int row, column, k_split;
+    __device__ __forceinline__ explicit WarpTile(const Warps& warps) {
+        const int warp = threadIdx.x / 32, tile = warp / warps.k;
+        k_split = warp % warps.k;
+        row = tile / warps.n * 8 * R;
+        column = tile % warps.n * 8 * R;
     }
 };

@@ -27,14 +27,14 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.train.large_batch.rows import MAX_WIDTHS, MIN_ROWS, RowsPass
 from onchip.kernels.cuda.train.large_batch.stream import BUDGET as STREAM_BUDGET
 from onchip.kernels.cuda.train.large_batch.stream import THREADS as STREAM_THREADS
 from onchip.kernels.cuda.train.large_batch.stream import StreamPass
-from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, product_clocks
-from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, split_evenly, tally_struct, writes
+from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, gemm_clocks
+from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, layer_specs, split_evenly, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.build import mlp
@@ -47,7 +47,7 @@ SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"
 THREADS, WARPS = 256, 8  # per block, as in train/large_batch/launches.cuh
 HEAD_OUTPUTS = 32  # most outputs that the head computes itself, one lane each
-FEW_ROWS, MANY_ROWS = 3, 32  # rows per SM: the head uses a block per row up to few, 8 lanes beyond many
+FEW_ROWS, MANY_ROWS = 3, 32  # per SM: the head uses a block per row up to few, 8 lanes per row from many on
 MAX_LAYERS = 16  # per launch that updates weights
 MAX_BATCH = 1 << 30  # rows
 MAX_BLOCKS = (1 << 31) - 1  # per launch
@@ -55,13 +55,13 @@ MAX_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
 EVALUATED_ROWS = 4096  # per evaluation batch, at least
 GRAPH_STEPS = 64  # per graph, at most
 APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four elements
-_PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
+_GEMM_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # loop invariants
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across activation calls
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
-_SHARE = 0.3  # of the tensor core rate: operands come from L2
-_APART_CLOCKS = 30_000  # of train_head, the split of its dz and two more launches, 1,024 rows
-_WORK_US = 3.6  # per launch, however few rows: digits took 20 us per step with 16 and with 64
+_SHARE = 0.3  # of the tensor core rate, since operands come from L2
+SEPARATE_CLOCKS = 30_000  # of train_head, the split of its dz and two more launches, 1,024 rows
+_WORK_US = 3.6  # per launch of a small batch: digits took 20 us per step with 16 and with 64 rows
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class TrainLowering:
     """Launches of a training run. Memory is State by name:
 
     x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
-    order (rows,) int64; rules (steps, STEP_FLOATS); progress (2,) int64
+    order (rows,) int64; per_step_values (steps, STEP_FLOATS); progress (2,) int64
     w<l> and, depending on the optimiser, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l> (row_count, width<l>): activations of layer l; without a rows_pass, dz<l>: gradients by its pre-activations
     losses, hits (row_count,) per row; step_losses float64, step_correct int64 (steps,)
     row_weights (n,), if rows have weights
-    parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates directly
+    parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates the weights
     squares (blocks,) float64, with clipping: sums of squared gradients
-    w_parts, dz_parts: the first layer's weights and dz as a bf16 split (bytes.cuh), for uint8 rows
-    With several networks per launch these belong to the first; the next network's are `apart` bytes further. x, bytes
+    w_split, dz_split: the first layer's weights and dz as a bf16 split (bytes.cuh), for uint8 rows
+    With several networks per launch these belong to the first; those of the next are `apart` bytes further on. x, bytes
     and targets are shared.
     """
 
@@ -88,7 +88,7 @@ class TrainLowering:
     apart: int = 0
 
     def for_networks(self, count: int) -> Self:
-        """Same lowering for as many of `count` networks as one launch trains. Results stay bit-identical."""
+        """The lowering for as many of `count` networks as one launch trains, with bit-identical results."""
         return replace(self, networks=split_evenly(count, MAX_NETWORKS))
 
     @property
@@ -117,28 +117,28 @@ class TrainLowering:
     @cached_property
     def rows_pass(self) -> RowsPass | None:
         """All layers after the first in one launch, for narrow layers and many rows. Only for uint8 rows: the first
-        layer's dz leaves as the split that its dW gemm reads."""
-        made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
+        layer's dz is stored as the split that its dW gemm reads."""
+        rows_pass = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
         has_many = self.job.batch > MIN_ROWS * self.device.units
-        return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
+        return rows_pass if self.byte_rows and has_many and rows_pass.fits(self.device.fast_bytes) else None
 
     @cached_property
     def stream_pass(self) -> StreamPass | None:
         """Same for wider layers, without their dW, if one launch per gemm would take longer.
 
-        Only for uint8 rows, too. The dW launch reads activations before griddepcontrol.wait, so another launch must sit
-        between it and the one that writes them.
+        Also only for uint8 rows: the dW launch reads activations before griddepcontrol.wait, so it must not follow the
+        launch that writes them.
         """
         if not self.byte_rows or self.rows_pass:
             return None
         job, device, layers = self.job, self.device, self.layers
-        made = StreamPass(tuple(layer.N for layer in layers), job.precision, job.batch, device.units, device.fast_bytes)
-        if not made.fits:
+        rows = StreamPass(tuple(layer.N for layer in layers), job.precision, job.batch, device.units, device.fast_bytes)
+        if not rows.fits:
             return None
-        products = [([(job.batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
-        products += [([(job.batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
-        apart = sum(product_clocks(sizes, terms, job.precision, device.units) for sizes, terms in products)
-        return made if made.clocks < apart + _APART_CLOCKS else None
+        gemms = [([(job.batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
+        gemms += [([(job.batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
+        separate = sum(gemm_clocks(sizes, K, job.precision, device.units) for sizes, K in gemms)
+        return rows if rows.clocks < separate + SEPARATE_CLOCKS else None
 
     @cached_property
     def tiling(self) -> Tiling:
@@ -147,7 +147,7 @@ class TrainLowering:
         return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
 
     def slices(self, layer: int) -> int:
-        """Split-K slices of a layer's dW; 0: the dW epilogue updates directly, which clipping rules out."""
+        """Split-K slices of a layer's dW; 0: the dW epilogue updates the weights, impossible with clipping."""
         if self.byte_rows and layer == 0:
             return self.byte_rows.slices(self.job.batch)
         if self.rows_pass:
@@ -157,21 +157,21 @@ class TrainLowering:
     @property
     def order(self) -> str:
         tiling = self.tiling
-        parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
+        gradients = f"split-K over {tiling.split_k} warps and {tiling.slices} slices of the batch"
         if self.rows_pass:
-            parts = f"16 after 16, {self.slices(1)} slices of the batch"
+            gradients = f"steps of 16, {self.slices(1)} slices of the batch"
         if self._shares(self._sliced_layers, is_summed=bool(self.job.clip_norm)) > 1:
-            parts += f" in {APPLY_SHARES} shares"
+            gradients += f" in {APPLY_SHARES} shares"
         if self.byte_rows:
-            made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
-            parts += f"; the first layer, of bytes: {made}"
-        behind = "; layers behind the first: steps of 16" if self.rows_pass or self.stream_pass else ""
-        return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
+            first = f"{self.byte_rows.splits} bf16 splits, {self.slices(0)} slices of the batch"
+            gradients += f"; first layer (uint8): {first}"
+        others = "; other layers: steps of 16" if self.rows_pass or self.stream_pass else ""
+        return f"chunks of 16 K elements{others}; gradients over rows: {gradients}"
 
-    groups = 1  # that report losses of a step
+    groups = 1  # of blocks that report losses of a step
 
-    def own_memory(self) -> Mapping[str, int]:
-        """Further memory by name, in bytes; zero at first."""
+    def extra_memory(self) -> Mapping[str, int]:
+        """Additional memory by name, in bytes; initialised to 0."""
         return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.job.clip_norm else {}
 
     # -- launches --------------------------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ class TrainLowering:
         return [GRAPH_STEPS] * whole + [rest] * (rest > 0)
 
     def steps(self, count: int) -> Steps:
-        """`count` training steps, after the split of the first weights, and the step counter."""
-        launches = [launch for number in range(count) for launch in self._step(number)]
+        """`count` training steps, after the split of the initial weights, and the step counter."""
+        launches = [launch for i in range(count) for launch in self._step(i)]
         if self.byte_rows:
-            launches.insert(0, self._weight_parts(self.byte_rows))
+            launches.insert(0, self._split_weights(self.byte_rows))
         return Steps((*launches, self._advance(count)))
 
     def losses(self) -> Steps:
@@ -193,23 +193,23 @@ class TrainLowering:
         step, batch = self._step_struct(0, self.row_count), self.row_count
         forward = self._forward(step, batch)
         if self.byte_rows:
-            forward.insert(0, self._weight_parts(self.byte_rows))
+            forward.insert(0, self._split_weights(self.byte_rows))
         tally = self._launch_rows("train_tally", 1, step, tally_struct())
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
-    def _step(self, number: int) -> list[KernelLaunch]:
-        step, batch = self._step_struct(number, self.job.batch), self.job.batch
+    def _step(self, index: int) -> list[KernelLaunch]:
+        step, batch = self._step_struct(index, self.job.batch), self.job.batch
         if self.rows_pass:
             return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step), *self._update(step)]
         if self.stream_pass:
             return [*self._forward(step, batch, 1), self._stream(self.stream_pass, step), *self._update(step)]
-        last = len(self.layers) - (2 if self.has_own_head else 1)  # last layer whose dz the head leaves for backward
+        last = len(self.layers) - (2 if self.has_own_head else 1)  # last layer with a backward launch
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
 
-    def _step_struct(self, number: int, batch: int) -> Struct:
-        pointers = State("progress"), State("order"), State("rules")
-        return Struct(pointers, struct.pack("<qqq", number, batch, self.apart))
+    def _step_struct(self, index: int, batch: int) -> Struct:
+        pointers = State("progress"), State("order"), State("per_step_values")
+        return Struct(pointers, struct.pack("<qqq", index, batch, self.apart))
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
         config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
@@ -222,22 +222,22 @@ class TrainLowering:
     def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
         return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments)
 
-    def _launch_product(
-        self, what: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
+    def _launch_gemm(
+        self, pass_name: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
     ) -> KernelLaunch:
-        """train_<what> or, with staged operands, large_<what>."""
+        """train_<pass_name> or, with staged operands, large_<pass_name>."""
         precision = PRECISIONS[self.job.precision].name
         if tiling.is_staged:
-            program = Program(LARGE_SOURCE, f"large_{what}<{precision}, {tiling.down}, {tiling.across}{more}>")
+            program = Program(LARGE_SOURCE, f"large_{pass_name}<{precision}, {tiling.warps_m}, {tiling.warps_n}{more}>")
             return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments)
-        program = Program(SOURCE, f"train_{what}<{precision}, {tiling.R}{more}>")
-        return self._launch(program, blocks, _PRODUCT_BUDGETS[tiling.R], 0, *arguments)
+        program = Program(SOURCE, f"train_{pass_name}<{precision}, {tiling.R}{more}>")
+        return self._launch(program, blocks, _GEMM_BUDGETS[tiling.R], 0, *arguments)
 
     def _advance(self, count: int) -> KernelLaunch:
         return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
 
     def _dz(self, layer: int) -> State | Int64:
-        """dz buffer, if a launch writes it for others."""
+        """dz buffer, or nullptr if train_rows computes dW itself."""
         return Int64(0) if self.rows_pass else State(f"dz{layer}")
 
     def _input(self, layer: int) -> State:
@@ -255,63 +255,63 @@ class TrainLowering:
             shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
             blocks = tiling.blocks(batch, layer.N)
-            launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
+            launches.append(self._launch_gemm("forward", tiling, blocks, step, *memory, shape))
         return launches
 
     def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
-        """bytes_forward of the first layer, whose weights are split."""
+        """bytes_forward of the first layer."""
         layer = self.layers[0]
         program, budget, shared = rows.forward_program(layer.activation[0])
         strides = rows.stride, layer.stride, self.width(0)
         shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
         (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
-        arguments = step, self._input(0), State("w_parts"), State("a0"), shape, UInt32(scale)
+        arguments = step, self._input(0), State("w_split"), State("a0"), shape, UInt32(scale)
         return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
 
-    def _weight_parts(self, rows: ByteRows) -> KernelLaunch:
-        """bytes_parts of the first layer's weights, before the first step of a graph; later steps use train_apply's."""
+    def _split_weights(self, rows: ByteRows) -> KernelLaunch:
+        """bytes_split of the first layer's weights, before the first step of a graph; train_apply keeps it current."""
         layer, step = self.layers[0], self._step_struct(0, self.job.batch)
-        return self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True)
+        return self._split(rows, step, ("w0", "w_split"), layer.stride, layer.terms, is_k_major=True)
 
-    def _parts(
-        self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
+    def _split(
+        self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, is_k_major: bool
     ) -> KernelLaunch:
-        """bytes_parts from names[0] (floats) to names[1] (split)."""
-        blocks = rows.stages_of_parts(K) * STAGE_K * 8 // THREADS
+        """bytes_split from names[0] (floats) to names[1] (split)."""
+        blocks = rows.stages_of_split(K) * STAGE_K * 8 // THREADS
         sizes = UInt32(stride), UInt32(rows.N), UInt32(K)
         memory = State(names[0]), State(names[1])
-        return self._launch(rows.parts_program(along), blocks, PARTS_BUDGET, 0, step, *memory, *sizes)
+        return self._launch(rows.split_program(is_k_major), blocks, SPLIT_BUDGET, 0, step, *memory, *sizes)
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the previous layer."""
-        layer, before = self.layers[i], self.layers[i - 1]
+        layer, previous = self.layers[i], self.layers[i - 1]
         tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
         strides = self.width(i), layer.stride, layer.stride
-        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling.warps)
+        shape = _shape(strides, layer.N, layer.D, False, previous.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
-        return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
+        return self._launch_gemm("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
 
     def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
-        """train_rows: the layers after the first, the loss, backward, and their dW."""
-        program, blocks = rows.program(LOSSES.index(self.job.loss), writes(self.layers)), self.slices(1)
-        arguments = step, self._row_layers(), State("dz_parts")
+        """train_rows: forward, loss, backward and dW of all layers but the first."""
+        program, blocks = rows.program(LOSSES.index(self.job.loss), layer_specs(self.layers)), self.slices(1)
+        arguments = step, self._row_layers(), State("dz_split")
         return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
-        """train_stream: same for wider layers, without dW."""
-        program = rows.program(LOSSES.index(self.job.loss), writes(self.layers))
+        """train_stream: same without dW, for wider layers."""
+        program = rows.program(LOSSES.index(self.job.loss), layer_specs(self.layers))
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
         )
-        return KernelLaunch(program, config, (step, self._row_layers(), State("dz_parts")), STREAM_BUDGET)
+        return KernelLaunch(program, config, (step, self._row_layers(), State("dz_split")), STREAM_BUDGET)
 
     def _row_layers(self) -> Struct:
         """RowLayers of train/large_batch/layers.cuh."""
         pointers: list[Memory | Int64] = []
         sizes = []
         for i, layer in enumerate(self.layers):
-            has_reader = i + 1 < len(self.layers)
-            pointers += [State(f"w{i}"), State(f"a{i}") if has_reader else Int64(0), self._dz(i)]
+            is_hidden = i + 1 < len(self.layers)
+            pointers += [State(f"w{i}"), State(f"a{i}") if is_hidden else Int64(0), self._dz(i)]
             pointers.append(State(f"parts{i}") if self.rows_pass and i else Int64(0))
             sizes.append(
                 struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
@@ -332,16 +332,16 @@ class TrainLowering:
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
-        layer, before = self.layers[last], self.layers[last - 1].activation if last else (0, 0)
-        none = Int64(0)
-        has_before = is_training and self.has_own_head and last > 0
+        layer, previous = self.layers[last], self.layers[last - 1].activation if last else (0, 0)
+        null = Int64(0)
+        has_previous = is_training and self.has_own_head and last > 0
         pointers: tuple[Memory | Int64, ...] = (
-            self._input(last), State(f"w{last}") if self.has_own_head else none, State(f"a{last}"), State("targets"),
-            self._row_weights(), State(f"dz{last}") if is_training else none,
-            State(f"dz{last - 1}") if has_before else none, State("losses"), State("correct"),
+            self._input(last), State(f"w{last}") if self.has_own_head else null, State(f"a{last}"), State("targets"),
+            self._row_weights(), State(f"dz{last}") if is_training else null,
+            State(f"dz{last - 1}") if has_previous else null, State("losses"), State("correct"),
         )  # fmt: skip
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
-        codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
+        codes = not last, LOSSES.index(self.job.loss), *layer.activation, *previous
         head = Struct(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
         warps, lanes = 1, 32  # per row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
@@ -352,21 +352,21 @@ class TrainLowering:
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """dW (train_gradients, or bytes_gradient for uint8 rows) unless train_rows computes it; then train_apply
-        for slices, after train_squares with clipping. At most MAX_LAYERS per launch."""
+        """dW (train_gradients, or bytes_gradient for uint8 rows) unless train_rows computes it; then train_apply for
+        slices, after train_squares with clipping. At most MAX_LAYERS per launch."""
         tiling, begin = self.tiling, 1 if self.byte_rows else 0
-        whole = not self.slices(len(self.layers) - 1)
+        has_update = not self.slices(len(self.layers) - 1)
         if self.byte_rows:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, 0 if self.rows_pass else len(self.layers), MAX_LAYERS):
-            numbers = range(first, min(first + MAX_LAYERS, len(self.layers)))
-            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # losses take one more block
-            blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
-            across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
+            indices = range(first, min(first + MAX_LAYERS, len(self.layers)))
+            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the tally takes one more block
+            blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in indices]
+            blocks_n = [tiling.tile_columns(self.layers[i].terms) for i in indices]
             count = sum(blocks) * tiling.slices + (first == 0)
-            layers = self._layers(numbers, blocks, across)
-            more = "".join(f", {str(each).lower()}" for each in (whole, bool(self.byte_rows)))
-            yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
+            layers = self._layers(indices, blocks, blocks_n)
+            more = "".join(f", {str(each).lower()}" for each in (has_update, bool(self.byte_rows)))
+            yield self._launch_gemm("gradients", tiling, count, step, layers, tally, more=more)
         clips = bool(self.job.clip_norm)
         if clips:
             yield from self._apply("train_squares", step, len(self.layers))
@@ -377,24 +377,24 @@ class TrainLowering:
         shares = self._shares(layer_count, is_summed) if kernel == "train_apply" else 1
         blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
         for first in range(0, layer_count, MAX_LAYERS):
-            numbers = range(first, min(first + MAX_LAYERS, layer_count))
-            some = blocks[first : numbers.stop]
-            layers = self._layers(numbers, some, [1] * len(some), is_summed)
+            indices = range(first, min(first + MAX_LAYERS, layer_count))
+            launch_blocks = blocks[first : indices.stop]
+            layers = self._layers(indices, launch_blocks, [1] * len(launch_blocks), is_summed)
             of_blocks = State("squares") if self.job.clip_norm else Int64(0)
             squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
             if kernel != "train_apply":
-                yield self._launch_rows(kernel, sum(some), step, layers, squares)
-            elif self.byte_rows and first == 0:  # the update also writes the split of the first layer's weights
+                yield self._launch_rows(kernel, sum(launch_blocks), step, layers, squares)
+            elif self.byte_rows and first == 0:  # also writes the split of the first layer's weights
                 stages = UInt32(-(-self.layers[0].terms // STAGE_K))
-                own = f"train_apply<{self.byte_rows.parts}, {shares}>"
-                yield self._launch_rows(own, sum(some), step, layers, squares, State("w_parts"), stages)
+                name = f"train_apply<{self.byte_rows.splits}, {shares}>"
+                yield self._launch_rows(name, sum(launch_blocks), step, layers, squares, State("w_split"), stages)
             else:
-                own = f"train_apply<0, {shares}>"
-                yield self._launch_rows(own, sum(some), step, layers, squares, Int64(0), UInt32(0))
+                name = f"train_apply<0, {shares}>"
+                yield self._launch_rows(name, sum(launch_blocks), step, layers, squares, Int64(0), UInt32(0))
 
     @property
     def _sliced_layers(self) -> int:
-        """Number of layers, from the first, whose dW has slices for train_apply."""
+        """Number of leading layers whose dW has slices for train_apply."""
         if self.slices(len(self.layers) - 1):
             return len(self.layers)
         return 1 if self.byte_rows else 0
@@ -409,42 +409,44 @@ class TrainLowering:
         return -(-self.layers[layer].N * self.layers[layer].stride * shares // (4 * THREADS))
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
-        """bytes_gradient of the first layer, after the split of its dz unless another kernel wrote it."""
+        """bytes_gradient of the first layer, after the split of its dz unless rows_pass or stream_pass wrote it."""
         layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
         stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
         sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
-        gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
+        gradient = Struct((self._input(0), State("dz_split"), State("parts0")), sizes)
         blocks = 1 + self.slices(0) * rows.gradient_tiles
         launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
         if self.rows_pass or self.stream_pass:
             return [launch]
-        return [self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False), launch]
+        return [self._split(rows, step, ("dz0", "dz_split"), self.width(0), batch, is_k_major=False), launch]
 
-    def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int], is_summed: bool = False) -> Struct:
-        tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
+    def _layers(
+        self, indices: range, blocks: Sequence[int], blocks_n: Sequence[int], is_summed: bool = False
+    ) -> Struct:
+        tiling, moments = self.tiling, OPTIMISERS[self.job.optimiser]
         pointers: list[Memory | Int64] = []
         sizes = []
-        for at, i in enumerate(numbers):
+        for at, i in enumerate(indices):
             layer = self.layers[i]
             pointers += [
-                State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
-                State(f"square{i}") if kept > 1 else Int64(0), self._input(i), self._dz(i),
+                State(f"w{i}"), State(f"mean{i}") if moments > 0 else Int64(0),
+                State(f"square{i}") if moments > 1 else Int64(0), self._input(i), self._dz(i),
                 State(f"parts{i}") if self.slices(i) else Int64(0),
             ]  # fmt: skip
             strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
-            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], slices))
-        missing = MAX_LAYERS - len(numbers)
-        told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # the number of moments identifies the optimiser
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, blocks_n[at], slices))
+        missing = MAX_LAYERS - len(indices)
+        counts = sum(blocks), tiling.slice_chunks(self.job.batch), moments  # which identify the optimiser
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * missing
-        data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
+        data = struct.pack("<6i16i", *counts, *tiling.warps, *first_blocks)
         return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
 
 
 def _shape(
-    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int],
+    strides: tuple[int, int, int], K: int, N: int, is_gathered: bool, activation: tuple[int, int],
     warps: tuple[int, int, int],
 ) -> Struct:  # fmt: skip
-    return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
+    return Struct((), struct.pack("<5i3I3i", *strides, K, N, is_gathered, *activation, *warps))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
@@ -486,8 +488,8 @@ class MlpTrain:
         cost = cost_of(net, lowering, launches, min_us=_WORK_US * launches)
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, cost,
-            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"
-            + ("; rows are bytes" if lowering.byte_rows else ""),
+            why=f"{launches} launches per step, many steps per graph; the dW gemms update the weights"
+            + ("; uint8 rows" if lowering.byte_rows else ""),
             fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 
@@ -511,7 +513,7 @@ def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -
     for each in make_lowering(chain, job, device).steps(1).launches:
         if kernel in each.program.name_expression:
             return each
-    raise PlanError(f"no {kernel} on this chip")
+    raise PlanError(f"no launch of {kernel} on this GPU")
 
 
 def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
@@ -529,14 +531,14 @@ INSTANCES = (
         _instance(
             f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
         )
-        for batch, kernel in ((1024, "parts"), (1024, "forward"), (1024, "gradient"))
+        for batch, kernel in ((1024, "split"), (1024, "forward"), (1024, "gradient"))
         for precision in PRECISIONS
     )
     + tuple(
         _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
     )
     + tuple(
-        _instance(f"gradients {precision}, behind those of bytes", "_gradients<", _job(precision, 4096, 1.0), *DIGITS)
+        _instance(f"gradients {precision}, after bytes_gradient", "_gradients<", _job(precision, 4096, 1.0), *DIGITS)
         for precision in ("fp32", "bf16")
     )
     + tuple(

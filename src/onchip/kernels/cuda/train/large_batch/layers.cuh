@@ -9,7 +9,7 @@ struct RowMemory {
     const float* w;  // (N, w_stride)
     float* a;        // (size, stride): activations; nullptr: not stored
     float* dz;       // (size, stride); nullptr: not stored
-    float* parts;    // (blocks, N, w_stride): partial dW per block; nullptr: another launch computes dW
+    float* partials;  // (blocks, N, w_stride): partial dW per block; nullptr: another launch computes dW
 };
 struct RowLayer {
     int w_stride, stride;
@@ -19,9 +19,9 @@ struct RowLayers {
     RowMemory memory[MAX_WIDTHS];
     const void* targets;
     double* losses;  // (size,)
-    int* correct;       // (size,)
+    int* correct;    // (size,)
     const float* weights;  // (n,) loss weights per row; nullptr: 1
-    RowLayer of[MAX_WIDTHS];
+    RowLayer layer[MAX_WIDTHS];
     u32 loss;
     float smoothing;  // label smoothing of cross-entropy
 };

@@ -2,101 +2,101 @@
 //
 // Idea    As train/large_batch/bytes.cu for fewer rows, where latency dominates: small tiles, split-K over the warps of
 //         a block, all loads of a warp in flight at once. Operands come from L2 in fragment order (K is permuted).
-//         uint8 rows load before griddepcontrol.wait. The first layer's weights are also stored as a bf16 split, which
-//         the update, the epilogue of dW, keeps current.
+//         uint8 rows load before griddepcontrol.wait. The update, the epilogue of dW, also writes the first layer's
+//         weights as a bf16 split.
 // Floor   784-320-160-10, 256 rows, fp32: 0.55 G bf16 multiplications, 1.1 us at 989 Tflop/s; 80 KB of weights and 32
 //         KB of dz per block, 0.9 and 0.4 us at 48 B/clock; two launches, 1.4 us: 3.8 us. On an H200 a block takes 5.5
 //         us forward and 5.0 for dW in fp32, 3.1 and 3.1 in bf16. Row loops stay rolled: the code runs once.
 // Order   Forward: stages of 64 K, dW: 16 rows; 8 warps alternate, lowest split terms first, then warps in order.
-// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), row stride a multiple of 16 B; words
-//         (PARTS, N, stages of 64) bf16. Others as train/large_batch/launches.cu.
-// Shared  Forward: 832 B per row here, reused for sums; at most 64 rows. dW: 65,536 B of sums, 8,192 B each for weights
-//         and moments.
-// Limits  PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Rows of at most 6,000 bytes. sm_80 up.
+// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), row stride a multiple of 16 B; splits
+//         (SPLITS, N, stages of 64) bf16. Others as train/large_batch/launches.cu.
+// Shared  Forward: 832 B per row here, reused for sums; at most 64 rows. dW: 65,536 B of sums; 8,192 B per array of
+//         weights or moments.
+// Limits  SPLITS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Rows of at most 6,000 bytes. sm_80 up.
 #include "train/large_batch/bytes.cuh"
 
 constexpr int STAGE_K = 64;
 constexpr int TILE_UNITS = 32, SUM_FLOATS = WARPS * TILE_UNITS * 64;
 
-// The first layer's split weights, and the rows that they multiply.
-struct PixelWords {
+// The first layer's input rows and split weights.
+struct SplitWeights {
     const unsigned char* x;  // (n, x_stride)
-    bf16* words;             // (PARTS, N, stride)
+    bf16* splits;            // (SPLITS, N, stride)
     int x_stride, stride, N, K;
     float scale;
     u32 unused;
 
     // Row n of term 0; term p starts at row p N.
     __device__ __forceinline__ bf16* row(const Step& step, int n) const {
-        return step.mine(words) + static_cast<long long>(n) * stride;
+        return step.local(splits) + static_cast<long long>(n) * stride;
     }
     // Splits and stores four adjacent K elements.
-    template <int PARTS>
+    template <int SPLITS>
     __device__ __forceinline__ void store(const Step& step, int n, int k, float (&four)[4]) const {
-        u32 made[PARTS][2];
-        split_numbers(made, four);
+        u32 result[SPLITS][2];
+        split_floats(result, four);
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-            *reinterpret_cast<uint2*>(row(step, part * N + n) + k) = {made[part][0], made[part][1]};
+        for (int term = 0; term < SPLITS; ++term)
+            *reinterpret_cast<uint2*>(row(step, term * N + n) + k) = {result[term][0], result[term][1]};
     }
 };
 
 // Splits all weights w (N, w_stride), before the first step of a graph.
-template <int PARTS>
-__global__ void __launch_bounds__(THREADS) pixels_words(const Step step, const float* w, const PixelWords pixels, int w_stride) {
-    wait_for_step_before();
-    const int fours = (pixels.K + 3) / 4, item = blockIdx.x * THREADS + threadIdx.x, n = item / fours, k = item % fours * 4;
+template <int SPLITS>
+__global__ void __launch_bounds__(THREADS)
+pixels_split(const Step step, const float* w, const SplitWeights pixels, int w_stride) {
+    wait_for_previous_kernel();
+    const int fours = (pixels.K + 3) / 4, item = blockIdx.x * THREADS + threadIdx.x, n = item / fours,
+        k = item % fours * 4;
     if (n >= pixels.N) return;
-    const float4 found = __ldcg(reinterpret_cast<const float4*>(step.mine(w) + static_cast<long long>(n) * w_stride + k));
-    float four[4] = {found.x, found.y, found.z, found.w};
-    pixels.store<PARTS>(step, n, k, four);
+    const float4 w4 = __ldcg(reinterpret_cast<const float4*>(step.local(w) + static_cast<long long>(n) * w_stride + k));
+    float four[4] = {w4.x, w4.y, w4.z, w4.w};
+    pixels.store<SPLITS>(step, n, k, four);
 }
 
-// -- forward ----------------------------------------------------------------------------------------------------------
-
-// y (size, N) = activation(scale x w^T): a block computes 16 MT x 16. Of 64 K elements lane q holds 16 adjacent ones,
-// four per K step.
-template <int PARTS, int MT, u32 CODE>
+// y (size, N) = activation(scale x w^T): a block computes 16 MT x 16. Of 64 K elements, lane q holds 4 per K step.
+template <int SPLITS, int MT, u32 CODE>
 __global__ void __launch_bounds__(THREADS, 2)
-pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride, u32 slope) {
-    extern __shared__ float4 room[];
+pixels_forward(const Step step, const SplitWeights pixels, float* y, int y_stride, u32 slope) {
+    extern __shared__ float4 smem[];
     constexpr int ROWS = 16 * MT, STEPS = STAGE_K / 16, NT = 2, COLUMNS = 8 * NT;
-    const int blocks_across = (pixels.N + COLUMNS - 1) / COLUMNS, size = step.size(), stages = pixels.stride / STAGE_K;
-    const int first_m = blockIdx.x / blocks_across * ROWS, first_n = blockIdx.x % blocks_across * COLUMNS;
+    const int blocks_n = (pixels.N + COLUMNS - 1) / COLUMNS, size = step.size(), stages = pixels.stride / STAGE_K;
+    const int first_m = blockIdx.x / blocks_n * ROWS, first_n = blockIdx.x % blocks_n * COLUMNS;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (first_m >= size) {
-        wait_for_step_before();
+        wait_for_previous_kernel();
         return;
     }
-    unsigned char* const rows = reinterpret_cast<unsigned char*>(room);
-    // Half a warp loads a row. Rows start 64 B apart modulo 128 B: eight lanes that read together hit all banks.
+    unsigned char* const rows = reinterpret_cast<unsigned char*>(smem);
+    // Half a warp loads a row. Rows start 64 B apart modulo 128 B, so eight lanes read different banks.
     const int pitch = pixels.stride + (pixels.stride % 128 ? 0 : 64);
-    u32 found[MT];
-    find_rows(found, step.rows(), first_m + static_cast<int>(threadIdx.x) / 16, THREADS / 16, size);
+    u32 ids[MT];
+    find_rows(ids, step.rows(), first_m + static_cast<int>(threadIdx.x) / 16, THREADS / 16, size);
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
         unsigned char* const to = rows + (threadIdx.x / 16 + i * (THREADS / 16)) * pitch;
-        const unsigned char* const from = pixels.x + static_cast<long long>(found[i] == NO_ROW ? 0 : found[i]) * pixels.x_stride;
+        const unsigned char* const from =
+            pixels.x + static_cast<long long>(ids[i] == NO_ROW ? 0 : ids[i]) * pixels.x_stride;
         for (int k = threadIdx.x % 16 * 16; k < pixels.stride; k += 256) {
-            const bool is_there = found[i] != NO_ROW && k < pixels.x_stride;
-            copy_async(to + k, from + (is_there ? k : 0), is_there);
+            const bool is_valid = ids[i] != NO_ROW && k < pixels.x_stride;
+            copy_async(to + k, from + (is_valid ? k : 0), is_valid);
         }
     }
-    close_stage();
-    wait_for_step_before();
-    uint4 words[PARTS][NT][2];
+    commit_stage();
+    wait_for_previous_kernel();
+    uint4 weights[SPLITS][NT][2];
     const auto fetch = [&](int stage) {
         if (stage >= stages) return;
 #pragma unroll
-        for (int n = 0; n < PARTS * NT * 2; ++n) {
-            const int part = n / 2 / NT, j = n / 2 % NT, column = first_n + 8 * j + g;
-            words[part][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
-                pixels.row(step, part * pixels.N + (column < pixels.N ? column : pixels.N - 1)) + stage * STAGE_K + 16 * q +
-                n % 2 * 8));
+        for (int n = 0; n < SPLITS * NT * 2; ++n) {
+            const int term = n / 2 / NT, j = n / 2 % NT, column = first_n + 8 * j + g;
+            weights[term][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
+                pixels.row(step, term * pixels.N + (column < pixels.N ? column : pixels.N - 1)) + stage * STAGE_K +
+                16 * q + n % 2 * 8));
         }
     };
     fetch(warp);
-    await_stages<0>();
+    wait_for_stages<0>();
     __syncthreads();
     float totals[MT][NT][4] = {};
 #pragma unroll 1
@@ -104,65 +104,65 @@ pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride,
         if (stage > warp) fetch(stage);
 #pragma unroll
         for (int t = 0; t < MT; ++t) {
-            const unsigned char* const here = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
-            const uint4 upper = *reinterpret_cast<const uint4*>(here), lower = *reinterpret_cast<const uint4*>(here + 8 * pitch);
-            const u32 of[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+            const unsigned char* const source = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
+            const uint4 upper = *reinterpret_cast<const uint4*>(source),
+                lower = *reinterpret_cast<const uint4*>(source + 8 * pitch);
+            const u32 raw[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
             float c[1][NT][4] = {};
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                u32 a[1][1][4], b[NT][PARTS][2];
+                u32 a[1][1][4], b[NT][SPLITS][2];
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    a[0][0][half] = upper_halves(byte_of<0>(of[half][k]), byte_of<1>(of[half][k]));
-                    a[0][0][2 + half] = upper_halves(byte_of<2>(of[half][k]), byte_of<3>(of[half][k]));
+                    a[0][0][half] = upper_halves(byte_of<0>(raw[half][k]), byte_of<1>(raw[half][k]));
+                    a[0][0][2 + half] = upper_halves(byte_of<2>(raw[half][k]), byte_of<3>(raw[half][k]));
                 }
 #pragma unroll
-                for (int n = 0; n < PARTS * NT; ++n) {
-                    const uint4& some = words[n / NT][n % NT][k / 2];
+                for (int n = 0; n < SPLITS * NT; ++n) {
+                    const uint4& vector = weights[n / NT][n % NT][k / 2];
                     u32(&two)[2] = b[n % NT][n / NT];
-                    two[0] = k % 2 ? some.z : some.x, two[1] = k % 2 ? some.w : some.y;
+                    two[0] = k % 2 ? vector.z : vector.x, two[1] = k % 2 ? vector.w : vector.y;
                 }
-                add_products(c, a, b);
+                mma_splits(c, a, b);
             }
 #pragma unroll
             for (int n = 0; n < 4 * NT; ++n) totals[t][n / 4][n % 4] += c[0][n / 4][n % 4];
         }
     }
     __syncthreads();
-    float* const parts = reinterpret_cast<float*>(room);  // (WARPS, ROWS, COLUMNS)
+    float* const partials = reinterpret_cast<float*>(smem);  // (WARPS, ROWS, COLUMNS)
 #pragma unroll
     for (int n = 0; n < 2 * MT * NT; ++n) {
         const int t = n / 2 / NT, j = n / 2 % NT, half = n % 2;
         const float two[2] = {totals[t][j][2 * half], totals[t][j][2 * half + 1]};
-        store_several(parts + (warp * ROWS + 16 * t + 8 * half + g) * COLUMNS + 8 * j + 2 * q, two);
+        store_vector(partials + (warp * ROWS + 16 * t + 8 * half + g) * COLUMNS + 8 * j + 2 * q, two);
     }
     __syncthreads();
     for (int item = threadIdx.x; item < ROWS * COLUMNS / 4; item += THREADS) {
         const int row = item / (COLUMNS / 4), n = item % (COLUMNS / 4) * 4;
-        float4 sum = load4(parts + 4 * item);
+        float4 sum = load4(partials + 4 * item);
 #pragma unroll
         for (int other = 1; other < WARPS; ++other) {
-            const float4 more = load4(parts + other * ROWS * COLUMNS + 4 * item);
-            sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+            const float4 partial = load4(partials + other * ROWS * COLUMNS + 4 * item);
+            sum = {sum.x + partial.x, sum.y + partial.y, sum.z + partial.z, sum.w + partial.w};
         }
         if (first_m + row >= size || first_n + n >= pixels.N) continue;
-        const float by = pixels.scale;
-        const float4 made = activated<CODE>({by * sum.x, by * sum.y, by * sum.z, by * sum.w}, slope);
-        const float four[4] = {made.x, made.y, made.z, made.w};
-        store_first(step.mine(y) + static_cast<long long>(first_m + row) * y_stride + first_n + n, four, pixels.N - first_n - n);
+        const float factor = pixels.scale;
+        const float4 result = activated<CODE>({factor * sum.x, factor * sum.y, factor * sum.z, factor * sum.w}, slope);
+        const float four[4] = {result.x, result.y, result.z, result.w};
+        store_first(step.local(y) + static_cast<long long>(first_m + row) * y_stride + first_n + n, four,
+                    pixels.N - first_n - n);
     }
 }
 
-// -- gradients and update ---------------------------------------------------------------------------------------------
-
-// Input of a layer for 16 rows of a step: lane (g, q) holds rows 4 q to 4 q + 3 of EACH features from EACH g on, as
-// uint8 or as floats to split.
+// Input of a layer for 16 rows of a step, uint8 or floats to split: lane (g, q) holds rows 4 q to 4 q + 3 of features
+// FEATURES g to FEATURES (g + 1) - 1.
 struct ByteInputs {
-    static constexpr int EACH = 8, TILES = EACH / 2, A_PARTS = 1;
+    static constexpr int FEATURES = 8, TILES = FEATURES / 2, A_SPLITS = 1;
     u32 raw[4][2];
 
     __device__ __forceinline__ void load(const void* from, int stride, int first, const u32 (&rows)[4]) {
-        const int feature = first + threadIdx.x % 32 / 4 * EACH;
+        const int feature = first + threadIdx.x % 32 / 4 * FEATURES;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             uint2 two = {0, 0};
@@ -172,7 +172,7 @@ struct ByteInputs {
             raw[i][0] = two.x, raw[i][1] = two.y;
         }
     }
-    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_PARTS][4]) const {
+    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_SPLITS][4]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // rows 2 (i / 2) and + 1, two features of a word
             const u32 one = raw[i / 2 * 2][i % 2], other = raw[i / 2 * 2 + 1][i % 2];
@@ -184,13 +184,13 @@ struct ByteInputs {
         }
     }
 };
-template <int PARTS>
+template <int SPLITS>
 struct FloatInputs {
-    static constexpr int EACH = 4, TILES = EACH / 2, A_PARTS = PARTS;
+    static constexpr int FEATURES = 4, TILES = FEATURES / 2, A_SPLITS = SPLITS;
     float raw[4][4];
 
     __device__ __forceinline__ void load(const void* from, int stride, int first, const u32 (&rows)[4]) {
-        const int feature = first + threadIdx.x % 32 / 4 * EACH;
+        const int feature = first + threadIdx.x % 32 / 4 * FEATURES;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -199,18 +199,18 @@ struct FloatInputs {
                 load_several<true>(raw[i], row_at(static_cast<const float*>(from), rows[i], stride) + feature);
         }
     }
-    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_PARTS][4]) const {
+    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_SPLITS][4]) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
             float v[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] = raw[i / 4 * 2 + i % 2][2 * tile + i / 2 % 2];
-            split_numbers(a[tile], v);
+            split_floats(a[tile], v);
         }
     }
 };
 
-// A dW tile of 8 EACH features x 32 units.
+// A dW tile of 8 FEATURES features x 32 units.
 struct GradientTile {
     const void* a;  // (rows, a_stride): the layer's input, uint8 or float
     const float* dz;
@@ -218,21 +218,21 @@ struct GradientTile {
     int a_stride, dz_stride, first_feature, first_unit, size;
 
     __device__ __forceinline__ int steps() const { return (size + 15) / 16; }
-    __device__ __forceinline__ void find(u32 (&rows)[4], const long long* order, int number) const {
-        find_rows(rows, order, 16 * number + static_cast<int>(threadIdx.x) % 4 * 4, 1, size);
+    __device__ __forceinline__ void find(u32 (&rows)[4], const long long* order, int index) const {
+        find_rows(rows, order, 16 * index + static_cast<int>(threadIdx.x) % 4 * 4, 1, size);
     }
     template <class Inputs>
-    __device__ __forceinline__ void load_inputs(Inputs& inputs, int number) const {
-        if (number >= steps()) return;
+    __device__ __forceinline__ void load_inputs(Inputs& inputs, int index) const {
+        if (index >= steps()) return;
         u32 rows[4];
-        find(rows, order, number);
+        find(rows, order, index);
         inputs.load(a, a_stride, first_feature, rows);
     }
     // Lane (g, q) holds units 4 g to 4 g + 3 of its rows.
-    __device__ __forceinline__ void load_dz(float (&v)[4][4], int number) const {
-        if (number >= steps()) return;
+    __device__ __forceinline__ void load_dz(float (&v)[4][4], int index) const {
+        if (index >= steps()) return;
         u32 rows[4];
-        find(rows, nullptr, number);
+        find(rows, nullptr, index);
         const int unit = first_unit + threadIdx.x % 32 / 4 * 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -243,142 +243,147 @@ struct GradientTile {
     }
 };
 
-// Split-K sums of a tile: (WARPS, 32 units, 8 EACH features) floats. An XOR swizzle of the features by unit keeps the
-// stores of eight lanes, of units 8 apart, free of bank conflicts.
-template <int EACH>
+// Split-K sums of a tile: (WARPS, 32 units, 8 FEATURES features) floats. The features are XOR-swizzled by unit, so that
+// the stores of eight lanes, of units 8 apart, are free of bank conflicts.
+template <int FEATURES>
 struct GradientSums {
-    static constexpr int FOURS = 2 * EACH;  // per unit
+    static constexpr int FOURS = 2 * FEATURES;  // per unit
     float* at;
 
-    static __device__ __forceinline__ int place(int warp, int unit, int four) {
-        const int q = unit / 8, swap = EACH == 8 ? q % 2 + q / 2 * 4 : 2 * q;
-        return ((warp * TILE_UNITS + unit) * FOURS + (four ^ swap)) * 4;
+    static __device__ __forceinline__ int offset(int warp, int unit, int four) {
+        const int q = unit / 8, swizzle = FEATURES == 8 ? q % 2 + q / 2 * 4 : 2 * q;
+        return ((warp * TILE_UNITS + unit) * FOURS + (four ^ swizzle)) * 4;
     }
-    // c[t][j][2 h + w]: feature EACH g + 2 t + h, unit 8 q + 4 w + j.
-    __device__ __forceinline__ void keep(const float (&c)[EACH / 2][4][4]) const {
+    // c[t][j][2 h + w]: feature FEATURES g + 2 t + h, unit 8 q + 4 w + j.
+    __device__ __forceinline__ void store(const float (&c)[FEATURES / 2][4][4]) const {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
-        for (int i = 0; i < 8 * EACH / 4; ++i) {
+        for (int i = 0; i < 8 * FEATURES / 4; ++i) {
             const int unit = i % 8, w = unit / 4, j = unit % 4, t = i / 8 * 2;
-            float* const to = at + place(warp, 8 * q + unit, g * (EACH / 4) + i / 8);
+            float* const to = at + offset(warp, 8 * q + unit, g * (FEATURES / 4) + i / 8);
             const float four[4] = {c[t][j][w], c[t][j][2 + w], c[t + 1][j][w], c[t + 1][j][2 + w]};
-            store_several(to, four);
+            store_vector(to, four);
         }
     }
     __device__ __forceinline__ float4 add_up(int unit, int four) const {
-        float4 sum = load4(at + place(0, unit, four));
+        float4 sum = load4(at + offset(0, unit, four));
 #pragma unroll
         for (int warp = 1; warp < WARPS; ++warp) {
-            const float4 more = load4(at + place(warp, unit, four));
-            sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+            const float4 partial = load4(at + offset(warp, unit, four));
+            sum = {sum.x + partial.x, sum.y + partial.y, sum.z + partial.z, sum.w + partial.w};
         }
         return sum;
     }
 };
 
-// A thread's groups of four in a tile: use(index, unit, four, offset, row and column of the weights). Offsets are
-// recomputed on each call to save registers.
-template <int EACH, class Use>
-__device__ __forceinline__ void each_four(const GradientTile& tile, const LayerSizes& sizes, const Use& use) {
+// A thread's float4s in a tile: use(index, unit, four, offset, row and column of the weights). Offsets are recomputed
+// on each call to save registers.
+template <int FEATURES, class Use>
+__device__ __forceinline__ void for_each_four(const GradientTile& tile, const LayerSizes& sizes, const Use& use) {
     int thread = threadIdx.x;
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+r"(thread));
 #endif
 #pragma unroll
-    for (int i = 0; i < EACH / 4; ++i) {
-        const int item = thread + i * THREADS, unit = item / (2 * EACH), four = item % (2 * EACH);
+    for (int i = 0; i < FEATURES / 4; ++i) {
+        const int item = thread + i * THREADS, unit = item / (2 * FEATURES), four = item % (2 * FEATURES);
         const int n = tile.first_unit + unit, k = tile.first_feature + 4 * four;
         if (n < sizes.N && k < sizes.K) use(i, unit, four, static_cast<long long>(n) * sizes.w_stride + k, n, k);
     }
 }
 
 // Computes one dW tile and updates its weights. Includes griddepcontrol.wait.
-template <int PARTS, u32 OPTIMISER, class Inputs>
-__device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* room, const LayerMemory& memory,
-                                            const LayerSizes& sizes, const PixelWords* words) {
-    constexpr int EACH = Inputs::EACH, TILES = Inputs::TILES, ITEMS = EACH / 4;
-    constexpr bool IS_EARLY = Inputs::A_PARTS == 1 && EACH == 8;  // x does not depend on the previous launch
-    const GradientSums<EACH> sums = {room};
-    float* const kept = room + SUM_FLOATS + 4 * threadIdx.x;  // (w, mean, square; ITEMS; THREADS) fours
-    const auto place = [&](int array, int i) { return kept + (array * ITEMS + i) * 4 * THREADS; };
+template <int SPLITS, u32 OPTIMISER, class Inputs>
+__device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* smem,
+                                            const LayerMemory& memory, const LayerSizes& sizes,
+                                            const SplitWeights* weights) {
+    constexpr int FEATURES = Inputs::FEATURES, TILES = Inputs::TILES, ITEMS = FEATURES / 4;
+    constexpr bool IS_EARLY = Inputs::A_SPLITS == 1 && FEATURES == 8;  // x does not depend on the previous launch
+    const GradientSums<FEATURES> sums = {smem};
+    float* const staging = smem + SUM_FLOATS + 4 * threadIdx.x;  // (w, mean, square; ITEMS; THREADS) float4s
+    const auto staged = [&](int array, int i) { return staging + (array * ITEMS + i) * 4 * THREADS; };
     const int warp = threadIdx.x / 32, steps = tile.steps();
     Inputs inputs[2];
     float dz[2][4][4];
-    __shared__ Rule rule;  // saves registers, as does `kept`
-    if (threadIdx.x == 0) rule = step.rule();
-    each_four<EACH>(tile, sizes, [&](int i, int, int, long long at, int, int) {
-        copy_async(place(0, i), memory.w + at, true);
-        if (OPTIMISER != SGD) copy_async(place(1, i), memory.mean + at, true);
-        if (OPTIMISER == ADAM) copy_async(place(2, i), memory.square + at, true);
+    __shared__ StepValues opt;  // saves registers, as does `staging`
+    if (threadIdx.x == 0) opt = step.opt();
+    for_each_four<FEATURES>(tile, sizes, [&](int i, int, int, long long at, int, int) {
+        copy_async(staged(0, i), memory.w + at, true);
+        if (OPTIMISER != SGD) copy_async(staged(1, i), memory.mean + at, true);
+        if (OPTIMISER == ADAM) copy_async(staged(2, i), memory.square + at, true);
     });
-    close_stage();
+    commit_stage();
     if (IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
-    wait_for_step_before();
+    wait_for_previous_kernel();
     tile.load_dz(dz[0], warp), tile.load_dz(dz[1], warp + WARPS);
     if (!IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
     float c[TILES][4][4] = {};
-#pragma unroll 1  // the code runs once: fetching an unrolled loop takes longer
-    for (int number = warp; number < steps; number += WARPS) {
-        u32 a[TILES][Inputs::A_PARTS][4];
+#pragma unroll 1  // the code runs once: instruction fetches of an unrolled loop take longer
+    for (int index = warp; index < steps; index += WARPS) {
+        u32 a[TILES][Inputs::A_SPLITS][4];
         inputs[0].widen(a);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             float v[4] = {dz[0][0][j], dz[0][1][j], dz[0][2][j], dz[0][3][j]};
-            u32 b[PARTS][2];
-            split_numbers(b, v);
+            u32 b[SPLITS][2];
+            split_floats(b, v);
 #pragma unroll
-            for (int both = PARTS - 1; both >= 0; --both)
+            for (int terms = SPLITS - 1; terms >= 0; --terms)
 #pragma unroll
-                for (int part = 0; part < Inputs::A_PARTS && part <= both; ++part)
+                for (int term = 0; term < Inputs::A_SPLITS && term <= terms; ++term)
 #pragma unroll
-                    for (int t = 0; t < TILES; ++t) mma<Bf16>(c[t][j], a[t][part], b[both - part][0], b[both - part][1]);
+                    for (int t = 0; t < TILES; ++t)
+                        mma<Bf16>(c[t][j], a[t][term], b[terms - term][0], b[terms - term][1]);
         }
         inputs[0] = inputs[1];
 #pragma unroll
         for (int i = 0; i < 16; ++i) dz[0][i / 4][i % 4] = dz[1][i / 4][i % 4];
-        tile.load_dz(dz[1], number + 2 * WARPS), tile.load_inputs(inputs[1], number + 2 * WARPS);
+        tile.load_dz(dz[1], index + 2 * WARPS), tile.load_inputs(inputs[1], index + 2 * WARPS);
     }
-    sums.keep(c);
-    await_stages<0>();
+    sums.store(c);
+    wait_for_stages<0>();
     __syncthreads();
-    each_four<EACH>(tile, sizes, [&](int i, int unit, int four, long long at, int n, int k) {
+    for_each_four<FEATURES>(tile, sizes, [&](int i, int unit, int four, long long at, int n, int k) {
         const float4 sum = sums.add_up(unit, four);
-        const float by = words ? words->scale : 1.0f, gradients[4] = {by * sum.x, by * sum.y, by * sum.z, by * sum.w};
-        Kept moved;
-        load_several<false>(moved.w, place(0, i));
-        if (OPTIMISER != SGD) load_several<false>(moved.mean, place(1, i));
-        if (OPTIMISER == ADAM) load_several<false>(moved.square, place(2, i));
-        move(OPTIMISER, rule, gradients, moved.w, moved.mean, moved.square, sizes.K - k);
-        store_several(memory.w + at, moved.w);
-        if (OPTIMISER != SGD) store_several(memory.mean + at, moved.mean);
-        if (OPTIMISER == ADAM) store_several(memory.square + at, moved.square);
-        if (words) words->store<PARTS>(step, n, k, moved.w);
+        const float factor = weights ? weights->scale : 1.0f,
+            gradients[4] = {factor * sum.x, factor * sum.y, factor * sum.z, factor * sum.w};
+        WeightState state;
+        load_several<false>(state.w, staged(0, i));
+        if (OPTIMISER != SGD) load_several<false>(state.mean, staged(1, i));
+        if (OPTIMISER == ADAM) load_several<false>(state.square, staged(2, i));
+        optimiser_step(OPTIMISER, opt, gradients, state.w, state.mean, state.square, sizes.K - k);
+        store_vector(memory.w + at, state.w);
+        if (OPTIMISER != SGD) store_vector(memory.mean + at, state.mean);
+        if (OPTIMISER == ADAM) store_vector(memory.square + at, state.square);
+        if (weights) weights->store<SPLITS>(step, n, k, state.w);
     });
 }
 
 // dW = dz^T a of every layer with the update: a block computes 32 units x 64 uint8 or 32 float features. Block 0
 // computes the tally.
-template <int PARTS, u32 OPTIMISER>
+template <int SPLITS, u32 OPTIMISER>
 __global__ void __launch_bounds__(THREADS, 2)
-pixels_update(const Step step, const __grid_constant__ Layers layers, const PixelWords pixels, const Tally tally) {
-    extern __shared__ float4 room[];
+pixels_update(const Step step, const __grid_constant__ Layers layers, const SplitWeights pixels, const Tally tally) {
+    extern __shared__ float4 smem[];
     const int size = step.size(), block = static_cast<int>(blockIdx.x) - 1;
     if (size == 0 || block < 0) {
-        wait_for_step_before();
+        wait_for_previous_kernel();
         if (size > 0) tally.add_up(step);
         return;
     }
     const int layer = layers.layer_of(block);
     const LayerMemory memory = layers.memory_of(layer, step);
     const LayerSizes& sizes = layers.sizes[layer];
-    const int of_layer = block - layers.first_block[layer], across = sizes.blocks_across;
-    const int unit = of_layer / across * TILE_UNITS, feature = of_layer % across;
-    float* const sums = reinterpret_cast<float*>(room);
+    const int layer_block = block - layers.first_block[layer], columns = sizes.blocks_n;
+    const int unit = layer_block / columns * TILE_UNITS, feature = layer_block % columns;
+    float* const sums = reinterpret_cast<float*>(smem);
     if (layer == 0) {
-        const GradientTile tile = {pixels.x, memory.dz, step.rows(), pixels.x_stride, sizes.dz_stride, feature * 64, unit, size};
-        update_tile<PARTS, OPTIMISER, ByteInputs>(step, tile, sums, memory, sizes, &pixels);
+        const GradientTile tile = {pixels.x,        memory.dz,    step.rows(), pixels.x_stride,
+                                   sizes.dz_stride, feature * 64, unit,        size};
+        update_tile<SPLITS, OPTIMISER, ByteInputs>(step, tile, sums, memory, sizes, &pixels);
     } else {
-        const GradientTile tile = {memory.a, memory.dz, nullptr, sizes.a_stride, sizes.dz_stride, feature * 32, unit, size};
-        update_tile<PARTS, OPTIMISER, FloatInputs<PARTS>>(step, tile, sums, memory, sizes, nullptr);
+        const GradientTile tile = {memory.a,        memory.dz,    nullptr, sizes.a_stride,
+                                   sizes.dz_stride, feature * 32, unit,    size};
+        update_tile<SPLITS, OPTIMISER, FloatInputs<SPLITS>>(step, tile, sums, memory, sizes, nullptr);
     }
 }

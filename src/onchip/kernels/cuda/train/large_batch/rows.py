@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
-from onchip.kernels.cuda.train.large_batch.bytes import PARTS
+from onchip.kernels.cuda.train.large_batch.bytes import SPLITS
 
 SOURCE = Path(__file__).parent / "rows.cu"
 ROWS, WARPS, MAX_WIDTHS = 128, 8, 4  # as in train/large_batch/rows.cu
@@ -33,26 +33,26 @@ class RowsPass:
 
     @property
     def shared_bytes(self) -> int:
-        pieces = sum(_pieces(D + 1, N) + _pieces(N, D) for D, N in pairwise(self.widths))
+        vectors = sum(_vectors(D + 1, N) + _vectors(N, D) for D, N in pairwise(self.widths))
         sums = sum(_sums(D, N) for D, N in pairwise(self.widths))
         rows = ROWS * sum(round_up(W + 1, 16) + 8 for W in self.widths)
-        return 16 * PARTS[self.precision] * pieces + 4 * (sums + rows)
+        return 16 * SPLITS[self.precision] * vectors + 4 * (sums + rows)
 
     def blocks(self, batch: int, units: int) -> int:
         return min(-(-batch // ROWS), BLOCKS * units)
 
-    def program(self, loss: int, writes: str) -> Program:
-        """gives  train/layer.py gives() of all layers"""
-        return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {writes}>")
+    def program(self, loss: int, layer_specs: str) -> Program:
+        """layer_specs: of all layers, from train/layer.py"""
+        return Program(SOURCE, f"train_rows<{SPLITS[self.precision]}, {loss}, {layer_specs}>")
 
 
-def _pieces(K: int, N: int) -> int:
+def _vectors(K: int, N: int) -> int:
     """16 B chunks of one split term of weights (K, N)."""
     return round_up(K, 16) // 8 * round_up(N, 8)
 
 
 def _sums(D: int, N: int) -> int:
     """Floats of a layer's gradients: GradientTiles of train/large_batch/rows.cu."""
-    down, wide = -(-N // 16), -(-(D + 1) // 8)
-    across = min(WARPS // down, wide)
-    return WARPS // (down * across) * down * wide * 128
+    m_tiles, n_tiles = -(-N // 16), -(-(D + 1) // 8)
+    warps_n = min(WARPS // m_tiles, n_tiles)
+    return WARPS // (m_tiles * warps_n) * m_tiles * n_tiles * 128

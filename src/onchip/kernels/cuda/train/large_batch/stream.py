@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
-from onchip.kernels.cuda.train.large_batch.bytes import PARTS
+from onchip.kernels.cuda.train.large_batch.bytes import SPLITS
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 
 SOURCE = Path(__file__).parent / "stream.cu"
@@ -16,10 +16,10 @@ WARPS, TILE_ROWS, MAX_TILES = 16, 16, 2  # per block, as in train/large_batch/st
 OUT_PITCH = 36
 THREADS = 32 * WARPS
 BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20: loop invariants
-# Fitted to 784-320-160-10 with 16 and 32 rows per block, in bf16 and fp32, on an H200, within a tenth: weights from L2,
-# gemms of 16 x 8 x 16, and the rest of a row tile.
+# Fitted to 784-320-160-10 with 16 and 32 rows per block, in bf16 and fp32, on an H200, within 10%: weights from L2,
+# mma of 16 x 8 x 16, and the other time of a row tile.
 _BYTES_PER_CLOCK, _CLOCKS_PER_MMA, _START_CLOCKS = 28, 4.0, 8_000
-_PRODUCTS = {1: 1, 2: 3, 3: 6}  # bf16 mma per float mma, by split terms
+_MMAS = {1: 1, 2: 3, 3: 6}  # bf16 mmas per fp32 mma, by bf16 splits
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class StreamPass:
     def tiles(self) -> int:
         """Tiles of 16 rows per block: as few waves as possible, then few rows."""
         fitting = [n for n in range(1, MAX_TILES + 1) if self._bytes(n) <= self.fast_bytes]
-        return min(fitting, key=lambda n: (self._turns(n), n))
+        return min(fitting, key=lambda n: (self._rounds(n), n))
 
-    def _turns(self, tiles: int) -> int:
+    def _rounds(self, tiles: int) -> int:
         return -(-self.batch // (TILE_ROWS * tiles * self.units))
 
     @property
@@ -61,10 +61,10 @@ class StreamPass:
         return self._bytes(self.tiles)
 
     def _bytes(self, tiles: int) -> int:
-        """Room::bytes of train/large_batch/stream.cu."""
-        parts, rows, (D, N) = PARTS[self.precision], TILE_ROWS * tiles, self.widths[-2:]
+        """SharedLayout::bytes of train/large_batch/stream.cu."""
+        splits, rows, (D, N) = SPLITS[self.precision], TILE_ROWS * tiles, self.widths[-2:]
         pitches = [8 * (_steps(width + 1) | 1) for width in self.widths[:-1]]  # 32-bit words per row; half its floats
-        words = rows * (parts * (sum(pitches) + 8 * (_steps(N) | 1)) + 2 * sum(pitches) + OUT_PITCH)
+        words = rows * (splits * (sum(pitches) + 8 * (_steps(N) | 1)) + 2 * sum(pitches) + OUT_PITCH)
         last = 16 * _steps(N) * (16 * _steps(D + 1) + 4)
         sums = min(_steps(D + 1), WARPS) * rows * (round_up(8 * -(-N // 8) - 8, 16) + 8)
         return 4 * (words + last + sums)
@@ -72,15 +72,13 @@ class StreamPass:
     @property
     def clocks(self) -> float:
         weights = sum(D * N for D, N in pairwise(self.widths))
-        products = 2 * weights / (8 * 16) * self.tiles * _PRODUCTS[PARTS[self.precision]]
-        return self._turns(self.tiles) * (
-            2 * 4 * weights / _BYTES_PER_CLOCK + products * _CLOCKS_PER_MMA + _START_CLOCKS
-        )
+        mmas = 2 * weights / (8 * 16) * self.tiles * _MMAS[SPLITS[self.precision]]
+        return self._rounds(self.tiles) * (2 * 4 * weights / _BYTES_PER_CLOCK + mmas * _CLOCKS_PER_MMA + _START_CLOCKS)
 
-    def program(self, loss: int, writes: str) -> Program:
-        """gives  train/layer.py gives() of all layers"""
-        return Program(SOURCE, f"train_stream<{PARTS[self.precision]}, {self.tiles}, {loss}, {writes}>")
+    def program(self, loss: int, layer_specs: str) -> Program:
+        """layer_specs: of all layers, from train/layer.py"""
+        return Program(SOURCE, f"train_stream<{SPLITS[self.precision]}, {self.tiles}, {loss}, {layer_specs}>")
 
 
-def _steps(terms: int) -> int:
-    return -(-terms // 16)
+def _steps(k_size: int) -> int:
+    return -(-k_size // 16)

@@ -1,4 +1,4 @@
-"""Host side of pixels.cu and cluster.cu: a training step of some hundred rows in three launches."""
+"""Host side of pixels.cu and cluster.cu: three launches per training step of some hundred rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, cost_of
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
-from onchip.kernels.cuda.train.layer import find_layers, tally_struct, writes
+from onchip.kernels.cuda.train.layer import find_layers, layer_specs, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
@@ -41,9 +41,9 @@ STAGE_K = 64  # K elements per stage of split weights
 MAX_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: tiles of 16 rows; columns
 MAX_FORWARD_BYTES = 112 << 10  # shared memory: two blocks per SM
 UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a dW tile
-MIN_BATCH, MAX_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was faster
-# Per step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200; mlp_train took 37 and estimates 21.5. This keeps
-# the ratio.
+MIN_BATCH, MAX_BATCH = 65, 512  # rows: measured with 128, 256 and 512; mlp_train was faster with 1,024
+# Per step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200; mlp_train took 37 and is estimated at 21.5: the
+# same ratio.
 _STEP_US = 15.5
 _FORWARD_START = 4  # row tiles that fit in the load latency of the weights
 _TILE_BYTES = UNITS * BYTE_FEATURES * 4
@@ -55,7 +55,7 @@ _UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # accumulators, while th
 class ThreeLaunchLowering(TrainLowering):
     """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as for mlp_train, and in addition:
 
-    words (PARTS, N, stride) bf16: the first layer's weights, split
+    split_weights (SPLITS, N, stride) bf16: of the first layer
     """
 
     @cached_property
@@ -73,23 +73,23 @@ class ThreeLaunchLowering(TrainLowering):
     @property
     def order(self) -> str:
         return (
-            f"{self.byte_rows.parts} parts of bf16, steps of 16 terms, warps by turns; the first layer's in stages of "
-            f"{STAGE_K}; gradients over rows: 16 after 16, 8 warps by turns"
+            f"{self.byte_rows.splits} bf16 splits, K steps of 16 (first layer: {STAGE_K}), split-K over warps; "
+            "gradients over rows in steps of 16, split-K over 8 warps"
         )
 
     @property
-    def word_stride(self) -> int:
+    def split_stride(self) -> int:
         return round_up(self.layers[0].terms, STAGE_K)
 
-    def own_memory(self) -> Mapping[str, int]:
-        return {"words": 2 * self.byte_rows.parts * self.layers[0].N * self.word_stride}
+    def extra_memory(self) -> Mapping[str, int]:
+        return {"split_weights": 2 * self.byte_rows.splits * self.layers[0].N * self.split_stride}
 
     # -- launches --------------------------------------------------------------------------------------------------
 
     def steps(self, count: int) -> Steps:
         """`count` training steps, after the split of the first weights, and the step counter."""
         launches = [launch for number in range(count) for launch in self._step(number)]
-        return Steps((self._words(), *launches, self._advance(count)))
+        return Steps((self._pixels_split(), *launches, self._advance(count)))
 
     def _step(self, number: int) -> list[KernelLaunch]:
         step = self._step_struct(number, self.job.batch)
@@ -97,12 +97,12 @@ class ThreeLaunchLowering(TrainLowering):
 
     def _pixels(self) -> Struct:
         layer, rows = self.layers[0], self.byte_rows
-        sizes = struct.pack("<4ifI", rows.stride, self.word_stride, layer.N, layer.terms, rows.scale, 0)
-        return Struct((State("bytes"), State("words")), sizes)
+        sizes = struct.pack("<4ifI", rows.stride, self.split_stride, layer.N, layer.terms, rows.scale, 0)
+        return Struct((State("bytes"), State("split_weights")), sizes)
 
-    def _words(self) -> KernelLaunch:
+    def _pixels_split(self) -> KernelLaunch:
         layer = self.layers[0]
-        program = Program(PIXELS_SOURCE, f"pixels_words<{self.byte_rows.parts}>")
+        program = Program(PIXELS_SOURCE, f"pixels_split<{self.byte_rows.splits}>")
         blocks = -(-layer.N * -(-layer.terms // 4) // THREADS)
         arguments = self._step_struct(0, self.job.batch), State("w0"), self._pixels(), UInt32(layer.stride)
         return self._launch(program, blocks, _BUDGET, 0, *arguments)
@@ -120,13 +120,13 @@ class ThreeLaunchLowering(TrainLowering):
 
     def forward_bytes(self, tiles: int) -> int:
         """Shared memory: rows, padded by 64 B if they would start in the same bank, or the warps' sums."""
-        pitch = self.word_stride + (0 if self.word_stride % 128 else 64)
+        pitch = self.split_stride + (0 if self.split_stride % 128 else 64)
         return 16 * tiles * max(pitch, 8 * FORWARD_UNITS * 4)
 
     def _pixels_forward(self, step: Struct) -> KernelLaunch:
         layer, tiles = self.layers[0], self.row_tiles
         code, slope = layer.activation
-        program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.parts}, {tiles}, {code}>")
+        program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.splits}, {tiles}, {code}>")
         blocks = -(-self.job.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
         sizes = UInt32(self.width(0)), UInt32(slope)
         shared = self.forward_bytes(tiles)
@@ -134,24 +134,24 @@ class ThreeLaunchLowering(TrainLowering):
 
     @cached_property
     def cluster_bytes(self) -> int:
-        """Room::bytes of train/large_batch/cluster.cu."""
+        """SharedLayout::bytes of train/large_batch/cluster.cu."""
         widths = [layer.N for layer in self.layers]
         last = len(widths) - 1
         pitches = [_pitch(width + (at < last)) for at, width in enumerate(widths)]
-        own = [-(-_tiles(width) // CLUSTER) for width in widths[:-1]] + [_tiles(widths[-1])]
+        owned = [-(-_tiles(width) // CLUSTER) for width in widths[:-1]] + [_tiles(widths[-1])]
         floats, most = CLUSTER_ROWS * sum(pitches), 0
         for at in range(1, last + 1):
-            back_tiles = _tiles(widths[at - 1]) if at == last > 1 else own[at - 1]
-            floats += (round_up(widths[last], 16) if at == last else 8 * own[at]) * pitches[at - 1]
+            back_tiles = _tiles(widths[at - 1]) if at == last > 1 else owned[at - 1]
+            floats += (round_up(widths[last], 16) if at == last else 8 * owned[at]) * pitches[at - 1]
             if at < last:
-                floats += round_up(widths[at], 16) * _tile_pitch(own[at - 1])
-            most = max(most, _part_floats(widths[at - 1] + 1, own[at]), _part_floats(widths[at], back_tiles))
+                floats += round_up(widths[at], 16) * _tile_pitch(owned[at - 1])
+            most = max(most, _partial_floats(widths[at - 1] + 1, owned[at]), _partial_floats(widths[at], back_tiles))
         return 4 * (floats + most)
 
     def _cluster(self, step: Struct) -> KernelLaunch:
         program = Program(
             CLUSTER_SOURCE,
-            f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {writes(self.layers)}>",
+            f"train_cluster<{self.byte_rows.splits}, {LOSSES.index(self.job.loss)}, {layer_specs(self.layers)}>",
         )
         clusters = min(-(-self.job.batch // CLUSTER_ROWS), MAX_CLUSTERS)
         config = LaunchConfig(
@@ -160,11 +160,11 @@ class ThreeLaunchLowering(TrainLowering):
         return KernelLaunch(program, config, (step, self._row_layers()), _BUDGET)
 
     def _pixels_update(self, step: Struct) -> KernelLaunch:
-        numbers = range(len(self.layers))
+        indices = range(len(self.layers))
         across = [-(-layer.terms // (FLOAT_FEATURES if i else BYTE_FEATURES)) for i, layer in enumerate(self.layers)]
         blocks = [count * -(-layer.N // UNITS) for count, layer in zip(across, self.layers, strict=True)]
-        layers = self._layers(numbers, blocks, across)
-        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.parts}, {OPTIMISERS[self.job.optimiser]}>")
+        layers = self._layers(indices, blocks, across)
+        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.splits}, {OPTIMISERS[self.job.optimiser]}>")
         shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps; weights and moments
         return self._launch(
             program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), tally_struct()
@@ -176,7 +176,7 @@ def _tiles(width: int) -> int:
 
 
 def _pitch(width: int) -> int:
-    """As train/large_batch/cluster.cu's pitch_of; the next two as its tile_pitch and Product::FLOATS."""
+    """pitch_of of train/large_batch/cluster.cu; the next two: its tile_pitch and ClusterGemm::FLOATS."""
     return round_up(width, 16) + 4
 
 
@@ -184,8 +184,8 @@ def _tile_pitch(tiles: int) -> int:
     return round_up(8 * tiles - 8, 16) + 8
 
 
-def _part_floats(terms: int, tiles: int) -> int:
-    steps = -(-terms // 16)
+def _partial_floats(K: int, tiles: int) -> int:
+    steps = -(-K // 16)
     return (8 if steps >= 16 and tiles <= 2 else 4 if steps >= 4 else steps) * CLUSTER_ROWS * _tile_pitch(tiles)
 
 
@@ -193,11 +193,11 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLaunchLowering
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if not job.byte_scale:
-        return "takes rows of pixels, whole numbers below 256 times a scale"
+        return "only uint8 rows: integers below 256 times a scale"
     if job.clip_norm:
-        return "takes no clipping"
+        return "no gradient clipping"
     if not 2 <= len(layers) <= MAX_WIDTHS:
-        return f"takes 2 to {MAX_WIDTHS} layers, got {len(layers)}"
+        return f"2 to {MAX_WIDTHS} layers, got {len(layers)}"
     if layers[-1].N > MAX_OUTPUTS:
         return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
     if not MIN_BATCH <= job.batch <= MAX_BATCH:
@@ -226,8 +226,8 @@ class MlpTrainThreeLaunch:
         yield Claim(
             self.name, f"mlp_train_three_launch<{chain.label},{job.loss}>", chain.nodes,
             cost_of(net, lowering, launches=3, min_us=_STEP_US),
-            why="3 launches a step, many steps a graph; 8 blocks take 16 rows through the layers behind the first; "
-            "rows are bytes",
+            why="3 launches per step, many steps per graph; 8 blocks run 16 rows through all layers after the first; "
+            "uint8 rows",
             fast_bytes=lowering.cluster_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ INSTANCES = (
         for precision in ("fp32", "tf32", "bf16")
         for kernel in ("pixels_forward", "train_cluster", "pixels_update")
     ),
-    _instance("pixels_words", "fp32", 256, *DIGITS),
+    _instance("pixels_split", "fp32", 256, *DIGITS),
     _instance("pixels_forward", "fp32", 144, *DIGITS),
     _instance("train_cluster", "fp32", 150, 20, 53, 29, 17, 5),
 )

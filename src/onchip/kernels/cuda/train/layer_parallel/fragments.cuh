@@ -1,120 +1,125 @@
 // train/layer_parallel/fragments.cuh: activations received straight into wgmma A fragments.
 //
-// Layout  A thread receives 8 consecutive units of a row per load, so the K dimension is permuted: each group of 32
-//         units is spread over four lanes, 8 units each, 4 of them per K step of 16. The two warpgroups alternate
-//         groups.
+// Layout  A thread receives 8 consecutive units of a row per load, so K is permuted: each group of 32 units is spread
+//         over four lanes, 8 units each, 4 of them per K step of 16. The two warpgroups alternate groups.
 #pragma once
 
 #include "train/layer_parallel/exchange.cuh"
 
 // Index of a unit in the permuted K (or N) dimension.
-__device__ constexpr int position(int unit) {
+__device__ constexpr int permuted_k(int unit) {
     return (unit & ~31) | (unit >> 2 & 1) << 4 | (unit >> 1 & 1) << 3 | (unit >> 3 & 3) << 1 | (unit & 1);
 }
 
-// c = a b, or c += a b if `sums`, over 16 K elements: a in register fragments, the split terms of b side by side. The
-// smallest term products fall below rounding, but skipping them mixes accumulator widths and serialises the wgmmas.
-template <int PARTS, int NT, class B>
-__device__ __forceinline__ void add_numbers(float (&c)[NT][4], const u32 (&a)[PARTS][4], unsigned long long b, bool sums) {
+// c = a b, or c += a b if `sums`, over 16 K elements: a in register fragments, the split terms of b next to each other.
+// The smallest products are below rounding, but skipping them would mix accumulator widths and serialise the wgmmas.
+template <int SPLITS, int NT, class B>
+__device__ __forceinline__ void add_split_step(float (&c)[NT][4], const u32 (&a)[SPLITS][4], unsigned long long b,
+                                               bool sums) {
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) add_words<B, NT>(c, a[part], b, sums || part > 0);
+    for (int term = 0; term < SPLITS; ++term) add_fragments<B, NT>(c, a[term], b, sums || term > 0);
 }
 
 // A fragments of TILES tiles of 8 units. A thread holds rows g and g + 8 of its warp's 16.
-template <int PARTS, int BATCH, int TILES>
-struct Given {
-    using Tiles = TilePost<PARTS, BATCH>;
+template <int SPLITS, int BATCH, int TILES>
+struct ActivationFragments {
+    using Tiles = TileChannel<SPLITS, BATCH>;
     // Groups per warpgroup, AT_ONCE of them per batch of wgmmas to limit registers. Groups past the last tile are 0.
-    static constexpr int NEEDED = (TILES + 4 * TEAMS - 1) / (4 * TEAMS), TURNS = (NEEDED + 3) / 4;
-    static constexpr int AT_ONCE = (NEEDED + TURNS - 1) / TURNS, GROUPS = TURNS * AT_ONCE, POSITIONS = 32 * TEAMS * GROUPS;
-    static constexpr int A_ROW = Tiles::A_ROW, PIECES = GROUPS * 2 * A_ROW, LOOKED_AT = PIECES < 12 ? PIECES : 12;
-    u32 words[GROUPS][2][A_ROW * 4];  // two bf16 units per word, term after term; or one float32
+    static constexpr int NEEDED = (TILES + 4 * WARPGROUPS - 1) / (4 * WARPGROUPS), BATCHES = (NEEDED + 3) / 4;
+    static constexpr int AT_ONCE = (NEEDED + BATCHES - 1) / BATCHES, GROUPS = BATCHES * AT_ONCE,
+        K_SIZE = 32 * WARPGROUPS * GROUPS;
+    static constexpr int ROW_SLOTS = Tiles::ROW_SLOTS, SLOTS = GROUPS * 2 * ROW_SLOTS, POLLED = SLOTS < 12 ? SLOTS : 12;
+    u32 fragments[GROUPS][2][ROW_SLOTS * 4];  // two bf16 units per word, term after term; or one float32
 
-    static __device__ __forceinline__ int row(int h) { return sum_row(2 * h); }
-    static __device__ __forceinline__ int group(int m, int team) { return team + m * TEAMS; }
-    // Tile of a thread's chunk.
-    static __device__ __forceinline__ int tile(int piece, int team) {
-        return group(piece / (2 * A_ROW), team) * 4 + static_cast<int>(threadIdx.x) % 4;
+    static __device__ __forceinline__ int row(int h) { return acc_row(2 * h); }
+    static __device__ __forceinline__ int group(int m, int warpgroup) { return warpgroup + m * WARPGROUPS; }
+    // Tile of a thread's slot.
+    static __device__ __forceinline__ int tile(int slot, int warpgroup) {
+        return group(slot / (2 * ROW_SLOTS), warpgroup) * 4 + static_cast<int>(threadIdx.x) % 4;
     }
-    static __device__ __forceinline__ bool is_there(int piece, int team) {
-        return piece < PIECES && tile(piece, team) < TILES && row(piece / A_ROW % 2) < BATCH;
+    static __device__ __forceinline__ bool is_valid(int slot, int warpgroup) {
+        return slot < SLOTS && tile(slot, warpgroup) < TILES && row(slot / ROW_SLOTS % 2) < BATCH;
     }
-    __device__ __forceinline__ bool receive(const Tiles& from, int team) {
+    __device__ __forceinline__ bool receive(const Tiles& from, int warpgroup) {
         delay();
-        bool are_there = true;
+        bool arrived = true;
 #pragma unroll
-        for (int first = 0; first < PIECES; first += LOOKED_AT) {
-            u32 seen[LOOKED_AT][4];
-            // A thread's first chunk is row g of its tile. The others are 8 rows, split terms or groups further on.
+        for (int first = 0; first < SLOTS; first += POLLED) {
+            u32 received[POLLED][4];
+            // A thread's first slot is row g of its tile. The others are 8 rows, split terms or groups further on.
             const auto offset = [=](int i) {
-                const int piece = first + i;
-                return (piece / (2 * A_ROW) * TEAMS * 4 * A_ROW + piece % A_ROW) * BATCH + piece / A_ROW % 2 * 8;
+                const int slot = first + i;
+                return (slot / (2 * ROW_SLOTS) * WARPGROUPS * 4 * ROW_SLOTS + slot % ROW_SLOTS) * BATCH +
+                    slot / ROW_SLOTS % 2 * 8;
             };
-            const auto is_one = [=](int i) { return is_there(first + i, team); };
-            are_there &= from.post.look(seen, Tiles::piece(tile(0, team), row(0), 0), offset, is_one);
+            const auto is_active = [=](int i) { return is_valid(first + i, warpgroup); };
+            arrived &= from.chunks.poll(received, Tiles::slot(tile(0, warpgroup), row(0), 0), offset, is_active);
 #pragma unroll
-            for (int i = 0; i < LOOKED_AT * 4; ++i) {
-                const int piece = first + i / 4;
-                if (piece >= PIECES) break;
-                words[piece / (2 * A_ROW)][piece / A_ROW % 2][piece % A_ROW * 4 + i % 4] = is_there(piece, team) ? seen[i / 4][i % 4] : 0;
+            for (int i = 0; i < POLLED * 4; ++i) {
+                const int slot = first + i / 4;
+                if (slot >= SLOTS) break;
+                fragments[slot / (2 * ROW_SLOTS)][slot / ROW_SLOTS % 2][slot % ROW_SLOTS * 4 + i % 4] =
+                    is_valid(slot, warpgroup) ? received[i / 4][i % 4] : 0;
             }
         }
-        return are_there;
+        return arrived;
     }
     // Stores the activations as core-matrix panels in shared memory.
-    __device__ __forceinline__ void put(char* to, int part_bytes, int team) const {
+    __device__ __forceinline__ void store(char* to, int split_bytes, int warpgroup) const {
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            if (!is_there(piece, team)) continue;
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            if (!is_valid(slot, warpgroup)) continue;
             u32 four[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) four[i] = words[piece / (2 * A_ROW)][piece / A_ROW % 2][piece % A_ROW * 4 + i];
-            const int at = place_in_strips<ROWS>(row(piece / A_ROW % 2), tile(piece, team) * 8);
-            Tiles::put(to + at, part_bytes, piece % A_ROW, four);
+            for (int i = 0; i < 4; ++i)
+                four[i] = fragments[slot / (2 * ROW_SLOTS)][slot / ROW_SLOTS % 2][slot % ROW_SLOTS * 4 + i];
+            const int at = core_matrix_offset<ROWS>(row(slot / ROW_SLOTS % 2), tile(slot, warpgroup) * 8);
+            Tiles::store(to + at, split_bytes, slot % ROW_SLOTS, four);
         }
     }
     // Units 2 j and 2 j + 1 of the thread's 8 in group m.
-    __device__ __forceinline__ float2 two(int m, int h, int j) const {
-        if constexpr (Tiles::IN_PARTS) {
+    __device__ __forceinline__ float2 pair(int m, int h, int j) const {
+        if constexpr (Tiles::SENDS_SPLITS) {
             float2 sum = {0.0f, 0.0f};
 #pragma unroll
-            for (int part = PARTS - 1; part >= 0; --part) {
-                const u32 word = words[m][h][part * 4 + j];
+            for (int term = SPLITS - 1; term >= 0; --term) {
+                const u32 word = fragments[m][h][term * 4 + j];
                 sum.x += __uint_as_float(word << 16), sum.y += __uint_as_float(word & 0xffff0000);
             }
             return sum;
         } else {
-            return {__uint_as_float(words[m][h][2 * j]), __uint_as_float(words[m][h][2 * j + 1])};
+            return {__uint_as_float(fragments[m][h][2 * j]), __uint_as_float(fragments[m][h][2 * j + 1])};
         }
     }
-    // c = activations times the split weights (POSITIONS, 8 NT / PARTS), over the warpgroup's share of K.
+    // c = activations times the split weights (K_SIZE, 8 NT / SPLITS), over the warpgroup's share of K.
     template <int NT>
-    __device__ __forceinline__ void multiply(float (&c)[NT][4], u32 weights_at, int team) const {
-        using B = Strips<POSITIONS, true>;
+    __device__ __forceinline__ void multiply(float (&c)[NT][4], u32 weights_at, int warpgroup) const {
+        using B = CoreMatrices<K_SIZE, true>;
         const B weights(weights_at);
 #pragma unroll
         for (int first = 0; first < GROUPS; first += AT_ONCE) {
-            u32 a[AT_ONCE * 2][PARTS][4];
+            u32 a[AT_ONCE * 2][SPLITS][4];
 #pragma unroll
             for (int i = 0; i < AT_ONCE * 8; ++i) {
                 const int m = first + i / 8, j = i / 2 % 4, h = i % 2;
-                u32 parts[PARTS];
-                if constexpr (Tiles::IN_PARTS) {
+                u32 splits[SPLITS];
+                if constexpr (Tiles::SENDS_SPLITS) {
 #pragma unroll
-                    for (int part = 0; part < PARTS; ++part) parts[part] = words[m][h][part * 4 + j];
+                    for (int term = 0; term < SPLITS; ++term) splits[term] = fragments[m][h][term * 4 + j];
                 } else {
-                    const float2 of = two(m, h, j);
-                    split_two(parts, of.x, of.y);
+                    const float2 values = pair(m, h, j);
+                    split_pair(splits, values.x, values.y);
                 }
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part) a[i / 4][part][j % 2 * 2 + h] = parts[part];
+                for (int term = 0; term < SPLITS; ++term) a[i / 4][term][j % 2 * 2 + h] = splits[term];
             }
-            begin_products();
+            wgmma_fence();
 #pragma unroll
             for (int i = 0; i < AT_ONCE * 2; ++i)
-                add_numbers<PARTS, NT, B>(c, a[i], weights.word(2 * group(first + i / 2, team) + i % 2), first > 0 || i > 0);
-            end_products();
-            wait_for_products<0>();
+                add_split_step<SPLITS, NT, B>(c, a[i], weights.descriptor(2 * group(first + i / 2, warpgroup) + i % 2),
+                                              first > 0 || i > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
         }
     }
 };

@@ -1,378 +1,388 @@
 // train/layer_parallel/layer_parallel.cu: persistent kernel that trains an MLP on uint8 rows, blocks per layer.
 //
-// Idea    A block owns OWN tiles of 8 units of one layer and keeps their fp32 weights register-resident. Layers
+// Idea    A block owns OWNED tiles of 8 units of one layer and keeps their fp32 weights register-resident. Layers
 //         exchange activations, gradients and updated weights through L2 (exchange.cuh), without a grid barrier. Blocks
 //         of the last two hidden layers recompute outputs, loss and their gradients rather than wait for them. A layer
 //         sends new weights right after its update; the previous layer receives them while it waits for activations.
-//         All gemms are wgmma on 1 to 3 bf16 split terms (uint8 needs one). The next rows load during waits.
+//         All gemms are wgmma on 1 to 3 bf16 split terms (uint8 needs one). The next rows load meanwhile.
 // Floor   784-320-160-10, batch 64, 40 + 20 + 1 blocks: 102 wgmma reads of x, 2 KB each at 128 B/clock, 0.9 us; two
-//         exchanges of 0.7 us; 120 KB in fp32 at 64 B/clock, 1 us: 3.3 us. bf16 takes 2.5x: 3.3 us from first send to
-//         last hidden activations, then 2.7 us to new weights; loads of x take 2.1 us meanwhile.
-// Order   K steps of 16 alternate between two warpgroups, then their sums add up; dW adds 16 rows at a time.
+//         exchanges of 0.7 us; 120 KB in fp32 at 64 B/clock, 1 us: 3.3 us. Measured in bf16: 2.5x, 3.3 us from first
+//         send to last hidden activations, then 2.7 us to new weights; loads of x take 2.1 us meanwhile.
+// Order   K steps of 16 alternate between two warpgroups, whose sums are added; dW sums 16 rows at a time.
 // Layout  x (n, x_stride): uint8 k is k * scale, rows 16 B aligned, then a 1 for the bias. w, mean, square as in
 //         train/large_batch/launches.cu. Exchanged 16 B chunks lose the lowest bit of their first element.
-// Limits  sm_90a; 2 to 15 layers, at most 32 outputs, 64 rows; cooperative launch, one network per blockIdx.y. A wait
-//         past the deadline ends all blocks.
+// Limits  sm_90a; 2 to 15 layers, at most 32 outputs, 64 rows; cooperative launch, one network per blockIdx.y.
 #include "train/layer_parallel/outputs.cuh"
-
-// -- blocks ----------------------------------------------------------------------------------------------------------
 
 // Row indices of the current and the next two steps, in a ring of three in shared memory.
 template <int L, int BATCH>
-struct Orders {
-    const Training<L>& run;
+struct RowIndices {
+    const ParallelArgs<L>& args;
     u32* ids;
-    long long first_step, all, steps;
+    long long first_step, end, steps;
 
-    __device__ __forceinline__ Orders(const Training<L>& run, char* at)
-        : run(run), ids(reinterpret_cast<u32*>(at)), first_step(run.mine(run.progress)[0]), all(run.mine(run.progress)[1]),
-          steps((all + run.batch - 1) / run.batch) {}
-    __device__ __forceinline__ int rows(long long step) const { return Turn<BATCH>(step, run.batch, all, 0).rows; }
+    __device__ __forceinline__ RowIndices(const ParallelArgs<L>& args, char* at)
+        : args(args), ids(reinterpret_cast<u32*>(at)), first_step(args.local(args.progress)[0]),
+          end(args.local(args.progress)[1]), steps((end + args.batch - 1) / args.batch) {}
+    __device__ __forceinline__ int rows(long long step) const { return StepRows<BATCH>(step, args.batch, end, 0).rows; }
     __device__ __forceinline__ u32 read(long long step) const {
-        const Turn<BATCH> turn(step, run.batch, all, 0);
+        const StepRows<BATCH> step_rows(step, args.batch, end, 0);
         const int row = threadIdx.x;
-        return row < turn.rows ? static_cast<u32>(run.mine(run.order)[turn.first + row]) : 0;
+        return row < step_rows.rows ? static_cast<u32>(args.local(args.order)[step_rows.first + row]) : 0;
     }
-    __device__ __forceinline__ u32* of(long long step) const { return ids + step % 3 * BATCH; }
-    __device__ __forceinline__ void keep(long long step, u32 id) const {
-        if (threadIdx.x < BATCH) of(step)[threadIdx.x] = id;
+    __device__ __forceinline__ u32* at(long long step) const { return ids + step % 3 * BATCH; }
+    __device__ __forceinline__ void store(long long step, u32 id) const {
+        if (threadIdx.x < BATCH) at(step)[threadIdx.x] = id;
     }
 };
 
-// c = a b, one warpgroup's partial sums, with a in shared memory. Panels from FIXED on are `further` bytes further on.
-template <int A_PARTS, int STEPS, int FIXED, int ALL, class B>
-__device__ __forceinline__ void multiply_rows_of(float (&c)[ALL][4], u32 a, u32 further, int a_part_bytes, const B& b,
-                                                 int team) {
-    static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
-    using A = Strips<ROWS, false>;
-    constexpr int BEFORE = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
-    begin_products();
-    if constexpr (BEFORE > 0) begin_sums<BEFORE, TEAMS, A, B, ALL>(c, A(a), b, team, false);
-    if constexpr (BEFORE < STEPS)
-        begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
-    end_products();
-    wait_for_products<0>();
+// c = a b, one warpgroup's partial sums, a in shared memory. Panels from FIXED on are `offset` bytes further on.
+template <int A_SPLITS, int STEPS, int FIXED, int ALL, class B>
+__device__ __forceinline__ void multiply_panels(float (&c)[ALL][4], u32 a, u32 offset, int a_split_bytes, const B& b,
+                                                int warpgroup) {
+    static_assert(FIXED == 0 || A_SPLITS == 1, "only uint8 rows are double-buffered");
+    using A = CoreMatrices<ROWS, false>;
+    constexpr int FIRST_STEPS = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
+    wgmma_fence();
+    if constexpr (FIRST_STEPS > 0) begin_gemm<FIRST_STEPS, WARPGROUPS, A, B, ALL>(c, A(a), b, warpgroup, false);
+    if constexpr (FIRST_STEPS < STEPS)
+        split_gemm<A_SPLITS, STEPS - FIRST_STEPS, WARPGROUPS, A>(c, a + offset + FIXED * PANEL_BYTES, a_split_bytes,
+                                                                 b.from(FIRST_STEPS), warpgroup, FIRST_STEPS > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
 }
 
 template <class S>
-__device__ __forceinline__ void put_ones(char* input, int l, bool has_bias) {
+__device__ __forceinline__ void write_ones(char* input, int l, bool has_bias) {
     if (threadIdx.x < ROWS && has_bias)
-        store1(reinterpret_cast<bf16*>(input + place_in_strips<ROWS>(threadIdx.x, S::one(l))), 1.0f);
+        store1(reinterpret_cast<bf16*>(input + core_matrix_offset<ROWS>(threadIdx.x, S::bias_row(l))), 1.0f);
 }
 
-// Consumers for Outputs::make_hidden. OwnUnits keeps the gradients of the block's own units in shared memory.
-template <int PARTS, int OWN>
-struct OwnUnits {
-    char* to;  // (ROWS, own units), split
-    int first_unit, team;
+// Consumers for Outputs::hidden_gradients. StoreOwned stores the gradients of owned units in shared memory.
+template <int SPLITS, int OWNED>
+struct StoreOwned {
+    char* to;  // (ROWS, owned units), split
+    int first_unit, warpgroup;
 
     template <int GROUPS>
-    __device__ __forceinline__ void operator()(int first, const float (&made)[GROUPS][4][4]) const {
+    __device__ __forceinline__ void operator()(int first, const float (&gradients)[GROUPS][4][4]) const {
 #pragma unroll
         for (int i = 0; i < GROUPS * 8; ++i) {
             const int m = i / 8, j = i / 2 % 4, h = i % 2;
-            const int unit = ((team + (first + m) * TEAMS) * 4 + threadIdx.x % 4) * 8 + 2 * j - first_unit;
-            if (unit < 0 || unit >= 8 * OWN) continue;
-            u32 parts[PARTS];
-            split_two(parts, made[m][j][2 * h], made[m][j][2 * h + 1]);
+            const int unit = ((warpgroup + (first + m) * WARPGROUPS) * 4 + threadIdx.x % 4) * 8 + 2 * j - first_unit;
+            if (unit < 0 || unit >= 8 * OWNED) continue;
+            u32 splits[SPLITS];
+            split_pair(splits, gradients[m][j][2 * h], gradients[m][j][2 * h + 1]);
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                *reinterpret_cast<u32*>(to + place_in_strips<ROWS>(sum_row(2 * h), part * 8 * OWN + unit)) = parts[part];
+            for (int t = 0; t < SPLITS; ++t)
+                *reinterpret_cast<u32*>(
+                    to + core_matrix_offset<ROWS>(acc_row(2 * h), t * 8 * OWNED + unit)) = splits[t];
         }
     }
 };
-// Columns multiplies them by the weights of the previous layer's own units: c = made columns.
-template <int PARTS, int OWN, class Strips>
-struct Columns {
-    float (&c)[PARTS * OWN][4];
-    const Strips& columns;
-    int team;
+// MultiplyColumns multiplies gradients by the weights of the previous layer's owned units: c = gradients columns.
+template <int SPLITS, int OWNED, class B>
+struct MultiplyColumns {
+    float (&c)[SPLITS * OWNED][4];
+    const B& columns;
+    int warpgroup;
 
     template <int GROUPS>
-    __device__ __forceinline__ void operator()(int first, const float (&made)[GROUPS][4][4]) const {
-        u32 words[GROUPS * 2][PARTS][4];
+    __device__ __forceinline__ void operator()(int first, const float (&gradients)[GROUPS][4][4]) const {
+        u32 fragments[GROUPS * 2][SPLITS][4];
 #pragma unroll
         for (int i = 0; i < GROUPS * 8; ++i) {
             const int j = i / 2 % 4, h = i % 2;
-            u32 parts[PARTS];
-            split_two(parts, made[i / 8][j][2 * h], made[i / 8][j][2 * h + 1]);
+            u32 splits[SPLITS];
+            split_pair(splits, gradients[i / 8][j][2 * h], gradients[i / 8][j][2 * h + 1]);
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) words[i / 4][part][j % 2 * 2 + h] = parts[part];
+            for (int term = 0; term < SPLITS; ++term) fragments[i / 4][term][j % 2 * 2 + h] = splits[term];
         }
-        begin_products();
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < GROUPS * 2; ++i)
-            add_numbers<PARTS, PARTS * OWN, Strips>(c, words[i], columns.word(2 * (team + (first + i / 2) * TEAMS) + i % 2),
-                                                    first > 0 || i > 0);
-        end_products();
-        wait_for_products<0>();
+            add_split_step<SPLITS, SPLITS * OWNED, B>(
+                c, fragments[i], columns.descriptor(2 * (warpgroup + (first + i / 2) * WARPGROUPS) + i % 2),
+                first > 0 || i > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
     }
 };
 
-// Forward epilogue of own units: bias, activation, send to the next layer.
-// given  accumulators in, activations out
-// scale  applied to accumulators; the bias is added here only if by_words, else it is a K element
+// Forward epilogue of owned units: bias, activation, send to the next layer.
+// values  accumulators in, activations out
+// biases  only with a_in_registers; otherwise the bias is a K element
 template <class S, class K, int l>
-__device__ __forceinline__ void give(typename S::Own& given, const typename S::Tiles& to, int block, int own_units,
-                                     const float* biases, float scale, float slope) {
-    using Own = typename S::Own;
+__device__ __forceinline__ void send_activations(typename S::Sums& values, const typename S::Tiles& to, int block,
+                                                 int owned_units, const float* biases, float scale, float slope) {
+    using Sums = typename S::Sums;
     constexpr int GROUP = S::Tiles::GROUP;
 #pragma unroll
-    for (int n = 0; n < Own::COUNT; ++n) {
-        const int unit = Own::column(n);
-        if (!Own::is_there(n) || unit >= own_units) break;
+    for (int n = 0; n < Sums::COUNT; ++n) {
+        const int unit = Sums::column(n);
+        if (!Sums::is_valid(n) || unit >= owned_units) break;
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
-            const float sum = S::by_words(l) ? given.v[n][i] + biases[unit + i] : scale * given.v[n][i];
-            given.v[n][i] = block * 8 * S::OWN + unit + i < S::at(l) ? activate<K::of(l)>(sum, slope) : 0.0f;
+            const float sum = S::a_in_registers(l) ? values.v[n][i] + biases[unit + i] : scale * values.v[n][i];
+            values.v[n][i] = block * 8 * S::OWNED + unit + i < S::at(l) ? activate<K::code(l)>(sum, slope) : 0.0f;
         }
-        to.send(block * S::OWN + unit / 8, Own::row(n), unit % 8, given.v[n]);
+        to.send(block * S::OWNED + unit / 8, Sums::row(n), unit % 8, values.v[n]);
     }
 }
-// Backward epilogue of own units: activation derivative, split to shared memory, send to the previous layer.
-// made   gradients by the activations in, by the pre-activations out
-// room   (ROWS, own units), split
+// Backward epilogue of owned units: activation derivative, split to shared memory, send to the previous layer.
+// gradients  by the activations in, by the pre-activations out
+// smem       (ROWS, owned units), split
 template <class S, class K, int l>
-__device__ __forceinline__ void give_back(typename S::Own& made, const typename S::Own& given, char* room,
-                                          const typename S::Tiles& to, int block, int own_units, float slope) {
-    using Own = typename S::Own;
-    constexpr int GROUP = S::Tiles::GROUP, PARTS = S::PARTS;
+__device__ __forceinline__ void send_gradients(typename S::Sums& gradients, const typename S::Sums& activations,
+                                               char* smem, const typename S::Tiles& to, int block, int owned_units,
+                                               float slope) {
+    using Sums = typename S::Sums;
+    constexpr int GROUP = S::Tiles::GROUP, SPLITS = S::SPLITS;
 #pragma unroll
-    for (int n = 0; n < Own::COUNT; ++n) {
-        const int unit = Own::column(n), row = Own::row(n);
-        if (!Own::is_there(n) || unit >= own_units) break;
+    for (int n = 0; n < Sums::COUNT; ++n) {
+        const int unit = Sums::column(n), row = Sums::row(n);
+        if (!Sums::is_valid(n) || unit >= owned_units) break;
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
-            const float by_sum = through(K::of(l), slope, made.v[n][i], given.v[n][i]);
-            made.v[n][i] = block * 8 * S::OWN + unit + i < S::at(l) ? by_sum : 0.0f;
+            const float gradient = act_grad(K::code(l), slope, gradients.v[n][i], activations.v[n][i]);
+            gradients.v[n][i] = block * 8 * S::OWNED + unit + i < S::at(l) ? gradient : 0.0f;
         }
-        u32 parts[GROUP / 2][PARTS];
+        u32 splits[GROUP / 2][SPLITS];
 #pragma unroll
-        for (int i = 0; i < GROUP / 2; ++i) split_two(parts[i], made.v[n][2 * i], made.v[n][2 * i + 1]);
+        for (int i = 0; i < GROUP / 2; ++i) split_pair(splits[i], gradients.v[n][2 * i], gradients.v[n][2 * i + 1]);
 #pragma unroll
-        for (int i = 0; i < PARTS; ++i) {
-            char* const at = room + place_in_strips<ROWS>(row, i * 8 * S::OWN + unit);
+        for (int i = 0; i < SPLITS; ++i) {
+            char* const at = smem + core_matrix_offset<ROWS>(row, i * 8 * S::OWNED + unit);
             if constexpr (GROUP == 8)
-                *reinterpret_cast<uint4*>(at) = {parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
+                *reinterpret_cast<uint4*>(at) = {splits[0][i], splits[1][i], splits[2][i], splits[3][i]};
             else
-                *reinterpret_cast<uint2*>(at) = {parts[0][i], parts[1][i]};
+                *reinterpret_cast<uint2*>(at) = {splits[0][i], splits[1][i]};
         }
-        if constexpr (l > 1) to.send(block * S::OWN + unit / 8, row, unit % 8, made.v[n]);
+        if constexpr (l > 1) to.send(block * S::OWNED + unit / 8, row, unit % 8, gradients.v[n]);
     }
 }
 
 // Runs all steps of a block of hidden layer l. Returns false on timeout.
 template <class S, class K, u32 OPTIMISER, int l>
-__device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
-    using R = HiddenRoom<S, l>;
-    using Own = typename S::Own;
-    constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN;
-    __shared__ Rule rule;
-    const LayerPlaces places = run.places(l);
-    const LayerFacts& facts = run.facts[l - 1];
-    const float slope = __uint_as_float(facts.slope), scale = l == 1 ? run.scale : 1.0f;
-    char* const rest = room + R::REST;
-    const Orders<L, S::BATCH> orders(run, rest + R::IDS);
-    const u32 input = shared_at(room), gradients = shared_at(rest + R::GRADIENTS);
-    float *const sums = reinterpret_cast<float*>(rest + R::SUMS), *const biases = reinterpret_cast<float*>(rest + R::BIASES);
-    const int own_units = min(8 * OWN, 8 * S::tiles(l) - block * 8 * OWN);
-    Weights<S, OPTIMISER, l, OWN> weights(places, block, team);
-    weights.move(places, facts, false);
-    weights.tell(rest + R::WEIGHTS, biases);
-    Outputs<S, K, typename R::Outputs> outputs(run, rest, team);
+__device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, char* smem, int block, int warpgroup) {
+    using R = HiddenLayout<S, l>;
+    using Sums = typename S::Sums;
+    constexpr int L = S::L, SPLITS = S::SPLITS, OWNED = S::OWNED;
+    __shared__ StepValues opt;
+    const LayerBuffers buffers = args.buffers(l);
+    const LayerFacts& facts = args.facts[l - 1];
+    const float slope = __uint_as_float(facts.slope), scale = l == 1 ? args.scale : 1.0f;
+    char* const rest = smem + R::REST;
+    const RowIndices<L, S::BATCH> indices(args, rest + R::IDS);
+    const u32 input = shared_at(smem), gradients = shared_at(rest + R::GRADIENTS);
+    float *const sums = reinterpret_cast<float*>(rest + R::SUMS),
+        *const biases = reinterpret_cast<float*>(rest + R::BIASES);
+    const int owned_units = min(8 * OWNED, 8 * S::tiles(l) - block * 8 * OWNED);
+    Weights<S, OPTIMISER, l, OWNED> weights(buffers, block, warpgroup);
+    weights.transfer(buffers, facts, false);
+    weights.store_splits(rest + R::WEIGHTS, biases);
+    Outputs<S, K, typename R::Outputs> outputs(args, rest, warpgroup);
     if constexpr (l == 1 || R::HAS_OUTPUTS) {
-        for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
+        for (int i = 0; i < 2; ++i) indices.store(indices.first_step + i, indices.read(indices.first_step + i));
         __syncthreads();
     }
-    NextPixels<S> next;
+    PixelPrefetch<S> next;
     if constexpr (l == 1) {
-        next.fetch(run.x, run.x_stride, orders.of(orders.first_step), orders.rows(orders.first_step));
-        next.template keep<0, S::strips(0)>(room);
+        next.fetch(args.x, args.x_stride, indices.at(indices.first_step), indices.rows(indices.first_step));
+        next.template store<0, S::panels(0)>(smem);
     } else {
-        put_ones<S>(room, l - 1, facts.has_bias);
+        write_ones<S>(smem, l - 1, facts.has_bias);
     }
-    // Weights of layer l + 1 for own units, in the layout that layer l + 1 sends.
-    const auto put_columns = [&](int piece, const u32 (&four)[4]) {
+    // Stores layer l + 1's weights for owned units from exchange order.
+    const auto store_columns = [&](int slot, const u32 (&four)[4]) {
         constexpr int FOURS = 2 * S::tiles(l + 1 < L ? l + 1 : L);
-        const int mine = piece / FOURS, unit = piece % FOURS * 4;
-        u32 parts[2][PARTS];
-        split_two(parts[0], __uint_as_float(four[0]), __uint_as_float(four[1]));
-        split_two(parts[1], __uint_as_float(four[2]), __uint_as_float(four[3]));
+        const int row = slot / FOURS, unit = slot % FOURS * 4;
+        u32 splits[2][SPLITS];
+        split_pair(splits[0], __uint_as_float(four[0]), __uint_as_float(four[1]));
+        split_pair(splits[1], __uint_as_float(four[2]), __uint_as_float(four[3]));
 #pragma unroll
-        for (int i = 0; i < 2 * PARTS; ++i) {
-            const int at = R::HAS_OUTPUTS ? position(unit + i % 2 * 2) : unit + i % 2 * 2;
-            *reinterpret_cast<u32*>(rest + R::COLUMNS + place_in_strips<8 * OWN * PARTS>(i / 2 * 8 * OWN + mine, at)) =
-                parts[i % 2][i / 2];
+        for (int i = 0; i < 2 * SPLITS; ++i) {
+            const int at = R::HAS_OUTPUTS ? permuted_k(unit + i % 2 * 2) : unit + i % 2 * 2;
+            *reinterpret_cast<u32*>(rest + R::COLUMNS + core_matrix_offset<8 * OWNED * SPLITS>(
+                i / 2 * 8 * OWNED + row, at)) = splits[i % 2][i / 2];
         }
     };
     if constexpr (R::HAS_COLUMNS)
-        read_fours(run.mine(run.layers[l].w), run.facts[l], S::at(l), S::at(l + 1), block * 8 * OWN, own_units, put_columns);
-    if constexpr (R::HAS_OUTPUTS) outputs.read_weights();
-    u32 turn = run.mine(run.status)[0];
-    u32 further = 0;
-    show_to_products();
+        load_fours(args.local(args.layers[l].w), args.facts[l], S::at(l), S::at(l + 1), block * 8 * OWNED, owned_units,
+                   store_columns);
+    if constexpr (R::HAS_OUTPUTS) outputs.load_weights();
+    u32 round = args.local(args.status)[0];
+    u32 offset = 0;
+    fence_for_wgmma();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
-        bool is_there = true;
-        u32 coming = 0;
-        // Overlaps with waiting for other blocks. Receives the weights updated in the previous step: one warpgroup
-        // those of layer l + 1, the other the output layer's, so the latencies overlap.
+    for (long long step = indices.first_step; warp_uniform(step < indices.steps); ++step, ++round) {
+        bool arrived = true;
+        u32 next_ids = 0;
+        // Overlaps with waiting for other blocks. One warpgroup receives the new weights of layer l + 1, the other
+        // those of the output layer, so that their latencies overlap.
         const auto prepare = [&]() {
-            u32 word = 0;  // one of the Rule
-            if (threadIdx.x < sizeof(Rule) / 4)
-                word = reinterpret_cast<const u32*>(run.mine(run.rules) + step)[threadIdx.x];
-            if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-            if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-            if (of_whole_warps(step > orders.first_step)) {
+            u32 word = 0;  // of StepValues
+            if (threadIdx.x < sizeof(StepValues) / 4)
+                word = reinterpret_cast<const u32*>(args.local(args.per_step_values) + step)[threadIdx.x];
+            if constexpr (l == 1 || R::HAS_OUTPUTS) next_ids = threadIdx.x < S::BATCH ? indices.read(step + 2) : 0;
+            if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(indices.at(step));
+            if (warp_uniform(step > indices.first_step)) {
                 if constexpr (R::HAS_COLUMNS) {
-                    constexpr int FOURS = 2 * S::tiles(l + 1);  // chunks per input
-                    const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16,
-                                          turn - 1, run.deadline_ms};
-                    const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
-                    if (team == 0) is_there = columns.receive<8 * OWN * FOURS, 128>(own_units * FOURS, which, put_columns);
+                    constexpr int FOURS = 2 * S::tiles(l + 1);  // slots per input
+                    const Channel columns =
+                        {args.local(args.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16,
+                         round - 1, args.deadline_ms};
+                    const auto slot_of = [=](int n) { return block * 8 * OWNED * FOURS + n; };
+                    if (warpgroup == 0)
+                        arrived = columns.receive<8 * OWNED * FOURS, 128>(owned_units * FOURS, slot_of, store_columns);
                 }
                 if constexpr (R::HAS_OUTPUTS)
-                    if (team == TEAMS - 1) is_there = outputs.template receive_weights<128>(turn - 1);
+                    if (warpgroup == WARPGROUPS - 1) arrived = outputs.template receive_weights<128>(round - 1);
             }
-            if (threadIdx.x < sizeof(Rule) / 4) reinterpret_cast<u32*>(&rule)[threadIdx.x] = word;
+            if (threadIdx.x < sizeof(StepValues) / 4) reinterpret_cast<u32*>(&opt)[threadIdx.x] = word;
         };
         if constexpr (l > 1) prepare();
-        // Activations of own units.
-        Own given;
-        float c[PARTS * OWN][4];
-        typename S::template GivenBy<l - 1> before;  // empty unless by_words
-        if constexpr (!S::by_words(l)) {
+        // Activations of owned units.
+        Sums activations;
+        float c[SPLITS * OWNED][4];
+        typename S::template FragmentsOf<l - 1> prev;  // empty unless a_in_registers
+        if constexpr (!S::a_in_registers(l)) {
             if constexpr (l > 1) {
-                const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l)) && is_there;
-                show_to_products();
-                if (of_whole_warps(__syncthreads_or(!is_there))) return false;
+                const typename S::Tiles from(args.local(args.layers[l - 2].forward), S::tiles(l - 1), round,
+                                             args.deadline_ms);
+                arrived = from.template receive<S::tiles(l - 1)>(smem, S::input_bytes(l)) && arrived;
+                fence_for_wgmma();
+                if (warp_uniform(__syncthreads_or(!arrived))) return false;
             }
-            const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
-            multiply_rows_of<S::input_parts(l), S::strips(l - 1) / 2, l == 1 ? R::FIXED : 0>(
-                c, input, further, S::input_bytes(l), told, team);
-            given.template add_teams<PARTS>(c, sums, team, true);
+            const CoreMatrices<8 * S::panels(l - 1), true> weight_panels(shared_at(rest + R::WEIGHTS));
+            multiply_panels<S::input_splits(l), S::panels(l - 1) / 2, l == 1 ? R::FIXED : 0>(
+                c, input, offset, S::input_bytes(l), weight_panels, warpgroup);
+            activations.template reduce_warpgroups<SPLITS>(c, sums, warpgroup, true);
         } else {
-            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-            is_there = before.receive(from, team) && is_there;
-            before.multiply(c, shared_at(rest + R::WEIGHTS), team);
-            if (!given.template add_teams<PARTS>(c, sums, team, is_there)) return false;
+            const typename S::Tiles from(args.local(args.layers[l - 2].forward), S::tiles(l - 1), round,
+                                         args.deadline_ms);
+            arrived = prev.receive(from, warpgroup) && arrived;
+            prev.multiply(c, shared_at(rest + R::WEIGHTS), warpgroup);
+            if (!activations.template reduce_warpgroups<SPLITS>(c, sums, warpgroup, arrived)) return false;
         }
-        const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
-        give<S, K, l>(given, to, block, own_units, biases, scale, slope);
-        if constexpr (S::by_words(l)) before.put(room, S::input_bytes(l), team);
+        const typename S::Tiles to(buffers.forward, S::tiles(l), round, args.deadline_ms);
+        send_activations<S, K, l>(activations, to, block, owned_units, biases, scale, slope);
+        if constexpr (S::a_in_registers(l)) prev.store(smem, S::input_bytes(l), warpgroup);
         if constexpr (l == 1) {
-            prepare();  // first, since later loads queue behind those of the pixels
-            next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-            next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
+            prepare();  // before the row loads, which later loads would queue after
+            next.fetch(args.x, args.x_stride, indices.at(step + 1), indices.rows(step + 1));
+            next.template store<R::FIXED, S::panels(0)>(smem + (R::TWICE * PANEL_BYTES - offset));
         }
         if constexpr (R::HAS_OUTPUTS) {
-            is_there = outputs.receive(turn) && is_there;
+            arrived = outputs.receive(round) && arrived;
         } else {
-            const typename S::Tiles back(run.mine(run.layers[l].backward), S::tiles(l + 1), turn, run.deadline_ms);
-            is_there = back.template receive<S::tiles(l + 1)>(rest + R::BEHIND, S::behind(l + 1) * ROWS_STRIP) && is_there;
+            const typename S::Tiles back(args.local(args.layers[l].backward), S::tiles(l + 1), round, args.deadline_ms);
+            arrived = back.template receive<S::tiles(l + 1)>(rest + R::NEXT_DZ,
+                                                             S::next_panels(l + 1) * PANEL_BYTES) && arrived;
         }
-        show_to_products();
-        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
-        // Gradients of own units.
-        if constexpr (R::HAS_OUTPUTS) outputs.make(orders.rows(step));
+        fence_for_wgmma();
+        if (warp_uniform(__syncthreads_or(!arrived))) return false;
+        // Gradients of owned units.
+        if constexpr (R::HAS_OUTPUTS) outputs.compute(indices.rows(step));
         if constexpr (R::HAS_COLUMNS) {
-            const typename S::Tiles back(places.backward, S::tiles(l), turn, run.deadline_ms);
-            const Strips<8 * OWN * PARTS, false> columns(shared_at(rest + R::COLUMNS));
-            Own made;
+            const typename S::Tiles back(buffers.backward, S::tiles(l), round, args.deadline_ms);
+            const CoreMatrices<8 * OWNED * SPLITS, false> columns(shared_at(rest + R::COLUMNS));
+            Sums owned_gradients;
             if constexpr (R::HAS_OUTPUTS) {
-                outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
+                outputs.hidden_gradients(MultiplyColumns<SPLITS, OWNED, decltype(columns)>{c, columns, warpgroup});
                 __syncthreads();  // the sums below reuse the memory of the outputs' sums
             } else {
-                multiply_rows_of<PARTS, S::behind(l + 1) / 2, 0>(c, shared_at(rest + R::BEHIND), 0,
-                                                                 S::behind(l + 1) * ROWS_STRIP, columns, team);
+                multiply_panels<SPLITS, S::next_panels(l + 1) / 2, 0>(
+                    c, shared_at(rest + R::NEXT_DZ), 0, S::next_panels(l + 1) * PANEL_BYTES, columns, warpgroup);
             }
-            made.template add_teams<PARTS>(c, sums, team, true);
-            give_back<S, K, l>(made, given, rest + R::GRADIENTS, back, block, own_units, slope);
+            owned_gradients.template reduce_warpgroups<SPLITS>(c, sums, warpgroup, true);
+            send_gradients<S, K, l>(owned_gradients, activations, rest + R::GRADIENTS, back, block, owned_units, slope);
         } else {
-            outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
+            outputs.hidden_gradients(StoreOwned<SPLITS, OWNED>{rest + R::GRADIENTS, block * 8 * OWNED, warpgroup});
         }
-        show_to_products();
+        fence_for_wgmma();
         __syncthreads();
-        weights.template learn<l == 1 ? R::FIXED : 0>(rule, scale, input, further, gradients);
-        weights.tell(rest + R::WEIGHTS, biases);
+        weights.template update<l == 1 ? R::FIXED : 0>(opt, scale, input, offset, gradients);
+        weights.store_splits(rest + R::WEIGHTS, biases);
         if constexpr (l == 1) {
-            __syncthreads();  // x has been read
-            next.template keep<0, R::FIXED>(room);
-            further = R::TWICE * ROWS_STRIP - further;
+            __syncthreads();  // all reads of x are done
+            next.template store<0, R::FIXED>(smem);
+            offset = R::TWICE * PANEL_BYTES - offset;
         } else {
-            const Post columns = {places.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, turn, 0};
+            const Channel columns =
+                {buffers.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, round, 0};
             weights.send(columns);
         }
-        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
-        if constexpr (l == 1) {  // prefetch x to L2; each block takes other cache lines
-            const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
+        if constexpr (l == 1 || R::HAS_OUTPUTS) indices.store(step + 2, next_ids);
+        if constexpr (l == 1) {  // prefetch x to L2, other cache lines in each block
+            const char* const row = static_cast<const char*>(args.x) + next_ids * args.x_stride;
             if (threadIdx.x < S::BATCH)
-                for (int at = block * 128; at < run.x_stride; at += S::blocks(1) * 128)
+                for (int at = block * 128; at < args.x_stride; at += S::blocks(1) * 128)
                     asm volatile("prefetch.global.L2 [%0];" :: "l"(row + at));
         }
-        show_to_products();
+        fence_for_wgmma();
         __syncthreads();
     }
-    weights.move(places, facts, true);
+    weights.transfer(buffers, facts, true);
     return true;
 }
 
 // Runs all steps of the output layer's block.
 template <class S, class K, u32 OPTIMISER>
-__device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room, int team) {
-    using R = LastRoom<S>;
+__device__ __forceinline__ bool train_output(const ParallelArgs<S::L>& args, char* smem, int warpgroup) {
+    using R = OutputBlockLayout<S>;
     using Out = Outputs<S, K, typename R::Outputs>;
-    constexpr int L = S::L, PARTS = S::PARTS, STRIPS = S::strips(L);
-    __shared__ Rule rule;
-    const LayerPlaces places = run.places(L);
-    const LayerFacts& facts = run.facts[L - 1];
-    const Orders<L, S::BATCH> orders(run, room + R::IDS);
-    float* const losses = reinterpret_cast<float*>(room + R::LOSSES);
-    const u32 input = shared_at(room + R::INPUT), gradients = shared_at(room + R::GRADIENTS);
-    Weights<S, OPTIMISER, L, STRIPS> weights(places, 0, team);
-    weights.move(places, facts, false);
-    Out outputs(run, room, team);
-    outputs.read_weights();
-    put_ones<S>(room + R::INPUT, L - 1, facts.has_bias);
-    for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
-    u32 turn = run.mine(run.status)[0];
-    show_to_products();
+    constexpr int L = S::L, SPLITS = S::SPLITS, PANELS = S::panels(L);
+    __shared__ StepValues opt;
+    const LayerBuffers buffers = args.buffers(L);
+    const LayerFacts& facts = args.facts[L - 1];
+    const RowIndices<L, S::BATCH> indices(args, smem + R::IDS);
+    float* const losses = reinterpret_cast<float*>(smem + R::LOSSES);
+    const u32 input = shared_at(smem + R::INPUT), gradients = shared_at(smem + R::GRADIENTS);
+    Weights<S, OPTIMISER, L, PANELS> weights(buffers, 0, warpgroup);
+    weights.transfer(buffers, facts, false);
+    Out outputs(args, smem, warpgroup);
+    outputs.load_weights();
+    write_ones<S>(smem + R::INPUT, L - 1, facts.has_bias);
+    for (int i = 0; i < 2; ++i) indices.store(indices.first_step + i, indices.read(indices.first_step + i));
+    u32 round = args.local(args.status)[0];
+    fence_for_wgmma();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-        outputs.fetch_targets(orders.of(step));
-        bool is_there = step == orders.first_step || outputs.template receive_weights<CREW>(turn - 1);
-        is_there = outputs.receive(turn) && is_there;
-        outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
-        show_to_products();
-        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
-        outputs.make(orders.rows(step));
-        if (team == 0) {
+    for (long long step = indices.first_step; warp_uniform(step < indices.steps); ++step, ++round) {
+        if (threadIdx.x == 0) opt = args.local(args.per_step_values)[step];
+        const u32 next_ids = threadIdx.x < S::BATCH ? indices.read(step + 2) : 0;
+        outputs.fetch_targets(indices.at(step));
+        bool arrived = step == indices.first_step || outputs.template receive_weights<LP_THREADS>(round - 1);
+        arrived = outputs.receive(round) && arrived;
+        outputs.activations.store(smem + R::INPUT, S::input_bytes(L), warpgroup);
+        fence_for_wgmma();
+        if (warp_uniform(__syncthreads_or(!arrived))) return false;
+        outputs.compute(indices.rows(step));
+        if (warpgroup == 0) {
 #pragma unroll
-            for (int i = 0; i < 2 * STRIPS * 2; ++i) {
+            for (int i = 0; i < 2 * PANELS * 2; ++i) {
                 const int h = i % 2, j = i / 2;
                 if (j % 2) continue;
-                u32 parts[PARTS];
-                split_two(parts, outputs.gradients[h][j], outputs.gradients[h][j + 1]);
+                u32 splits[SPLITS];
+                split_pair(splits, outputs.gradients[h][j], outputs.gradients[h][j + 1]);
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    *reinterpret_cast<u32*>(room + R::GRADIENTS +
-                                            place_in_strips<ROWS>(Out::row(h), part * 8 * STRIPS + Out::column(j))) = parts[part];
+                for (int t = 0; t < SPLITS; ++t)
+                    *reinterpret_cast<u32*>(smem + R::GRADIENTS + core_matrix_offset<ROWS>(
+                        Out::row(h), t * 8 * PANELS + Out::column(j))) = splits[t];
             }
             if (threadIdx.x % 4 == 0) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
-                    losses[Out::row(h)] = outputs.loss[h], losses[ROWS + Out::row(h)] = static_cast<float>(outputs.hit[h]);
+                    losses[Out::row(h)] = outputs.loss[h],
+                        losses[ROWS + Out::row(h)] = static_cast<float>(outputs.correct[h]);
             }
         }
-        show_to_products();
+        fence_for_wgmma();
         __syncthreads();
-        weights.template learn<0>(rule, 1.0f, input, 0, gradients);
-        weights.send(Out::weights_post(run, turn));
+        weights.template update<0>(opt, 1.0f, input, 0, gradients);
+        weights.send(Out::weights_channel(args, round));
         if (threadIdx.x < 32) {
             double total = 0.0;
             int correct = 0;
@@ -380,39 +390,40 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
                 total += losses[i], correct += static_cast<int>(losses[ROWS + i]);
             total = reduce_lanes<Sum, 32>(total);
             correct = reduce_lanes<Sum, 32>(correct);
-            if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_correct)[step] = correct;
+            if (threadIdx.x == 0)
+                args.local(args.step_losses)[step] = total, args.local(args.step_correct)[step] = correct;
         }
-        orders.keep(step + 2, coming);
+        indices.store(step + 2, next_ids);
         __syncthreads();
     }
-    weights.move(places, facts, true);
-    if (threadIdx.x == 0) run.mine(run.status)[0] = turn;
+    weights.transfer(buffers, facts, true);
+    if (threadIdx.x == 0) args.local(args.status)[0] = round;
     return true;
 }
 
-// -- kernel ----------------------------------------------------------------------------------------------------------
-
 template <class S, class K, u32 OPTIMISER, int l>
-__device__ __forceinline__ bool train_layer(const Training<S::L>& run, char* room, int block, int team) {
+__device__ __forceinline__ bool train_layer(const ParallelArgs<S::L>& args, char* smem, int block, int warpgroup) {
     if constexpr (l == S::L) {
-        return train_last<S, K, OPTIMISER>(run, room, team);
+        return train_output<S, K, OPTIMISER>(args, smem, warpgroup);
     } else {
-        if (block < S::blocks(l)) return train_hidden<S, K, OPTIMISER, l>(run, room, block, team);
-        return train_layer<S, K, OPTIMISER, l + 1>(run, room, block - S::blocks(l), team);
+        if (block < S::blocks(l)) return train_hidden<S, K, OPTIMISER, l>(args, smem, block, warpgroup);
+        return train_layer<S, K, OPTIMISER, l + 1>(args, smem, block - S::blocks(l), warpgroup);
     }
 }
 
-template <int PARTS, int OWN, int BATCH, u32 OPTIMISER, unsigned long long CODES, int... W>
-__global__ void __launch_bounds__(CREW, 1) train_layer_parallel(const __grid_constant__ Training<sizeof...(W) - 1> run) {
-    using S = Sizes<Widths<W...>, PARTS, OWN, BATCH>;
-    extern __shared__ float room[];
-    // A network without a step in this launch returns: its blocks do not wait, so their stores could race with loads.
-    const long long* const progress = run.mine(run.progress);
-    if (of_whole_warps(progress[0] * run.batch >= progress[1])) return;
-    for (int i = threadIdx.x; i < max_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
+template <int SPLITS, int OWNED, int BATCH, u32 OPTIMISER, unsigned long long CODES, int... W>
+__global__ void __launch_bounds__(LP_THREADS, 1)
+train_layer_parallel(const __grid_constant__ ParallelArgs<sizeof...(W) - 1> args) {
+    using S = Sizes<Widths<W...>, SPLITS, OWNED, BATCH>;
+    extern __shared__ float smem[];
+    // A network without a step returns: its blocks would not wait for each other, and stores could race with loads.
+    const long long* const progress = args.local(args.progress);
+    if (warp_uniform(progress[0] * args.batch >= progress[1])) return;
+    for (int i = threadIdx.x; i < max_bytes<S>() / 4; i += LP_THREADS) smem[i] = 0.0f;
     __syncthreads();
-    // Warp-uniform to the compiler (of_whole_warps).
-    const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-    const bool is_well = train_layer<S, Kinds<CODES>, OPTIMISER, 1>(run, reinterpret_cast<char*>(room), blockIdx.x, team);
-    if (!is_well && threadIdx.x == 0) run.mine(run.status)[1] = 1;
+    // __shfl_sync makes it warp-uniform to the compiler.
+    const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+    const bool ok =
+        train_layer<S, Codes<CODES>, OPTIMISER, 1>(args, reinterpret_cast<char*>(smem), blockIdx.x, warpgroup);
+    if (!ok && threadIdx.x == 0) args.local(args.status)[1] = 1;
 }

@@ -28,7 +28,7 @@ from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import trained_chain, why_not_plain
+from onchip.kernels.training import trained_chain, why_unsupported
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.plan.device import H200, Device
@@ -36,36 +36,36 @@ from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
-TEAM, WARPS = 512, 16  # threads and warps per block
+THREADS, WARPS = 512, 16  # threads and warps per block
 UNITS = 8  # per tile that a block owns
 MAX_OUTPUTS, MAX_LAYERS = 32, 15
 ROWS = (16, 32, 64)  # per group, at most
 MAX_BYTES = 226 << 10  # dynamic shared memory per block
-MAX_PARTS = 8192  # floats of split-K partial sums
-STEP_VALUES_BYTES = 32  # static shared memory of the step's Rule
+MAX_PARTIALS = 8192  # floats of split-K partial sums
+STEP_VALUES_BYTES = 32  # static shared memory of StepValues
 DEADLINE_MS = 10_000  # longest wait for another block
-_BUDGET = Budget(registers=128, spill_bytes=640)  # spills happen around exchange waits
-_OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than a network alone has
+_BUDGET = Budget(registers=128, spill_bytes=640)  # spills around the waits of an exchange
+_MANY_TILES_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than in a single network
 # Measured on an H200 with 784-320-160-10, us per step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
 # groups of 32.
 _STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
-_NUMBER_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # per element of a row that a block reads
+_ELEMENT_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # per element of a row that a block loads
 
 
 @dataclass(frozen=True)
 class ResidentLowering(TrainLowering):
     """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
-    status (2,) uint32: turns taken, and nonzero after a timeout
+    status (2,) uint32: exchange rounds, and nonzero after a timeout
     step_losses, step_correct (steps, groups)
     forward<l>, backward<l>, exchanged, float32: exchange buffers with in-band phase bits
-    own_mean<l>, own_square<l>, as mean<l> and square<l>; for the output layer (blocks, N)
+    col_mean<l>, col_square<l>, as mean<l> and square<l>; for the output layer (blocks, N)
     """
 
     groups: int = 1  # groups of blocks, each with its own rows
     rows: int = 16  # per step and group
     blocks: int = 1  # per group
-    alone: int = 1  # blocks per group of a network that trains alone: sets the reduction order
+    order_blocks: int = 1  # blocks per group of a single network: sets the reduction order
 
     @cached_property
     def byte_rows(self) -> ByteRows | None:
@@ -76,36 +76,36 @@ class ResidentLowering(TrainLowering):
 
     @property
     def order(self) -> str:
-        return f"chunks of 16 terms, {WARPS} warps by turns; gradients over rows, {self.groups} groups"
+        return f"chunks of 16 K elements, split-K over {WARPS} warps; gradients over rows, {self.groups} groups"
 
     def for_networks(self, count: int) -> Self:
-        """Use fewer blocks per network, with more tiles each, where that trains `count` networks sooner."""
+        """Use fewer blocks per network, with more tiles each, if that trains `count` networks faster."""
         best, best_us = self, math.inf
         for blocks in sorted({_blocks_of(self._hidden_tiles, most) for most in range(1, max(self._hidden_tiles) + 1)}):
-            made = replace(self, blocks=min(blocks, self.alone))
-            at_once = self.device.units // (self.groups * made.blocks)
-            if made.fits and (us := -(-count // at_once) * made.step_us) <= best_us:
-                best, best_us = replace(made, networks=split_evenly(count, at_once)), us
+            lowering = replace(self, blocks=min(blocks, self.order_blocks))
+            at_once = self.device.units // (self.groups * lowering.blocks)
+            if lowering.fits and (us := -(-count // at_once) * lowering.step_us) <= best_us:
+                best, best_us = replace(lowering, networks=split_evenly(count, at_once)), us
         return best
 
     @property
     def step_us(self) -> float:
         """Estimated time per step of all networks of the launch. Gemm time grows with the tiles per block."""
-        numbers = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # per row and block
+        elements = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # per row and block
         waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
-        return waits_us + _NUMBER_US[self.job.precision] * self.rows * numbers * self.alone / self.blocks
+        return waits_us + _ELEMENT_US[self.job.precision] * self.rows * elements * self.order_blocks / self.blocks
 
     @property
     def fits(self) -> bool:
-        """Whether an SM holds a block, and its partial sums the split-K that the reduction order needs."""
-        row_tiles, room = self.rows // 16, replace(self, blocks=self.alone)._part_floats
+        """Whether shared memory holds a block, and the partial sums of the split-K that the reduction order needs."""
+        row_tiles, spare = self.rows // 16, replace(self, blocks=self.order_blocks)._partial_floats
         for layer in self.layers[1:-1]:
-            splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
-            if (splits - 1) * row_tiles * 128 > self._part_floats:
+            splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + spare // (row_tiles * 128))
+            if (splits - 1) * row_tiles * 128 > self._partial_floats:
                 return False
         return self.shared_bytes + STEP_VALUES_BYTES <= self.device.fast_bytes
 
-    def own(self, layer: int) -> int:
+    def owned_units(self, layer: int) -> int:
         """Most units per block of a hidden layer; hidden layers start at 1."""
         return UNITS * -(-self._tiles(layer) // self.blocks)
 
@@ -122,56 +122,56 @@ class ResidentLowering(TrainLowering):
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def own_memory(self) -> Mapping[str, int]:
-        last, kept = len(self.layers) - 1, OPTIMISERS[self.job.optimiser]
-        made = {"status": 8, "exchanged": 4 * self._exchanged_floats}
+    def extra_memory(self) -> Mapping[str, int]:
+        last, moments = len(self.layers) - 1, OPTIMISERS[self.job.optimiser]
+        sizes = {"status": 8, "exchanged": 4 * self._exchanged_floats}
         for i, layer in enumerate(self.layers):
-            units = round_up(layer.N + (2 if i == last else 0), UNITS)  # and a row's loss and correctness
-            made[f"forward{i}"] = made[f"backward{i}"] = 4 * self.groups * 2 * self.rows * units
+            units = round_up(layer.N + (2 if i == last else 0), UNITS)  # plus loss and correct prediction
+            sizes[f"forward{i}"] = sizes[f"backward{i}"] = 4 * self.groups * 2 * self.rows * units
             if i == last:
-                made[f"backward{i}"] = 4 * self.groups * 2 * layer.N * round_up(layer.D, UNITS)
-            for name in ("own_mean", "own_square")[:kept]:
-                made[f"{name}{i}"] = 4 * (self.blocks * layer.N if i == last else layer.N * layer.stride)
-        return made
+                sizes[f"backward{i}"] = 4 * self.groups * 2 * layer.N * round_up(layer.D, UNITS)
+            for name in ("col_mean", "col_square")[:moments]:
+                sizes[f"{name}{i}"] = 4 * (self.blocks * layer.N if i == last else layer.N * layer.stride)
+        return sizes
 
     @property
     def _exchanged_floats(self) -> int:
-        """Size of the Partners buffer of train/resident/resident.cuh: gradients of a thread, in fours."""
-        pieces, widths = 0, self._widths
+        """Size of the Partners buffer of train/resident/resident.cuh: chunks of four gradients per thread."""
+        chunks, widths = 0, self._widths
         for layer in range(1, len(self.layers) + 1):
             if layer < len(self.layers):  # tiles of 32 inputs, 8 elements per lane and a bias
-                pieces += -(-9 * -(-(-(-widths[layer - 1] // 32) * self.own(layer) // UNITS) // WARPS) // 4)
-            if layer > 1:  # tiles of 16 own inputs, 4 elements
-                tiles = -(-self.own(layer - 1) // 16) * -(-widths[layer] // UNITS)
-                pieces += -(-5 * -(-tiles // WARPS) // 4)
-        return 2 * 2 * self.blocks * pieces * TEAM * 4 if self.groups > 1 else 4
+                chunks += -(-9 * -(-(-(-widths[layer - 1] // 32) * self.owned_units(layer) // UNITS) // WARPS) // 4)
+            if layer > 1:  # tiles of 16 owned inputs, 4 elements
+                tiles = -(-self.owned_units(layer - 1) // 16) * -(-widths[layer] // UNITS)
+                chunks += -(-5 * -(-tiles // WARPS) // 4)
+        return 2 * 2 * self.blocks * chunks * THREADS * 4 if self.groups > 1 else 4
 
     @property
-    def _part_floats(self) -> int:
-        """Floats for split-K partial sums: SOME_FLOATS of Room."""
-        instead = self.rows * (round_up(self.layers[-1].N + 2, 16) + 4)
-        left = self._room[1]
-        return left if left > instead else instead
+    def _partial_floats(self) -> int:
+        """Floats for split-K partial sums: SCRATCH_FLOATS of SharedLayout."""
+        outputs = self.rows * (round_up(self.layers[-1].N + 2, 16) + 4)
+        left = self._layout[1]
+        return left if left > outputs else outputs
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * sum(self._room)
+        return 4 * sum(self._layout)
 
     @cached_property
-    def _room(self) -> tuple[int, int]:
-        """Room of train/resident/resident.cuh, in floats: all but PARTS, and PARTS."""
+    def _layout(self) -> tuple[int, int]:
+        """SharedLayout of train/resident/resident.cuh, in floats: all but PARTIALS, and PARTIALS."""
         widths, L, rows, head_rows = self._widths, len(self.layers), self.rows, -(-self.rows // self.blocks)
         pitch = [round_up(width, 16) + 4 for width in [*widths[:L], widths[L] + 2]]
-        own = [0, *(self.own(layer) for layer in range(1, L))]
-        weight_rows = [0, *own[1:], widths[L]]
-        numbers = rows * (round_up(widths[0], 16) + (8 if self.byte_rows else 4)) // (4 if self.byte_rows else 1)
-        numbers += rows * sum(pitch[1:L]) + sum(weight_rows[i] * pitch[i - 1] for i in range(1, L + 1))
-        numbers += sum(own[i - 1] * pitch[i] for i in range(2, L + 1))
-        numbers += max(rows * pitch[L], head_rows * (pitch[L - 1] + pitch[L]))
-        numbers += rows * max(own[i] + 2 for i in range(1, L)) + sum(weight_rows) + 3 * rows
-        numbers = round_up(numbers, 4)
-        left = max(0, MAX_BYTES // 4 - numbers)
-        return numbers, left // 128 * 128 if left < MAX_PARTS else MAX_PARTS
+        owned = [0, *(self.owned_units(layer) for layer in range(1, L))]
+        weight_rows = [0, *owned[1:], widths[L]]
+        floats = rows * (round_up(widths[0], 16) + (8 if self.byte_rows else 4)) // (4 if self.byte_rows else 1)
+        floats += rows * sum(pitch[1:L]) + sum(weight_rows[i] * pitch[i - 1] for i in range(1, L + 1))
+        floats += sum(owned[i - 1] * pitch[i] for i in range(2, L + 1))
+        floats += max(rows * pitch[L], head_rows * (pitch[L - 1] + pitch[L]))
+        floats += rows * max(owned[i] + 2 for i in range(1, L)) + sum(weight_rows) + 3 * rows
+        floats = round_up(floats, 4)
+        left = max(0, MAX_BYTES // 4 - floats)
+        return floats, left // 128 * 128 if left < MAX_PARTIALS else MAX_PARTIALS
 
     # -- launches ------------------------------------------------------------------------------------------------
 
@@ -181,21 +181,21 @@ class ResidentLowering(TrainLowering):
     def steps(self, count: int) -> Steps:
         P = PRECISIONS[self.job.precision].name
         X, name = ("unsigned char", "bytes") if self.byte_rows else ("float", "x")
-        kept = OPTIMISERS[self.job.optimiser]
+        moments = OPTIMISERS[self.job.optimiser]
         codes = LOSSES.index(self.job.loss)
-        for number, layer in enumerate(self.layers, 1):
-            codes |= layer.activation[0] << 4 * number
-        told = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.alone}, {kept}, {codes}ull"
-        program = Program(SOURCE, f"train_resident<{told}, {', '.join(map(str, self._widths))}>")
+        for i, layer in enumerate(self.layers, 1):
+            codes |= layer.activation[0] << 4 * i
+        options = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.order_blocks}, {moments}, {codes}ull"
+        program = Program(SOURCE, f"train_resident<{options}, {', '.join(map(str, self._widths))}>")
         pointers: list[Memory | Int64] = [
-            State(name), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
-            State("step_correct"), State("status"), State("exchanged"),
+            State(name), State("targets"), State("order"), State("per_step_values"), State("progress"),
+            State("step_losses"), State("step_correct"), State("status"), State("exchanged"),
         ]  # fmt: skip
         for i in range(len(self.layers)):
             pointers.append(State(f"w{i}"))
-            pointers += [State(f"{each}{i}") if at < kept else Int64(0) for at, each in enumerate(("mean", "square"))]
+            pointers += [State(f"{each}{i}") if k < moments else Int64(0) for k, each in enumerate(("mean", "square"))]
             pointers += [
-                State(f"own_{each}{i}") if at < kept else Int64(0) for at, each in enumerate(("mean", "square"))
+                State(f"col_{each}{i}") if k < moments else Int64(0) for k, each in enumerate(("mean", "square"))
             ]
             pointers += [State(f"forward{i}"), State(f"backward{i}")]
         stride = self.byte_rows.stride if self.byte_rows else self.layers[0].stride
@@ -204,35 +204,35 @@ class ResidentLowering(TrainLowering):
             data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
         data += bytes(-len(data) % 8)
         grid = self.groups * self.blocks, self.networks, 1
-        config = LaunchConfig(grid, (TEAM, 1, 1), self.shared_bytes, cooperative=True)
-        budget = _BUDGET if self.blocks == self.alone else _OWNERS_BUDGET
+        config = LaunchConfig(grid, (THREADS, 1, 1), self.shared_bytes, cooperative=True)
+        budget = _BUDGET if self.blocks == self.order_blocks else _MANY_TILES_BUDGET
         return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), budget),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
-    if why := why_not_plain(job):
+    if why := why_unsupported(job):
         return why
     if not 2 <= len(layers) <= MAX_LAYERS:
-        return f"takes 2 to {MAX_LAYERS} layers, got {len(layers)}"
+        return f"2 to {MAX_LAYERS} layers, got {len(layers)}"
     if layers[-1].N > MAX_OUTPUTS:
         return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
     tiles = [-(-layer.N // UNITS) for layer in layers[:-1]]
-    # Two groups if they fit, there are enough rows, and the optimiser keeps no moments to synchronise.
+    # Two groups if they fit, for batches above 16 rows and without optimiser moments, which would need synchronisation.
     groups = 2 if job.optimiser == "sgd" and job.batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
     if job.batch > groups * ROWS[-1]:
         return f"batches of at most {groups * ROWS[-1]} rows, got {job.batch:,}"
     rows = next(rows for rows in ROWS if groups * rows >= job.batch)
     blocks = _blocks_of(tiles, most=-(-max(tiles) // (device.units // groups)))
-    lowering = ResidentLowering(layers, job, device, groups=groups, rows=rows, blocks=blocks, alone=blocks)
+    lowering = ResidentLowering(layers, job, device, groups=groups, rows=rows, blocks=blocks, order_blocks=blocks)
     if not lowering.fits:
         return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
     return lowering
 
 
 def _blocks_of(tiles: Sequence[int], most: int) -> int:
-    """Blocks that own at most `most` tiles per hidden layer, and at least one: nothing waits for an idle block."""
+    """Blocks that own 1 to `most` tiles per hidden layer: no block waits for an idle one."""
     blocks = max(-(-count // most) for count in tiles)
     return max(-(-count // -(-count // blocks)) for count in tiles)
 
@@ -254,8 +254,8 @@ class MlpTrainResident:
         yield Claim(
             self.name, f"mlp_train_resident<{chain.label},{job.loss}>", chain.nodes,
             cost_of(net, lowering, launches=0, min_us=lowering.step_us),
-            why=f"{where} blocks keep the weights and take step after step in one launch"
-            + ("; rows are bytes" if lowering.byte_rows else ""),
+            why=f"one launch for all steps: persistent kernel, {where} blocks with resident weights"
+            + ("; uint8 rows" if lowering.byte_rows else ""),
             fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 

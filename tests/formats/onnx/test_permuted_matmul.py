@@ -1,4 +1,4 @@
-"""Attention while its heads, or windows of an image, are one axis with the batch."""
+"""Attention with heads, or windows of an image, merged with the batch axis."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ nn = torch.nn
 
 
 class Heads(nn.Module):
-    """Heads beside the batch, as torch.bmm wants them; in front of it in the second."""
+    """Heads merged after the batch, as torch.bmm requires; before it in the second."""
 
     def __init__(self, before):
         super().__init__()
@@ -28,7 +28,7 @@ class Heads(nn.Module):
 
 
 class Windows(nn.Module):
-    """Each window of 2x2 pixels looks at itself."""
+    """Attention within each window of 2x2 pixels."""
 
     def __init__(self):
         super().__init__()

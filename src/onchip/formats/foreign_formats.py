@@ -31,7 +31,7 @@ _OTHERS = {
 }
 
 
-def explain_format(path: Path, known: list[str]) -> InputError | None:
+def foreign_format_error(path: Path, known: list[str]) -> InputError | None:
     """The error for a known tool's file, with two lines that convert it; else None."""
     if path.suffix.lower() not in _OTHERS:
         return None

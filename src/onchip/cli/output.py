@@ -24,13 +24,13 @@ def check_stopped() -> None:
         raise StoppedError
 
 
-def say(text: str) -> None:
-    """Print messages to stderr. Control characters, e.g. in file names, are escaped."""
+def print_message(text: str) -> None:
+    """Print to stderr; control characters, e.g. in file names, are escaped."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
-def columns_of(stream: TextIO) -> int:
-    """The width of the terminal; unlimited if the stream is none."""
+def terminal_width(stream: TextIO) -> int:
+    """The width of the terminal; unlimited if the stream is not a terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns if stream.isatty() else sys.maxsize
@@ -38,15 +38,15 @@ def columns_of(stream: TextIO) -> int:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(plain(document), indent=2, allow_nan=False))
+    print(json.dumps(json_value(document), indent=2, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """The same value in JSON types: null for NaN and infinity, strings for paths."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -54,15 +54,15 @@ def plain(value: Any) -> Any:
 
 def rate(per_second: float, unit: str = "rows") -> str:
     """1234567 -> '1.23 M rows/s'."""
-    for limit, sign in ((1e9, "G "), (1e6, "M "), (1e3, "k ")):
+    for limit, prefix in ((1e9, "G "), (1e6, "M "), (1e3, "k ")):
         if per_second >= limit:
-            return f"{per_second / limit:.2f} {sign}{unit}/s"
+            return f"{per_second / limit:.2f} {prefix}{unit}/s"
     return f"{per_second:.1f} {unit}/s"
 
 
 @contextlib.contextmanager
 def progress(what: str, total: float) -> Iterator[Update]:
-    """A progress bar on stderr; yields update(done, text). No bar if stderr is no terminal."""
+    """A progress bar on stderr; yields update(done, text). No bar if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, text: check_stopped()
         return
@@ -107,18 +107,18 @@ def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
             raise
         import typer
 
-        say(f"stopped: go on with {command} --checkpoint {checkpoint} --resume, all else as before")
+        print_message(f"stopped: continue with {command} --checkpoint {checkpoint} --resume and the same options")
         raise typer.Exit(2) from None
 
 
 def print_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:
-    """Log the device and why; -v the plan, -vv compile (or load) times, -vvv the paths of the cached binaries."""
-    say(f"device: {chosen}")
+    """Log the device and why; -v the plan, -vv compile (or load) times, -vvv the cache's path."""
+    print_message(f"device: {chosen}")
     if verbose >= 1:
-        say(plan.text(columns_of(sys.stderr)))
+        print_message(plan.text(terminal_width(sys.stderr)))
     if verbose >= 2:
-        say(f"planned and compiled, or loaded from the cache, in {compile_seconds * 1e3:.0f} ms")
+        print_message(f"planned and compiled, or loaded from the cache, in {compile_seconds * 1e3:.0f} ms")
     if verbose >= 3:
         from onchip.cache import safe_cache_dir
 
-        say(f"cache: {safe_cache_dir() or 'none'}")
+        print_message(f"cache: {safe_cache_dir() or 'none'}")

@@ -8,25 +8,25 @@ from onchip.plan.rewrites.convs import concatenated, concatenated_biases
 from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def merge_beside(net: Network) -> Rewritten:
+def merge_parallel_linears(net: Network) -> Rewritten:
     """x -> Linear A,  x -> Linear B   becomes   x -> Linear AB -> Slice A,  AB -> Slice B.
 
     One gemm with more columns, one pass over x. The Slices cost a pass, unless their reader fuses them, as attention
     does with queries, keys and values.
     """
     draft = Draft(net)
-    told = []
-    beside: dict[tuple[str, ...], list[Node]] = {}
+    notes = []
+    by_input: dict[tuple[str, ...], list[Node]] = {}
     for node in net.nodes:
         dtypes = {draft.dtype(name) for name in node.weights.values()}
         if isinstance(node.layer, Linear) and len(dtypes) == 1:
-            beside.setdefault((node.inputs[0], *dtypes), []).append(node)
-    for (value, *_), alike in beside.items():
+            by_input.setdefault((node.inputs[0], *dtypes), []).append(node)
+    for (value, *_), alike in by_input.items():
         if len(alike) > 1:
             _merge(draft, alike)
             others = ", ".join(node.name for node in alike[1:])
-            told.append(f"merged {others} into {alike[0].name}: one pass over {value}")
-    return draft.done(told)
+            notes.append(f"merged {others} into {alike[0].name}: a single pass over {value}")
+    return draft.done(notes)
 
 
 def _merge(draft: Draft, alike: list[Node]) -> None:
@@ -38,13 +38,13 @@ def _merge(draft: Draft, alike: list[Node]) -> None:
     roles = {
         "weight": draft.derive(f"{wanted}.weight", concatenated, weights, (total, *draft.weights[weights[0]].shape[1:]))
     }
-    if there := [name for name in biases if name]:
+    if present := [name for name in biases if name]:
         missing = tuple(0 if name else width for name, width in zip(biases, widths, strict=True))
-        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, there, (total,), missing=missing)
-    made = Node(draft.fresh(wanted), Linear(), alike[0].inputs, roles)
+        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, present, (total,), missing=missing)
+    merged = Node(draft.fresh(wanted), Linear(), alike[0].inputs, roles)
     begin = 0
     for i, (node, width) in enumerate(zip(alike, widths, strict=True)):
         sizes = (*draft.types[node.name].row_shape[:-1], width)
         cut = Slice((*(0,) * (len(sizes) - 1), begin), sizes, (1,) * len(sizes))
-        draft.put(*([made] if i == 0 else []), Node(node.name, cut, (made.name,)))
+        draft.put(*([merged] if i == 0 else []), Node(node.name, cut, (merged.name,)))
         begin += width

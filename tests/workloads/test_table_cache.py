@@ -1,4 +1,4 @@
-"""A file is read once; whatever was kept of it is used only while it is whole and the file is the same."""
+"""A file is read once; its cache entry is used only while it is complete and the file unchanged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from onchip.workloads import kept
-from onchip.workloads.kept import Kept, read_once
+from onchip.workloads import table_cache
+from onchip.workloads.table_cache import CachedTable, read_cached
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def reads(tmp_path, cache):
-    """reads(): read source.txt through the cache; what came, what was told, how often it was really read."""
+    """reads(): read source.txt through the cache; returns content, note, and how often it was really read."""
     path = tmp_path / "source.txt"
     path.write_text("3 4 5")
     count = 0
 
-    def make() -> Kept:
+    def make() -> CachedTable:
         nonlocal count
         count += 1
         x = np.array(path.read_text().split(), np.float32).reshape(-1, 1)
-        return Kept(x, np.arange(len(x)), ("a", "é"))
+        return CachedTable(x, np.arange(len(x)), ("a", "é"))
 
     def call(way: str = "way"):
-        found, told = read_once(path, way, make)
+        found, told = read_cached(path, way, make)
         return found, told, count
 
     return call
@@ -40,7 +40,7 @@ def reads(tmp_path, cache):
 
 def test_the_second_time_it_is_mapped(reads):
     first, told, count = reads()
-    assert (told.startswith("source.txt: read 3 rows in "), told.endswith("; kept for next time")) == (True, True)
+    assert (told.startswith("source.txt: read 3 rows in "), told.endswith("; cached")) == (True, True)
     second, told, count = reads()
     assert (told, count) == ("", 1)
     for found in (first, second):
@@ -67,10 +67,10 @@ def test_a_file_that_changed_is_read_again_and_its_old_rows_go(reads, cache, tmp
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
     found, told, count = reads()
     assert (found.x.tolist(), count) == ([[3], [4], [6]], 3)
-    assert "kept" in told
+    assert "cached" in told
     after = {path.name for path in cache.iterdir()}
     assert len(after) == len(before) == 6
-    assert len(after & before) == 3  # of the other way
+    assert len(after & before) == 3  # entries of the other way
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "empty", "gone", "other dtype", "other shape", "garbage"])
@@ -88,7 +88,7 @@ def test_damaged_arrays_are_read_again(reads, cache, damage, name):
         path.write_bytes({"cut": data[:-1], "longer": data + b"x", "empty": b"", "garbage": bytes(len(data))}[damage])
     found, told, count = reads()
     assert (count, found.x.tolist()) == (2, [[3], [4], [5]])
-    assert "kept" in told
+    assert "cached" in told
     assert reads()[1:] == ("", 2)
 
 
@@ -105,21 +105,21 @@ def test_a_damaged_description_is_read_again(reads, cache, text):
 
 def test_another_version_is_another_entry(reads, monkeypatch):
     reads()
-    monkeypatch.setattr(kept, "VERSION", kept.VERSION + 1)
+    monkeypatch.setattr(table_cache, "VERSION", table_cache.VERSION + 1)
     assert reads()[2] == 2
 
 
-def test_a_folder_that_cannot_be_made_is_told_not_fatal(reads, tmp_path, monkeypatch, capsys):
+def test_a_cache_folder_that_cannot_be_created_is_not_fatal(reads, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
         found, told, _ = reads()
         assert found.x.tolist() == [[3], [4], [5]]
-        assert told.endswith("; not kept for next time")
+        assert told.endswith("; not cached")
     assert capsys.readouterr().err.count("Not a directory") == 1
 
 
-def test_a_full_disk_is_told_and_nothing_half_kept_stays_on_it(reads, cache, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_no_partial_entry(reads, cache, monkeypatch):
     written = []
 
     def fill(descriptor: int) -> None:
@@ -130,9 +130,9 @@ def test_a_full_disk_is_told_and_nothing_half_kept_stays_on_it(reads, cache, mon
     monkeypatch.setattr(os, "fsync", fill)
     found, told, _ = reads()
     assert found.x.tolist() == [[3], [4], [5]]
-    assert told.endswith(f"; not kept for next time: {cache}: No space left on device")
+    assert told.endswith(f"; not cached: {cache}: No space left on device")
     assert list(cache.iterdir()) == []
-    assert reads()[1].endswith("; kept for next time")
+    assert reads()[1].endswith("; cached")
 
 
 def test_a_missing_file_is_the_readers_to_tell(cache, tmp_path):
@@ -140,5 +140,5 @@ def test_a_missing_file_is_the_readers_to_tell(cache, tmp_path):
         raise LookupError("as the reader says")
 
     with pytest.raises(LookupError, match="as the reader says"):
-        read_once(tmp_path / "none", "way", read)
+        read_cached(tmp_path / "none", "way", read)
     assert not cache.exists()

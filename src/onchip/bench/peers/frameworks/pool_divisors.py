@@ -9,7 +9,7 @@ from onchip.network.layers.conv import geometry
 from onchip.network.recipe import Array
 
 
-def numbers_in_windows(layer: AvgPool1d | AvgPool2d, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Array:
+def elements_per_window(layer: AvgPool1d | AvgPool2d, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Array:
     """The divisor of each window's mean, including pads if they count: (counts..., float32)."""
     stride, pads, dilation = geometry(layer)
     total: Array = np.ones((), np.float32)

@@ -1,4 +1,4 @@
-"""Values whose batch is not in front, or one axis with the heads of an attention, on their way between two layers."""
+"""Values between two layers whose batch axis is not first, or merged with attention heads."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ BACK = [
 ]  # fmt: skip
 
 
-def test_heads_beside_the_batch_and_back(tmp_path):
+def test_heads_merged_with_the_batch_and_back(tmp_path):
     net = check_meaning(tmp_path, model([*HEADS, op("Identity", "split")], WEIGHTS, ("N", 6, 4)))
     assert [node.layer.kind for node in net.nodes] == ["Linear", "Reshape", "Permute"]
     net = check_meaning(tmp_path, model([*HEADS, *BACK], WEIGHTS, ("N", 6, 4)))
-    assert [node.layer.kind for node in net.nodes] == ["Linear", "Linear", "Tanh", "Add"]  # nothing is moved
+    assert [node.layer.kind for node in net.nodes] == ["Linear", "Linear", "Tanh", "Add"]  # no Permute
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
-def test_parts_in_front_of_the_batch(tmp_path, sizes):
-    """q, k, v = qkv.permute(2, 0, 1, 3), an output each; a part of several places keeps its axis."""
+def test_parts_before_the_batch(tmp_path, sizes):
+    """q, k, v = qkv.permute(2, 0, 1, 3), one output each; a part of size above 1 retains its axis."""
     names = [f"part{i}" for i in range(len(sizes))]
     nodes = [
         op("Transpose", "x", "front", perm=[2, 0, 1, 3]),
@@ -58,11 +58,11 @@ def test_parts_in_front_of_the_batch(tmp_path, sizes):
     net = check_meaning(tmp_path, model(nodes, {"sizes": np.array(sizes)}, ("N", 5, 3, 2)))
     kinds = [node.layer.kind for node in net.nodes]
     assert kinds.count("Slice") == len(sizes)
-    assert "Permute" not in kinds  # nothing is moved
+    assert "Permute" not in kinds  # no Permute
 
 
 def test_parts_one_by_one(tmp_path):
-    """q, k = qk.permute(2, 0, 1, 3).unbind(0), as torch's other exporter has it; the sizes of a part are asked for."""
+    """q, k = qk.permute(2, 0, 1, 3).unbind(0), as torch's newer exporter writes it; a Shape reads a part's sizes."""
     nodes = [
         op("Transpose", "x", "front", perm=[2, 0, 1, 3]), op("Slice", "front zero one zero", "q1"),
         op("Squeeze", "q1 zero", "q"), op("Slice", "front one two zero", "k1"), op("Squeeze", "k1 zero", "k"),
@@ -77,9 +77,9 @@ UNFINISHED = {
     "more rows than the batch has": ([op("Reshape", "x flat")], "puts the batch first again"),
     "steps": ([STEPS_FIRST, op("Relu", "t")], "puts the batch first again"),
     "joined": ([STEPS_FIRST, op("Reshape", "t flat")], "puts the batch first again"),
-    "softmax": ([STEPS_FIRST, op("Softmax", "t", axis=0)], "cannot follow"),
+    "softmax": ([STEPS_FIRST, op("Softmax", "t", axis=0)], "cannot use this value"),
     "mixed": ([STEPS_FIRST, op("Reshape", "t seven")], "would mix the rows of the batch"),
-    "squeezed": ([STEPS_FIRST, op("Squeeze", "t zero")], "only sizes of 1 can go"),
+    "squeezed": ([STEPS_FIRST, op("Squeeze", "t zero")], "can only squeeze 1"),
     "squared": (
         [STEPS_FIRST, *ROWS_OF_HEADS, op("Mul", "rows rows", "r"), op("Reshape", "t r")],
         "depend on the batch",
@@ -103,7 +103,7 @@ def test_a_transformer_that_torch_exports():
     x, file = torch.randn(3, 5, 8, dtype=torch.float64), io.BytesIO()
     axes = {"x": {0: "B"}}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's, about its exporters
+        warnings.simplefilter("ignore")  # torch's warnings about its exporters
         torch.onnx.export(layer, (x,), file, input_names=["x"], dynamic_axes=axes, opset_version=17, dynamo=False)
     net = read_model(parse_model(file.getvalue()))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The house itself: imports point one way, `import onchip` is quick, the public names are the listed ones."""
+"""The architecture: imports point one way, `import onchip` is quick, public names are the listed ones."""
 
 import ast
 import subprocess
@@ -12,14 +12,14 @@ import onchip
 
 ROOT = Path(onchip.__file__).parent
 
-# Each room may import itself and the rooms before it.
+# A package may import itself and the packages before it.
 ORDER = [
     "errors", "files", "cache", "network", "formats", "plan", "kernels", "runtime", "train", "workloads", "measure",
     "ladders", "bench", "cli",
 ]  # fmt: skip
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -35,22 +35,22 @@ def imported_modules(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-SOURCES = [p for p in sorted(ROOT.rglob("*.py")) if room(p) not in ("__init__", "__main__")]
+SOURCES = [p for p in sorted(ROOT.rglob("*.py")) if package(p) not in ("__init__", "__main__")]
 
 
-def test_there_is_a_house_to_check():
-    assert {room(p) for p in SOURCES} <= set(ORDER)
+def test_the_sources_are_found():
+    assert {package(p) for p in SOURCES} <= set(ORDER)
     assert len(SOURCES) > 30
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_one_way(path):
-    here = ORDER.index(room(path))
+    here = ORDER.index(package(path))
     for line, module in imported_modules(path):
         if module.startswith("onchip."):
             there = module.split(".")[1]
             if there in ORDER:
-                assert ORDER.index(there) <= here, f"{path}:{line}: {room(path)} must not import {there}"
+                assert ORDER.index(there) <= here, f"{path}:{line}: {package(path)} must not import {there}"
 
 
 def module_name(path: Path) -> str:
@@ -58,19 +58,18 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_no_circle_of_modules():
-    """Modules that import each other while loading, followed depth first; imports inside functions do not count."""
+def test_no_cycle_of_modules():
+    """Depth first over all imports, also those inside functions and for type checks."""
     names = {module_name(path): path for path in ROOT.rglob("*.py")}
     edges: dict[str, set[str]] = {}
     for name, path in names.items():
         edges[name] = set()
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                targets = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
-            elif isinstance(node, ast.Import):
-                targets = [alias.name for alias in node.names]
-            else:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
+            targets = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                targets = [f"{node.module}.{target}" for target in targets] + [node.module or ""]
             edges[name] |= {t for t in targets if t in names and t != name}
     done: set[str] = set()
 
@@ -78,13 +77,31 @@ def test_no_circle_of_modules():
         assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
         if name not in done:
             for target in sorted(edges[name]):
-                # A package's __init__ that gathers its own modules is not a circle of theirs.
+                # A package's __init__ that imports its own modules does not make them import each other.
                 if not (name.startswith(target + ".") and names[target].name == "__init__.py"):
                     visit(target, (*trail, name))
             done.add(name)
 
     for name in sorted(names):
         visit(name, ())
+
+
+# A family of kernels imports itself and these; recipes and __init__ put families together.
+SHARED = {
+    "cpu": {"compiler", "cost", "memory", "microkernels", "threading"},
+    "cuda": {"common", "mma"},
+}
+
+
+@pytest.mark.parametrize("device", SHARED)
+def test_no_family_of_kernels_imports_another(device):
+    folder, prefix = ROOT / "kernels" / device, f"onchip.kernels.{device}."
+    for path in sorted(folder.glob("*/**/*.py")):
+        family = path.relative_to(folder).parts[0]
+        for line, module in imported_modules(path) if family != "recipes" else ():
+            other = module.removeprefix(prefix).split(".")[0]
+            if module.startswith(prefix) and other != family:
+                assert other in SHARED[device], f"{path}:{line}: {family} must not import {other}"
 
 
 def test_import_loads_no_package():

@@ -25,7 +25,7 @@ VERSION = 1  # of the cache entries; part of the file name
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class CachedTable:
     """The content of a file: rows, labels if any, and the class names of the labels."""
 
     x: Array
@@ -36,7 +36,7 @@ class Kept:
         return {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
 
 
-def read_once(path: Path, way: str, read: Callable[[], Kept]) -> tuple[Kept, str]:
+def read_cached(path: Path, way: str, read: Callable[[], CachedTable]) -> tuple[CachedTable, str]:
     """Return `read()`, memory-mapped from the cache if possible, and a message for the user, or "".
 
     way  how the file is read, if there are several ways
@@ -52,18 +52,18 @@ def read_once(path: Path, way: str, read: Callable[[], Kept]) -> tuple[Kept, str
     if folder and (kept := _find(folder, stem)) is not None:
         return kept, ""
     started = time.perf_counter()
-    made = read()
-    told = f"{path.name}: read {len(made.x):,} rows in {time.perf_counter() - started:.1f} s"
+    content = read()
+    note = f"{path.name}: read {len(content.x):,} rows in {time.perf_counter() - started:.1f} s"
     if folder is None:  # private_folder has logged the reason
-        return made, f"{told}; not kept for next time"
+        return content, f"{note}; not cached"
     try:
-        _keep(folder, stem, made)
+        _keep(folder, stem, content)
     except OutputError as error:
         _remove(folder.glob(f"{stem}*"))  # a partial entry is useless, and the disk may be full
-        return made, f"{told}; not kept for next time: {folder}: {error.got}"
+        return content, f"{note}; not cached: {folder}: {error.got}"
     # Remove entries of earlier versions of the file.
     _remove(old for old in folder.glob(f"{entry}-*") if not old.name.startswith(stem))
-    return _find(folder, stem) or made, f"{told}; kept for next time"
+    return _find(folder, stem) or content, f"{note}; cached"
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -76,25 +76,25 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def _description(kept: Kept) -> dict[str, Any]:
+def _description(kept: CachedTable) -> dict[str, Any]:
     arrays = {name: [array.dtype.str, list(array.shape)] for name, array in kept.arrays().items()}
     return {"arrays": arrays, "words": list(kept.words)}
 
 
-def _find(folder: Path, stem: str) -> Kept | None:
+def _find(folder: Path, stem: str) -> CachedTable | None:
     try:
-        told = json.loads((folder / f"{stem}.json").read_bytes())
+        description = json.loads((folder / f"{stem}.json").read_bytes())
         x = map_npy(folder / f"{stem}-x.npy")
-        y = map_npy(folder / f"{stem}-y.npy") if "y" in told["arrays"] else None
-        kept = Kept(x, y, tuple(map(str, told["words"])))
-        return kept if _description(kept) == told else None
+        y = map_npy(folder / f"{stem}-y.npy") if "y" in description["arrays"] else None
+        kept = CachedTable(x, y, tuple(map(str, description["words"])))
+        return kept if _description(kept) == description else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # FormatError is a ValueError
         return None
 
 
-def _keep(folder: Path, stem: str, made: Kept) -> None:
-    for name, array in made.arrays().items():
+def _keep(folder: Path, stem: str, content: CachedTable) -> None:
+    for name, array in content.arrays().items():
         with NpyWriter(folder / f"{stem}-{name}.npy", array.shape, array.dtype) as file:
             file.write(array)
     with atomic_write(folder / f"{stem}.json") as text:  # written last: marks the entry as complete
-        text.write(json.dumps(_description(made)).encode())
+        text.write(json.dumps(_description(content)).encode())

@@ -167,6 +167,8 @@ def test_reduce_prod(tmp_path):
     for axes, keep in (([1], 1), ([1, 2], 0), ([2], 0)):
         check_meaning(tmp_path, of([op("ReduceProd", "x", axes=axes, keepdims=keep)], None, F32, F32, ("N", 3, 4)))
     refused(tmp_path, of([op("ReduceProd", "x", axes=[1])], None, F32, F32, ("N", 100)), "too many factors")
+    for shape in (("N",), ("N", 4)):
+        refused(tmp_path, of([op("ReduceProd", "x", axes=[0])], None, F32, F32, shape), "rows of the batch")
 
 
 # -- TopK ----------------------------------------------------------------------------------------------------------

@@ -46,8 +46,10 @@ def fold_gelu(graph: GraphReader, op: Op) -> Array:
 def fold_softmax(graph: GraphReader, op: Op) -> Array:
     array, is_new = graph.constant(op, 0), graph.opset >= 13
     graph.spend(op, array.size)
-    axis = op.attribute("axis", -1 if is_new else 1)
-    axes = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # old: all axes from `axis` on
+    axis, rank = op.attribute("axis", -1 if is_new else 1), array.ndim
+    if not -rank <= axis < rank:
+        raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"up to {rank - 1}")
+    axes = axis if is_new else tuple(range(axis % rank, rank))  # old: all axes from `axis` on
     x = array.astype(np.float64)
     x = x - x.max(axes, keepdims=True)
     total = np.exp(x).sum(axes, keepdims=True)

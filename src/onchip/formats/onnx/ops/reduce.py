@@ -105,9 +105,11 @@ def read_product(graph: GraphReader, op: Op) -> None:
         graph.pass_on(op)
         return
     row = list(graph.types[x].row_shape)
+    if 0 in axes:
+        raise FormatError(f"{op}: multiplies rows of the batch", got=f"axes {axes}", expected="axes from 1 on")
     count = math.prod(row[axis - 1] for axis in axes)
-    if 0 in axes or not 0 < count <= _MAX_FACTORS:
-        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MAX_FACTORS} factors, none along the batch axis"
+    if not 0 < count <= _MAX_FACTORS:
+        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MAX_FACTORS} factors"
         raise FormatError(f"{op}: too many factors", got=got, expected=expected)
     for axis in axes:
         size, row[axis - 1] = row[axis - 1], 1

@@ -240,7 +240,7 @@ def test_a_wrong_engine_fails_the_command(planted, tmp_path):
     result = call(bench, "planted", "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "wrong: no time" in result.stdout
-    assert "peer is wrong" in result.stderr
+    assert "peer: wrong result" in result.stderr
     (path,) = tmp_path.rglob("*.json")
     assert path.name == "planted.json"
     row = json.loads(path.read_text())["rows"][1]

@@ -29,7 +29,7 @@ def test_a_wrong_engine_has_no_time(error):
     assert (bad.median_ms, bad.p20_ms, bad.p80_ms, bad.rate, bad.samples_ms) == (None, None, None, None, ())
     assert ran == []
     assert outcome.exit_code == 1
-    assert "bad is wrong" in outcome.wrong[0]
+    assert "bad: wrong result" in outcome.wrong[0]
 
 
 def test_all_right_is_exit_code_0():

@@ -159,7 +159,7 @@ def test_break_even_of_several_jobs():
     break_even = sentiment_tables.BreakEven()
     assert break_even.remark([row(10.0)]) == ""
     assert break_even.record("folded", [row(2.0, 1000)]) == break_even.record("direct", [row(52.0, 1000)]) == ""
-    assert break_even.remark([row(10.0)]) == "as measured, they pay off from 200 sentences on"
+    assert break_even.remark([row(10.0)]) == "as measured, they pay off above 200 sentences"
     assert break_even.remark([row(None)]) == break_even.remark([]) == ""
     break_even.record("direct", [row(1.0, 1000)])
     assert break_even.remark([row(10.0)]) == "as measured, they never pay off"

@@ -121,8 +121,8 @@ def test_break_even():
     # 1,000 ms saved on 100 sentences are 10 ms each: 30 s are 3,000 sentences.
     folded = row("torch, folded", 20.0)  # has tables too: not compared
     assert remark([ours, direct, row("slow", 9_999.0), folded, peer]) == (
-        "built in 30.0 s, pays off from 3,000 sentences on compared with onchip, not folded, "
-        "pays off from 1,000 sentences on compared with torch eager"
+        "built in 30.0 s, pays off above 3,000 sentences compared with onchip, not folded, "
+        "pays off above 1,000 sentences compared with torch eager"
     )
     assert "never pays off" in remark([ours, row(sentiment.DIRECT, 9.0)])
     assert remark([dataclasses.replace(ours, median_ms=None), direct]) == "built in 30.0 s"

@@ -1,4 +1,4 @@
-"""The framework of every benchmark: a wrong engine gets no time; runs of competing engines are interleaved."""
+"""The framework of every benchmark: wrong engines are not timed; runs of competing engines are interleaved."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Ready:
     run: Callable[[], object]  # the timed function; it may have its own clock (measure.OwnClock)
     check: Callable[[], Verdict]  # called once, before timing
     setting: str = ""  # how it was configured, if there was a choice
-    scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, if that is not work / time
+    scores: Callable[[], Sequence[float]] | None = None  # if set, their mean is the rate instead of work / time
     extra: Mapping[str, float | int | str] = field(default_factory=dict)  # other properties, e.g. GPU memory
 
 
 @dataclass(frozen=True)
 class Case:
-    """One engine at one job. Cases with the same workload, case and precision compete."""
+    """One engine on one benchmark job. Cases with the same workload, case and precision compete."""
 
     workload: str
     case: str
@@ -43,8 +43,8 @@ class Case:
     work: float  # units of work in the reported time: rows of a pass, 1 for a step
     unit: str = "rows/s"
     precision: str = "fp32"
-    parts: float = 1  # the reported time is that of a run divided by this: steps of an epoch; 1/32 if it ran a 32nd
-    # Floor of the reported time, the same for all competitors; a function if the rates may be measured again.
+    parts: float = 1  # reported time = run time / parts: steps per epoch, or 1/32 if the run did 1/32 of the job
+    # Floor of the reported time, the same for all competitors; a callable if device rates may be remeasured.
     floor_ms: float | Callable[[], float] | None = None
     threads: int | None = None
     pace: Pace | None = None  # overrides the default; the same for all competitors
@@ -119,19 +119,19 @@ def _run_job(
     cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter
 ) -> tuple[list[tuple[Case, Row]], list[str]]:
     """The job's rows, without floors, and the wrong engines. Engines are freed on return: the next job needs memory."""
-    entrants = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
+    entries = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
     wrong = []
-    for case, _, verdict in entrants:
+    for case, _, verdict in entries:
         if not verdict.is_right:
-            message = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+            message = f"{case.engine}: wrong result, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
             wrong.append(f"{title}: {message}")
             reporter.log(wrong[-1])
-    timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
-    finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
-    measured = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
+    timings = _time([entry for entry in entries if entry.verdict.is_right], pace, title, skipped, reporter)
+    finished = [entry for entry in entries if entry.case in timings or not entry.verdict.is_right]
+    measured = [_row(entry, timings.get(entry.case)) for entry in finished]
     rows = [
-        (entrant.case, _with_remark(entrant.case, row, measured, reporter))
-        for entrant, row in zip(finished, measured, strict=True)
+        (entry.case, _with_remark(entry.case, row, measured, reporter))
+        for entry, row in zip(finished, measured, strict=True)
     ]
     for row in measured:
         if row.engine.startswith(ONCHIP) and row.median_ms is not None:
@@ -139,7 +139,7 @@ def _run_job(
     return rows, wrong
 
 
-class _Entrant(NamedTuple):
+class _Checked(NamedTuple):
     case: Case
     engine: Ready
     verdict: Verdict
@@ -174,41 +174,41 @@ def _prepare(cases: list[Case], title: str, skipped: dict[str, str], reporter: R
     return ready
 
 
-def _check(ready: list[tuple[Case, Ready]], title: str, skipped: dict[str, str], reporter: Reporter) -> list[_Entrant]:
-    entrants = []
+def _check(ready: list[tuple[Case, Ready]], title: str, skipped: dict[str, str], reporter: Reporter) -> list[_Checked]:
+    entries = []
     for case, engine in ready:
         reporter.progress(f"{title}: checking {case.engine}")
         with _skipping(case, title, skipped, reporter):
-            entrants.append(_Entrant(case, engine, engine.check()))
-    return entrants
+            entries.append(_Checked(case, engine, engine.check()))
+    return entries
 
 
 def _time(
-    entrants: list[_Entrant], pace: Pace | None, title: str, skipped: dict[str, str], reporter: Reporter
+    entries: list[_Checked], pace: Pace | None, title: str, skipped: dict[str, str], reporter: Reporter
 ) -> dict[Case, Timing]:
     """The times of all engines that succeed; if one fails, the others are timed again."""
-    if not entrants:
+    if not entries:
         return {}
-    chosen = pace or entrants[0].case.pace or Pace()
-    running = entrants[0]
+    chosen = pace or entries[0].case.pace or Pace()
+    running = entries[0]
 
     def on_block(round_index: int, i: int) -> None:
         nonlocal running
-        running = entrants[i]
+        running = entries[i]
         reporter.progress(f"{title}: timing {running.case.engine}, round {round_index + 1} of {chosen.rounds}")
 
     try:
-        samples = interleave([entrant.engine.run for entrant in entrants], chosen, on_block)
+        samples = interleave([entry.engine.run for entry in entries], chosen, on_block)
     except Exception as error:
         with _skipping(running.case, title, skipped, reporter):
             raise error
-        others = [entrant for entrant in entrants if entrant is not running]
+        others = [entry for entry in entries if entry is not running]
         return _time(others, pace, title, skipped, reporter)
-    return {case: summarise(times, 1 / case.parts) for (case, _, _), times in zip(entrants, samples, strict=True)}
+    return {case: summarise(times, 1 / case.parts) for (case, _, _), times in zip(entries, samples, strict=True)}
 
 
-def _row(entrant: _Entrant, timing: Timing | None) -> Row:
-    case, engine, verdict = entrant
+def _row(entry: _Checked, timing: Timing | None) -> Row:
+    case, engine, verdict = entry
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
         precision=case.precision, threads=case.threads, setting=engine.setting, scores=engine.scores,

@@ -1,7 +1,7 @@
-"""Timing on a GPU: the fastest of all ways to run an engine.
+"""Timing on a GPU: times every way to run an engine (eager, CUDA graph) and keeps the fastest.
 
-The time is that of one call among many back to back, eager or in a replayed CUDA graph, whichever is faster; or, if
-`synchronised`, that of one call and the wait for it, by the host's clock.
+By default a sample is the time per call over back-to-back calls; if `synchronised`, that of one call plus
+synchronisation, by the host's clock.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Forward:
     """One way to run a task."""
 
     call: Work  # runs all of it once; returns y
-    captures: bool = True  # whether it can be captured into a graph; not with `wait`
+    captures: bool = True  # whether it can be captured into a graph; must be False if `wait` is set
     eager: bool = True  # whether to measure it without a graph
-    wait: Callable[[Any], object] | None = None  # waits for y, for an engine with its own streams; timed by the host
+    wait: Callable[[Any], object] | None = None  # waits for y of an engine with its own streams; implies host timing
 
 
 Variants = Mapping[str, Forward]
 
 
 class GpuClock:
-    """Back-to-back calls in one `run`, by CUDA events; a sample is the time of one call."""
+    """Times a `run` of back-to-back calls with CUDA events; a sample is the time per call."""
 
     def __init__(self, stage: Stage, run: Work, calls: int) -> None:
         self._stage, self._run, self._calls = stage, run, calls
@@ -50,7 +50,7 @@ class GpuClock:
 
 
 class HostClock:
-    """Back-to-back calls in one `run` and the wait for the last, by the host's clock; a sample is one call's time."""
+    """Times a `run` of back-to-back calls and the wait for the last with the host's clock, per call."""
 
     def __init__(self, run: Work, wait: Callable[[Any], object], calls: int) -> None:
         self._run, self._wait, self._calls = run, wait, calls
@@ -111,7 +111,7 @@ def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls:
 
 def check(stage: Stage, run: Run, verify: Callable[[Any], Verdict]) -> Verdict:
     """Run what will be timed, over memory filled with NaNs."""
-    stage.trim()  # peers have cached memory since; the first launch of a graph allocates
+    stage.trim()  # free what peers cached in the meantime: the first launch of a graph allocates
     y = run()
     stage.poison(y)
     del y  # an engine that allocates its result then reuses this memory

@@ -82,7 +82,7 @@ def bench(
     pointwise  chains of elementwise layers, and a copy
     product    single Linear layers
 
-    Every engine is checked against float64 before it is timed: a wrong one gets no time, and the exit code is 1.
+    Every engine is checked against float64 before it is timed: a wrong one is not timed, and the exit code is 1.
     Runs of onchip and its peers are interleaved in one process. A result file holds raw samples, machine, versions,
     commit and command. A run without --peers, or with --rows, --batches, --threads or --quick, writes to --out only.
     All benchmarks with peers take an hour or more on two cores, one takes minutes.

@@ -133,14 +133,14 @@ def run(
       cat table.csv | onchip run net.onnx - --top 3
 
     \b
-    Sentences of different lengths, from a file or by the padding id:
+    Variable-length sentences, from a file or by the padding id:
       onchip run sentiment --weights w.bin x.bin --input lengths=n.npy -o y.bin
       onchip run sentiment --weights w.bin x.bin --padding 0 -o y.bin
 
     INPUT is the first input's rows. If the embedding of the padding id is zero, neither is needed.
 
     \b
-    On several GPUs, as MPI ranks, on a cluster; same bits as one process:
+    On several GPUs, as MPI ranks, on a cluster; bit-identical to one process:
       onchip run faces --count 100000 -o faces.npy --gpus 4
       onchip run faces --count 100000 -o faces.npy --ranks 4
       mpiexec -n 16 onchip run faces --count 100000 -o faces.npy

@@ -1,8 +1,8 @@
 """Count bank conflicts of GPU rungs with Nsight Compute, which profiles one run of each.
 
-    ncu ... python -m onchip.ladders.profile decode 12800 separate coalesced
+`bank_conflicts` runs this command and parses its output:
 
-runs the rungs; `bank_conflicts` starts this command and parses ncu's output.
+    ncu ... python -m onchip.ladders.profile decode 12800 separate coalesced
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ METRICS = (
 
 
 def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str, int]:
-    """Rung -> bank conflicts of one run over B rows, loads and stores; `launches`: rung -> kernels per run.
+    """Bank conflicts (loads and stores) per rung, for one run over B rows; `launches`: kernels per rung.
 
-    Raises DeviceError if ncu is missing or has no permission.
+    Raises DeviceError if ncu is missing or lacks permission.
     """
     ncu = shutil.which("ncu")
     if ncu is None:

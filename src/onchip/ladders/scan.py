@@ -1,6 +1,6 @@
-"""The scan ladder on the CPU: the prefix sum of a row, from the naive loop to the engine.
+"""The scan ladder on the CPU: the prefix sum of an array, from the naive loop to the engine.
 
-A "row" of this ladder is one value. Accumulators are float32 except in the engine's rung.
+A "row" of this ladder is one element. Accumulators are float32 except in the engine's rung.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _two_level(x: Array, y: Array, totals: Array) -> None:
 
 class TwoLevel(Rung[Array]):
     name = "two-level"
-    idea = "each core sums a share of the row, gets the total of the shares before it, and scans its share"
+    idea = "each core sums a share of the array, gets its exclusive prefix, and scans the share"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y, totals = np.empty_like(x), np.empty(threads, np.float32)

@@ -59,7 +59,7 @@ class CudaRung(Rung[DeviceRows]):
 
 class OneThread(CudaRung):
     name = "one-thread"
-    idea = "the definition: one thread walks over the row; each addition waits for a load and for the previous addition"
+    idea = "the definition: one thread walks over the array; each addition waits for a load and the previous addition"
     file, kernels = "scan_one_thread.cu", ("one_thread",)
     max_rows = 1 << 16
 
@@ -70,7 +70,7 @@ class OneThread(CudaRung):
 
 class SlidingBlock(CudaRung):
     name = "sliding-block"
-    idea = "1024 threads slide over the row: warps scan by an up-sweep and a down-sweep, the first scans their totals"
+    idea = "1024 threads slide over the array: warps scan by an up-sweep and a down-sweep, the first scans their totals"
     file, kernels = "scan_sliding_block.cu", ("sliding_block",)
 
     def steps(self, N: int) -> Steps:

@@ -98,9 +98,9 @@ def _with_reasons(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
 
 
 def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, str]:
-    """Whether a rewrite lowers the job's total time, including that to build weights; and from how many rows on.
+    """Whether a rewrite lowers the job's total time, including that to build weights; and the rows it needs.
 
-    It adds work once and saves work per row, so it pays from some number of rows on.
+    It adds work once and saves work per row, so it pays off for enough rows.
 
     full, other  the plans with and without the rewrite
     has_tables   it derives tables: their whole build time counts. Other weights are repacked in any case: only the
@@ -132,7 +132,7 @@ def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, 
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if gain_us(middle) >= 0 else (middle, high)
-    return high <= job.batch, f"{cost}, which pays from {high:,} rows on; this job has {job.batch:,}"
+    return high <= job.batch, f"{cost}, which pays off at {high:,} rows or more; this job has {job.batch:,}"
 
 
 def _size(count: int) -> str:

@@ -88,7 +88,7 @@ class Engine:
         out    (B, ...) of the output type, overwritten; allocated if not given; a tuple for several outputs
         named  inputs by name: engine(tokens, mask=mask)
 
-        NumPy in, NumPy out: the call returns when the results are complete. CPU tensors of torch return CPU tensors;
+        NumPy in, NumPy out: the call returns when the results are complete. torch CPU tensors return CPU tensors;
         nested lists and data frames return NumPy. Rows of another numeric dtype are converted, with one message; a
         value out of the dtype's range is an error.
 
@@ -208,7 +208,7 @@ class Engine:
             if not (is_tensor(y) if tensors else isinstance(y, np.ndarray)):
                 kind = "torch tensors" if tensors else "NumPy"
                 got = f"an out that is {type(y).__module__}.{type(y).__name__}, for inputs that are {kind}"
-                hint = "all inputs and outputs on the GPU, or all NumPy, or all CPU tensors of torch"
+                hint = "all inputs and outputs on the GPU, or all NumPy, or all torch CPU tensors"
                 raise InputError("arrays of different kinds", got=got, expected=kind, hint=hint)
             arrays.append(tensor_array(y, "out") if tensors else y)
             _check_out(arrays[-1], (B, *spec.row_shape), spec.type.dtype)

@@ -33,11 +33,11 @@ def scan(
     device     auto: where x is stored. "cuda" streams NumPy arrays of any size through a GPU
     out        same kind, shape and dtype as x, overwritten; may be x
 
-    y has x's dtype; ints wrap, NaNs propagate. The bits are the same in every run, for any number of threads and rows.
+    y has x's dtype; ints wrap, NaNs propagate. Bit-identical across runs, for any number of threads and rows.
     Float32 sums and products use float64 on the CPU, and carry float64 totals from tile to tile on a GPU: the error is
     at most that of pairwise summation, for any row length. Each tile is reduced before its prefix is applied. So a tile
-    that overflows the dtype by itself may produce inf or NaN where a serial scan would not; on the CPU, products are
-    checked for that and recomputed.
+    whose own total overflows may produce inf or NaN where a serial scan would not; on the CPU, such products are
+    recomputed.
     """
     how = ScanOp(op, bool(exclusive))
     torch = sys.modules.get("torch")
@@ -72,9 +72,9 @@ def scan_into(
     threads: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> str:
-    """Scan one row of any length, x to y, both flat, in host memory or memory-mapped files; returns the device used.
+    """Scan a flat x of any length into y, in host memory or memory-mapped; returns the device used.
 
-    progress(elements done) is called after every PART elements. The bits equal those of a single call.
+    progress(elements done) is called after every PART elements. Bit-identical to one call over the whole row.
     """
     gpu, chosen = find_scan_device(device, threads)
     dtype = check_dtype(x.dtype)
@@ -128,7 +128,7 @@ def find_scan_device(device: str, threads: int | None = None) -> tuple[Gpu | Non
         count = check_threads(threads)
         why = " (auto: x is in host memory)" if device == "auto" else ""
         return None, f"cpu, {count} thread{'s' * (count > 1)}{why}"
-    chosen = find_device(device, threads)[2]  # DeviceError where there is none
+    chosen = find_device(device, threads)[2]  # or raises DeviceError
     from onchip.runtime.cuda.gpu import Gpu
 
     return Gpu.get(int(chosen.partition(":")[2])), chosen
@@ -180,7 +180,7 @@ def _scan_on_gpu(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
 
 
 def _index_of(x: Any) -> int:
-    """The index of the GPU that holds an array; from the pointer if its kind does not report it."""
+    """The index of the GPU that holds an array; from the pointer if it does not support DLPack."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     from onchip.runtime.cuda.gpu import Gpu

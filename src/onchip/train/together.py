@@ -1,7 +1,7 @@
 """Runs trained concurrently, chunk by chunk.
 
-The GPU trains the next chunk while the host processes the results of the last one: for a small network, an epoch takes
-the host about as long as the GPU.
+The GPU trains the next chunk while the host processes the results of the last one: for a small network, both take
+about equally long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
 def start_runs(planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData) -> ConcurrentRuns:
-    """Prepare similar runs for their first step; x and y are checked already."""
+    """Prepare runs that share a trainer; x and y are already checked."""
     order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
     row_weights, x = [run.row_weights for run in planned], flat_rows(x)
     joint = planned[0].bound.trainers([run.plan.network for run in planned], x, y, row_weights, order_lengths, shared)

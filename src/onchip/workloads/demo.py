@@ -96,7 +96,7 @@ def time_rows(
     """Time `rows` rows, the images repeated, with onchip, NumPy and, if installed, PyTorch.
 
     All read and return NumPy arrays, so on a GPU the copies count. PyTorch runs on onchip's device if it can. Each
-    result is first checked against float64: a wrong one gets no time. The runs are interleaved, so that other load on
+    result is first checked against float64: a wrong one is not timed. The runs are interleaved, so that other load on
     the machine affects all of them. on_progress receives the fraction done and the current task.
     """
     check_rows_to_time(rows)

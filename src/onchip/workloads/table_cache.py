@@ -1,7 +1,7 @@
 """A cache for files that are slow to read: their content is stored as .npy in the cache folder and memory-mapped later.
 
-An entry is keyed by path, size, modification time and the way of reading. It is checked against its own description and
-never repaired: on any mismatch the file is read again.
+An entry is keyed by path, size, modification time and `way`. It is checked against its JSON description: on any
+mismatch the file is read again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class CachedTable:
 def read_cached(path: Path, way: str, read: Callable[[], CachedTable]) -> tuple[CachedTable, str]:
     """Return `read()`, memory-mapped from the cache if possible, and a message for the user, or "".
 
-    way  how the file is read, if there are several ways
+    way  names how `read` parses the file: part of the key
     """
     source = path.absolute()
     try:
         status = source.stat()
     except OSError:
-        return read(), ""  # which raises the error
+        return read(), ""  # raises the error
     folder = private_folder("tables")
     entry = _digest(str(source), way)
     stem = f"{entry}-{_digest(VERSION, status.st_size, status.st_mtime_ns)}"

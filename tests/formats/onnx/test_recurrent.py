@@ -90,7 +90,7 @@ WEIGHTS = {
 STEPS_FIRST = op("Transpose", "x", "t", perm=[1, 0, 2])
 REFUSED = {
     "the batch is walked along": ([op("LSTM", "x w r")], "batch_first=True"),
-    "lengths": ([STEPS_FIRST, op("LSTM", "t w r b lengths")], "sequences of different lengths"),
+    "lengths": ([STEPS_FIRST, op("LSTM", "t w r b lengths")], "variable-length sequences"),
     "peepholes": ([STEPS_FIRST, op("LSTM", "t w r b . . . p")], "has peepholes"),
     "constant initial state": ([STEPS_FIRST, op("LSTM", "t w r b . one")], "constant initial state"),
     "weights": ([STEPS_FIRST, op("LSTM", "t two r")], "its weights do not fit"),

@@ -50,7 +50,7 @@ def test_zeros_before_it(tmp_path):
 
 def test_four_axes_are_refused(tmp_path):
     proto = model([op("Conv", "x w", name="c")], {"w": numbers(2, 4, 1, 1, 1, 1)}, ("N", 4, 2, 2, 2, 2))
-    refused(tmp_path, proto, "node 'c' (Conv): unsupported rank", "3 to 5 axes")
+    refused(tmp_path, proto, "node 'c' (Conv)", "3 to 5 axes")
 
 
 def test_too_many_planes_are_refused(tmp_path):

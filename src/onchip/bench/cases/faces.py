@@ -1,6 +1,6 @@
 """faces: images of 64x64 pixels, as values between -1 and 1 and as the bytes of an image file.
 
-On a GPU the images stay there, or are copied to pinned host memory.
+On a GPU the results stay in device memory, or are copied to pinned host memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PEERS: dict[str, dict[str, Build]] = {
 
 
 def cases(options: Options, **sizes: Any) -> list[Case]:
-    """`sizes` are for tests: those of faces.network."""
+    """`sizes` are keyword arguments of faces.network; tests use smaller ones."""
     if options.device != "cpu":
         return gpu_faces(options, **sizes)
     counts = options.rows or ROWS
@@ -60,7 +60,7 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
 
 
 def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
-    """Many images in fp16, few by synchronised calls, the report's count in every precision; and to the host."""
+    """Many images in fp16, few in synchronised calls, the report's count in every precision; copies to the host."""
     net, peers = faces.network(**sizes), FacesPeers()
     draw = functools.lru_cache(maxsize=1)(functools.partial(inputs, latent=net.input.row_size))
 
@@ -94,7 +94,7 @@ def inputs(N: int, latent: int) -> Array:
 
 
 class PixelTruth(Truth):
-    """The reference for images in bytes: a byte stands for the interval up to the next; the exact value must be in it.
+    """The reference for images in bytes: byte b accepts any exact value in [b, b + 1].
 
     Comparing bytes with bytes would count an error of 1e-6 at a rounding step as 1, like a wrong pixel.
     """

@@ -140,7 +140,7 @@ def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row
     for other in others:
         if own_row.median_ms is not None and other.median_ms is not None:
             saved_s = (other.median_ms - own_row.median_ms) / N / 1e3
-            pays = f"pays off from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays off"
+            pays = f"pays off above {built().seconds / saved_s:,.0f} sentences" if saved_s > 0 else "never pays off"
             notes.append(f"{pays} compared with {other.engine}")
     return ", ".join(notes)
 

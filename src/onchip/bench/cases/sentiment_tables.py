@@ -33,13 +33,13 @@ PACE = Pace(rounds=3, block_s=0.0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=
 
 
 class BreakEven:
-    """The number of sentences from which tables pay off, computed from the rows of three jobs."""
+    """The number of sentences above which tables pay off, computed from the rows of three jobs."""
 
     def __init__(self) -> None:
         self._row_ms: dict[str, float] = {}
 
     def record(self, form: str, rows: Sequence[Row]) -> str:
-        """Record the time per sentence, "folded" or "direct"; no remark yet."""
+        """Record the time per sentence of `form`, "folded" or "direct"; returns an empty remark."""
         row = _onchip_row(rows)
         if row is not None and row.rate:
             self._row_ms[form] = 1e3 / row.rate
@@ -53,7 +53,7 @@ class BreakEven:
         saved_ms = self._row_ms["direct"] - self._row_ms["folded"]
         if saved_ms <= 0:
             return "as measured, they never pay off"
-        return f"as measured, they pay off from {row.median_ms / saved_ms:,.0f} sentences on"
+        return f"as measured, they pay off above {row.median_ms / saved_ms:,.0f} sentences"
 
 
 def _onchip_row(rows: Sequence[Row]) -> Row | None:
@@ -64,11 +64,11 @@ def table_cases(
     net: Network, precision: str, peers: SentimentPeers, truths: Truths, options: Options,
     remark: Callable[[Sequence[Row]], str] | None = None,
 ) -> list[Case]:  # fmt: skip
-    """Build the tables from weights on the GPU; and from weights of the host to the first result, kernels compiled.
+    """Two cases: build the tables from weights on the GPU; first result from host weights, kernels already compiled.
 
-    remark  for the row of onchip's tables
+    remark  computes the note of onchip's TABLES result
     """
-    ids = random_ids(net, sentiment.SENTENCES)[verified_rows(sentiment.SENTENCES, VERIFIED)]  # with a known reference
+    ids = random_ids(net, sentiment.SENTENCES)[verified_rows(sentiment.SENTENCES, VERIFIED)]  # with a float64 reference
     index = int(options.device.partition(":")[2] or 0)
 
     def verify(y: Array, slack: float = 1.0) -> Verdict:

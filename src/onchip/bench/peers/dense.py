@@ -30,6 +30,6 @@ def dense_layers(net: Network) -> list[Dense]:
         elif isinstance(node.layer, ReLU) and layers:
             layers[-1] = layers[-1]._replace(relu=True)
         else:
-            raise UnavailableError(f"no hand-written {node.layer.kind}")
+            raise UnavailableError(f"hand-written peers do not support {node.layer.kind}")
         previous = node.name
     return layers

@@ -249,7 +249,7 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, min_rows: in
 def make_network_peers(
     min_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
 ) -> dict[str, Build]:
-    """As make_peers, for networks that are not dense; torch.compile and JAX from `min_rows` rows on.
+    """As make_peers, for networks that are not dense; torch.compile and JAX need `min_rows` rows.
 
     torch.compile uses cuDNN's convolutions: tuning its own takes minutes per network.
 

@@ -1,4 +1,4 @@
-"""torch and JAX as peers in training on a GPU, in the fastest honest forms we know.
+"""torch and JAX as peers in training on a GPU, in the fastest equivalent forms we know.
 
 Rows, weights and the row order are on the GPU, where every epoch draws a new order. "torch graph" is a whole epoch as
 one CUDA graph of compiled steps without autograd; "jax" is lax.scan over an epoch's batches, or over many epochs of a

@@ -1,4 +1,4 @@
-"""torch as a peer in training, in the fastest honest forms we know.
+"""torch as a peer in training, in the fastest equivalent forms we know.
 
 All rows are in one tensor, batches are gathered by index, and the loop never synchronises on a value. "torch eager" is
 the usual code: autograd and an optimiser; "torch.compile" is the same with the loss and its gradient compiled. "torch
@@ -44,7 +44,7 @@ class TorchRun(abc.ABC):
 
     @abc.abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """By the network's names."""
+        """Weights by their name in the network."""
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.job.options.batch_size
@@ -189,7 +189,7 @@ class ByHand(TorchRun):
 class Dense(NamedTuple):
     weight: str  # names in the network
     bias: str
-    activation: type | None  # that follows
+    activation: type | None  # after the gemm, or None
 
 
 def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[Tensor]]:
@@ -201,7 +201,7 @@ def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], l
         elif isinstance(node.layer, ReLU | Sigmoid) and layers and layers[-1].activation is None:
             layers[-1] = layers[-1]._replace(activation=type(node.layer))
         else:
-            raise UnavailableError(f"no hand-written {node.layer.kind}")
+            raise UnavailableError(f"torch by hand does not support {node.layer.kind}")
 
     def tensor(name: str) -> Tensor:
         return torch.from_numpy(materialise(name, net.weights).copy())

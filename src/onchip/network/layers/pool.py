@@ -123,7 +123,7 @@ class GlobalNorm(_Global):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SequenceMax(Layer):
-    """The max over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
+    """Max-over-time pooling of variable-length sequences: x (B, C, P), lengths (B,) -> (B, C).
 
     y[c] = max of x[c, p] over all p with p * stride + window <= length, and 0 if there is none (the sequence is too
     short for the feature). After a Conv1d of K taps these are the windows inside the sequence if window = K minus the

@@ -10,13 +10,13 @@ from typing import Any
 
 from onchip.runtime.cpu.backend import core_count
 
-MAX_THREADS = 8  # including the waiting one: a core copies some 10 GB/s, the bus 55
+MAX_THREADS = 8  # with the waiting thread; a core copies 10 GB/s, the bus 55
 
 
 class Work:
-    """One call, run by the first available thread: one of the pool, or the one that waits for it.
+    """One call, run by the first available thread: a pool thread or the waiting thread.
 
-    So no thread waits for another to wake up (some 30 us) while there is work. The call must not fail.
+    The waiting thread does not wait for a pool thread to wake up (some 30 us). The call must not raise.
     """
 
     __slots__ = ("_arguments", "_done", "_function", "_taken")
@@ -48,7 +48,7 @@ class Work:
 
 
 def offer(work: Work) -> None:
-    """Offer it to the pool's threads; the caller still has to wait for it."""
+    """Queue it for the pool; the caller must still call `wait` or `drop`."""
     if waiting := pool():
         waiting.put(work)
 

@@ -1,7 +1,6 @@
 """Ranks: the processes of one job, on one machine or many. The only file that uses MPI.
 
-A job of a single process takes the same path with one rank. Waiting never spins: a waiting rank leaves its core to
-others.
+A job of a single process takes the same path with one rank. A waiting rank sleeps between polls; it never spins.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from onchip.runtime.distributed.launchers import gpu_rank, launched_as
 
 _TAG = 1
 _PART_BYTES = 1 << 30  # per broadcast: MPI counts have 32 bits
-_LAST_WORD_S = 2.0  # if rank 0 fails too, it has ended the other ranks within this time
+_LAST_WORD_S = 2.0  # if rank 0 fails too, it aborts this rank within this time
 _SLEEP_S = (0.0005, 0.005)  # between two polls: at first, and after _QUIET_POLLS polls without a message
 _QUIET_POLLS = 20
 
 
 class Ranks(Protocol):
-    wait_s: float  # for the slowest rank, at `meet`
+    wait_s: float  # timeout of a collective
 
     @property
     def rank(self) -> int: ...
@@ -48,7 +47,7 @@ class Ranks(Protocol):
     def local_size(self) -> int: ...
     @property
     def gpu_rank(self) -> int:
-        """Selects the GPU, round robin: its index among the ranks that see the same GPUs."""
+        """Index among the ranks that see the same GPUs; selects the GPU, round robin."""
         ...
 
     @property
@@ -89,7 +88,7 @@ class Ranks(Protocol):
         ...
 
     def share(self, nbytes: int) -> Any:
-        """Zeroed memory shared by the ranks of a machine; None unless every rank of the job has it. Collective."""
+        """Zeroed memory shared by the ranks of a machine; None unless all ranks of the job can map it. Collective."""
         ...
 
     def meet(self, error: OnchipError | None = None) -> None:
@@ -102,7 +101,7 @@ class Ranks(Protocol):
         ...
 
     def leave(self, code: int | None = None) -> None:
-        """This rank is done. With a code, the others are not: all processes are aborted when this one ends."""
+        """Without a code: this rank is done. With one: all ranks are aborted when this process exits."""
         ...
 
 
@@ -182,7 +181,7 @@ class MpiRanks:
         atexit.register(self._end)  # before MPI's finalise, which would wait for hanging ranks
 
     def _check_versions(self, versions: Sequence[str]) -> None:
-        """Raise DeviceError on rank 0 if a rank has another version of onchip: its bits may differ."""
+        """Raise DeviceError on rank 0 if a rank has another version of onchip: results may differ."""
         other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
         if other is None:
             return
@@ -320,13 +319,13 @@ def silence_other_ranks(ranks: Ranks) -> None:
 
 
 class Naps:
-    """A polling loop with a short sleep, which `news` ends; the sleep grows after a while without news."""
+    """A polling loop with short sleeps, longer after _QUIET_POLLS quiet polls; `news` ends a sleep."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
 
     def news(self) -> None:
-        """Something arrived, or another thread has a result: poll again at once."""
+        """End the sleep: a message arrived or another thread has a result."""
         self._news.set()
 
     def __iter__(self) -> Iterator[None]:
@@ -374,7 +373,7 @@ def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
 
 
 def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
-    """A rank's device: "cuda" is a GPU of its machine by gpu_rank, round robin; other names are unchanged."""
+    """A rank's device: "cuda" becomes a GPU of its machine, by gpu_rank; other names are unchanged."""
     if device != "cuda" or ranks.size == 1 or gpus == 0:
         return device
     return f"cuda:{ranks.gpu_rank % gpus}"

@@ -1,4 +1,4 @@
-"""Rows as callers pass them: NumPy arrays, CPU tensors of torch, nested lists and data frames, of any numeric dtype.
+"""Rows as callers pass them: NumPy arrays, torch CPU tensors, nested lists and data frames, of any numeric dtype.
 
 Nothing here imports torch or pandas: a caller with a tensor or a data frame has them loaded.
 """
@@ -126,11 +126,11 @@ def _as_array(x: Any, name: str, meaning: Meaning) -> Array:
     if hasattr(x, "to_numpy"):
         return _table_array(x, name, meaning)
     if not isinstance(x, list | tuple):
-        expected, hint = "an array, a CPU tensor of torch, a list or a data frame", "np.asarray(x)"
+        expected, hint = "an array, a torch CPU tensor, a list or a data frame", "np.asarray(x)"
         raise ShapeError(f"input '{name}' is not an array", got=type(x).__name__, expected=expected, hint=hint)
     try:
         return np.asarray(x)
-    except (TypeError, ValueError) as error:  # rows of different lengths
+    except (TypeError, ValueError) as error:  # variable-length rows
         got = str(error).split("\n")[0]
         raise ShapeError(f"input '{name}' is not an array", got=got, expected="rows of equal length") from None
 

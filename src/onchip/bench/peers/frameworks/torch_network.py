@@ -121,108 +121,108 @@ def torch_module(net: Network) -> Any:
     return torch.fx.GraphModule(builder.root, builder.graph)
 
 
-def _relu(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    return to.call("relu_" if to.may_overwrite(node.inputs[0]) else "relu", x)
+def _relu(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
+    return fx.call("relu_" if fx.may_overwrite(node.inputs[0]) else "relu", x)
 
 
-def _linear(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    return to.call("linear", x, w["weight"], w.get("bias"))
+def _linear(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
+    return fx.call("linear", x, w["weight"], w.get("bias"))
 
 
-def _batch_norm(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def _batch_norm(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, BatchNorm1d | BatchNorm2d)
     weights = w["mean"], w["var"], w.get("weight"), w.get("bias")
-    return to.call("batch_norm", x, *weights, training=False, eps=node.layer.eps)
+    return fx.call("batch_norm", x, *weights, training=False, eps=node.layer.eps)
 
 
-def _row_norm(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def _row_norm(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     layer = node.layer
     if isinstance(layer, GroupNorm):
-        return to.call("group_norm", x, layer.groups, w.get("weight"), w.get("bias"), layer.eps)
+        return fx.call("group_norm", x, layer.groups, w.get("weight"), w.get("bias"), layer.eps)
     assert isinstance(layer, LayerNorm | RMSNorm)
-    shape = layer.weight_shape(to.net.types[node.inputs[0]])
+    shape = layer.weight_shape(fx.net.types[node.inputs[0]])
     if isinstance(layer, RMSNorm):
-        return to.call("rms_norm", x, shape, w.get("weight"), layer.eps)
-    return to.call("layer_norm", x, shape, w.get("weight"), w.get("bias"), layer.eps)
+        return fx.call("rms_norm", x, shape, w.get("weight"), layer.eps)
+    return fx.call("layer_norm", x, shape, w.get("weight"), w.get("bias"), layer.eps)
 
 
 def _reduce(function: str) -> Form:
-    def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    def form(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
         attributes = node.layer.attributes()
-        return to.call(function, x, dim=attributes["axes"], keepdim=attributes["keep"])
+        return fx.call(function, x, dim=attributes["axes"], keepdim=attributes["keep"])
 
     return form
 
 
 def _binary(function: str) -> Form:
-    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    def form(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
         operands = [w[role] for role in ("first",) if role in w] + [*xs] + [w[r] for r in ("constant",) if r in w]
-        return to.call(function, *operands)
+        return fx.call(function, *operands)
 
     return form
 
 
-def _prelu(to: Builder, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+def _prelu(fx: Builder, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
     """torch's prelu accepts only one slope per channel."""
     slope = slopes[0] if slopes else w["constant"]
-    return to.call("where", to.call("ge", x, 0), x, to.call("mul", x, slope))
+    return fx.call("where", fx.call("ge", x, 0), x, fx.call("mul", x, slope))
 
 
 def _combine(function: str) -> Form:
-    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-        return functools.reduce(lambda a, b: to.call(function, a, b), [*xs, *w.values()])
+    def form(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        return functools.reduce(lambda a, b: fx.call(function, a, b), [*xs, *w.values()])
 
     return form
 
 
-def _mask(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    return to.call("where", to.call("ne", w.get("mask", xs[-1]), 0), w.get("first", xs[0]), 0)
+def _mask(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return fx.call("where", fx.call("ne", w.get("mask", xs[-1]), 0), w.get("first", xs[0]), 0)
 
 
-def _div(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+def _div(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
     operands = [*(w[role] for role in ("first",) if role in w), *xs, *(w[role] for role in ("constant",) if role in w)]
-    is_float = "float" in to.net.types[node.name].dtype
-    return to.call("div", *operands, rounding_mode=None if is_float else "trunc")
+    is_float = "float" in fx.net.types[node.name].dtype
+    return fx.call("div", *operands, rounding_mode=None if is_float else "trunc")
 
 
-def _mod(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    return _binary("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
+def _mod(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return _binary("fmod" if node.layer.attributes()["truncated"] else "remainder")(fx, node, w, *xs)
 
 
 def _compare(function: str) -> Form:
-    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-        dtype = getattr(to.torch, to.net.types[node.name].dtype)
-        return to.graph.call_method("to", (_binary(function)(to, node, w, *xs), dtype))
+    def form(fx: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        dtype = getattr(fx.torch, fx.net.types[node.name].dtype)
+        return fx.graph.call_method("to", (_binary(function)(fx, node, w, *xs), dtype))
 
     return form
 
 
-def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def _hard_sigmoid(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch's hardsigmoid has a fixed slope of 1/6."""
     layer = node.layer
     assert isinstance(layer, HardSigmoid)
-    return to.call("clamp", to.call("add", to.call("mul", x, layer.slope), layer.shift), 0, 1)
+    return fx.call("clamp", fx.call("add", fx.call("mul", x, layer.slope), layer.shift), 0, 1)
 
 
-def _to_pixels(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def _to_pixels(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     """The usual torch code; unlike ToPixels, it does not map NaN to 0."""
-    y = to.call("add", x, 1)
+    y = fx.call("add", x, 1)
     for function, operand in (("div_", 2), ("mul_", 255)):
-        y = to.graph.call_method(function, (y, operand))
-    return to.graph.call_method("to", (to.graph.call_method("clamp_", (y, 0, 255)), to.torch.uint8))
+        y = fx.graph.call_method(function, (y, operand))
+    return fx.graph.call_method("to", (fx.graph.call_method("clamp_", (y, 0, 255)), fx.torch.uint8))
 
 
-def _cast(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def _cast(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, Cast | ToInts)
-    return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
+    return fx.graph.call_method("to", (x, getattr(fx.torch, node.layer.dtype)))
 
 
 def _call(function: str, **names: str) -> Form:
     """A torch function of x; `names` maps torch's keywords to the layer's attributes."""
 
-    def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    def form(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
         attributes = node.layer.attributes()
-        return to.call(function, x, **{torch_name: attributes[name] for torch_name, name in names.items()})
+        return fx.call(function, x, **{torch_name: attributes[name] for torch_name, name in names.items()})
 
     return form
 
@@ -254,7 +254,7 @@ FORMS: dict[type[Layer], Form] = {
     Conv2d: windows.conv,
     ConvTranspose1d: windows.conv_transpose,
     ConvTranspose2d: windows.conv_transpose,
-    Embedding: lambda to, node, w, x: to.call("embedding", x, w["weight"]),
+    Embedding: lambda fx, node, w, x: fx.call("embedding", x, w["weight"]),
     BatchNorm1d: _batch_norm,
     BatchNorm2d: _batch_norm,
     LayerNorm: _row_norm,
@@ -283,12 +283,12 @@ FORMS: dict[type[Layer], Form] = {
     GreaterOrEqual: _compare("ge"),
     Equal: _compare("eq"),
     MatMul: _binary("matmul"),
-    Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
+    Concat: lambda fx, node, w, *xs: fx.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: windows.interleave,
-    Identity: lambda to, node, w, x: x,
-    Dropout: lambda to, node, w, x: x,
+    Identity: lambda fx, node, w, x: x,
+    Dropout: lambda fx, node, w, x: x,
     Permute: _call("permute", dims="axes"),
-    Reshape: lambda to, node, w, x: to.call("reshape", x, (-1, *to.net.types[node.name].row_shape)),
+    Reshape: lambda fx, node, w, x: fx.call("reshape", x, (-1, *fx.net.types[node.name].row_shape)),
     ToPixels: _to_pixels,
     **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),
     LinearResize: choice.linear_resize,

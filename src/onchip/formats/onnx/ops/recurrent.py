@@ -58,7 +58,7 @@ def _check_supported(graph: GraphReader, op: Op) -> None:
         raise FormatError(f"{op} has peepholes", got=show(op.inputs[_PEEPHOLES]), expected="no peepholes")
     if graph.has(op, _LENGTHS):
         raise FormatError(
-            f"{op}: sequences of different lengths", got=show(op.inputs[_LENGTHS]), expected="all steps of every row",
+            f"{op}: variable-length sequences", got=show(op.inputs[_LENGTHS]), expected="all steps of every row",
             hint="pad the sequences instead of packing them, and select steps after it",
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ def _how(graph: GraphReader, op: Op) -> tuple[Coordinates, Rounding]:
 
 
 def _sizes(graph: GraphReader, op: Op, x: str) -> tuple[list[Dim], list[float]]:
-    """Sizes and scales of every axis of the file, including the batch."""
+    """Output size and scale per axis, batch included."""
     shape = list(graph.shape(x))
     axes = list(range(len(shape)))
     if "axes" in op.attributes:
@@ -93,7 +93,7 @@ def _sizes(graph: GraphReader, op: Op, x: str) -> tuple[list[Dim], list[float]]:
     policy = op.attribute("keep_aspect_ratio_policy", b"stretch")
     if policy != b"stretch":
         if policy not in (b"not_larger", b"not_smaller") or BATCH in [shape[axis] for axis in axes]:
-            expected = "stretch, or not_larger or not_smaller of axes after the batch"
+            expected = "stretch; not_larger or not_smaller only if the batch is not resized"
             raise FormatError(f"{op}: unsupported resize", got=show(policy), expected=expected)
         scale = (min if policy == b"not_larger" else max)(scales[axis] for axis in axes)
         for axis in axes:
@@ -108,7 +108,7 @@ def _check_length(op: Op, values: list[Dim] | list[float], axes: list[int]) -> N
 
 @writes(NearestResize, LinearResize)
 def write_resize(graph: GraphWriter, node: Node) -> None:
-    """By scales if float32 holds them exactly; else by sizes, which can omit the batch from opset 18 on."""
+    """Write scales if exact in float32, else sizes (opset 18 and later, which can omit the batch axis)."""
     layer, row = node.layer, graph.net.input_types(node)[0].row_shape
     assert isinstance(layer, NearestResize | LinearResize)
     if layer.coordinates == "half_pixel_symmetric" and graph.opset < 19:
@@ -122,7 +122,7 @@ def write_resize(graph: GraphWriter, node: Node) -> None:
         graph.emit("Resize", node, [graph.value(node), "", scales], **attributes)
         return
     if graph.opset < 18 or any(scale != size / n for n, size, scale in axes):
-        raise OpsetError("ONNX cannot represent its scales")
+        raise OpsetError("float32 scales cannot represent its sizes")
     sizes = graph.constant(f"{node.name}_sizes", np.array(layer.sizes, np.int64))
     graph.emit("Resize", node, [graph.value(node), "", "", sizes], axes=list(range(1, len(row) + 1)), **attributes)
 
@@ -137,7 +137,7 @@ def read_depth_to_space(graph: GraphReader, op: Op) -> None:
     C, H, W = _image(graph, op, x)
     mode = op.attribute("mode", b"DCR")
     if b < 1 or C % (b * b) or mode not in (b"DCR", b"CRD"):
-        raise FormatError(f"{op}: bad blocks", got=f"{b} of {graph.types[x]}, {show(mode)}", expected="C of b * b * c")
+        raise FormatError(f"{op}: bad blocks", got=f"{b} of {graph.types[x]}, {show(mode)}", expected="b * b divides C")
     c = C // (b * b)
     split, axes = ((b, b, c, H, W), (0, 3, 4, 1, 5, 2)) if mode == b"DCR" else ((c, b, b, H, W), (0, 1, 4, 2, 5, 3))
     _moved(graph, op, x, split, axes, (c, H * b, W * b))
@@ -151,7 +151,7 @@ def read_space_to_depth(graph: GraphReader, op: Op) -> None:
     mode = op.attribute("mode", b"DCR")
     if b < 1 or H % b or W % b or mode not in (b"DCR", b"CRD"):
         got = f"{b} of {graph.types[x]}, {show(mode)}"
-        raise FormatError(f"{op}: bad blocks", got=got, expected="H and W of b * n, DCR or CRD")
+        raise FormatError(f"{op}: bad blocks", got=got, expected="H and W divisible by blocksize, DCR or CRD")
     axes = (0, 3, 5, 1, 2, 4) if mode == b"DCR" else (0, 1, 3, 5, 2, 4)
     _moved(graph, op, x, (C, H // b, b, W // b, b), axes, (b * b * C, H // b, W // b))
 

@@ -1,8 +1,8 @@
-"""ScatterElements: write or add values at indices: one-hot rows, counts, weights of a few experts.
+"""ScatterElements: write or add values at indices, e.g. one-hot rows, counts, expert weights.
 
     y[.., ids[.., k, ..], ..] = updates[.., k, ..]
 
-is x where no id points, else the sum over k of the updates that point there. The ids become one-hot rows.
+Elements without an id keep the data; updates to the same element are added. The ids become one-hot rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MAX_SIZE = 1 << 10  # of the axis: the table is its square
+_MAX_SIZE = 1 << 10  # axis size n: the table is (n, n)
 _EXPECTED = "ids and updates of one shape, the data's except the axis"
 
 
 @reads("ScatterElements", "Scatter")
 def read_scatter_elements(graph: GraphReader, op: Op) -> None:
-    """For duplicate ids in a row, which ONNX leaves undefined, the updates are added."""
+    """ONNX leaves duplicate ids undefined: here, their updates are added."""
     ids, how = graph.value(op, 1), op.attribute("reduction", b"none")
     if how not in (b"none", b"add"):
         raise FormatError(f"{op}: bad attribute 'reduction'", got=show(how), expected="none or add")

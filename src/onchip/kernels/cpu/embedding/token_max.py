@@ -1,4 +1,4 @@
-"""token_max on the CPU: a folded text network up to its features: ids in, maxima over time out, in one pass.
+"""token_max on the CPU: a folded text network up to its features: ids in, max-over-time features out, in one pass.
 
 Idea    A token convolution is a sum of table rows (plan/rewrites/embedding.py). For each batch row, the table rows of
         every position are summed block by block in registers, and only the running maximum is written; parallel

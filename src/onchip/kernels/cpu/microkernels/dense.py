@@ -72,7 +72,7 @@ def dense(
     """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[k, n]) for r < rows, n < N_padded.
 
     src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed in panels (tile.pack).
-    K is blocked by CHUNK, with partial sums in dst; the reduction order is the same for every grouping of the rows.
+    K is blocked by CHUNK, with partial sums in dst; the reduction order is the same for any tiling of the rows.
     Columns are blocked so that a block of dst stays in L2.
     """
     block = max(1, _BLOCK_FLOATS // (max(rows, 1) * PANEL)) * PANEL

@@ -1,4 +1,4 @@
-"""sequence_max: the max over time of sequences of different lengths; after token convolutions, token_max fuses it.
+"""sequence_max: max-over-time pooling of variable-length sequences; after token convolutions, token_max fuses it.
 
 Idea      A sequence ends where its last window does: nothing after it is read. x is (C, P) per row, or NHWC, vectorised
           over channels.

@@ -98,7 +98,7 @@ def _scan_part(
     part              a part function
     before, after     `lanes` states of `size` bytes, the carry-in and carry-out; `after` may be 0: not needed
     sums, published   a state per part for its total, and a flag per part, 0 at first
-    scratch           this worker's: the index of a part, the total before it, and a state
+    scratch           this worker's: the index of a part, its exclusive prefix, and a state
     """
     joined, running, own = ints_at(scratch, 1), scratch + _INDEX_BYTES, scratch + _INDEX_BYTES + size
     lane, index, total = at // parts, at % parts, sums + at * size

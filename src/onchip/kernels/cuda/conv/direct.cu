@@ -1,12 +1,12 @@
 // conv/direct.cu: 1D and 2D convolution and transposed convolution of any shape (FFMA). Sizes are run-time values.
 //
 // Idea    conv_tile: implicit GEMM. A block computes BP output positions x BN channels; k runs over taps and channels
-//         in double-buffered slices of 16. An address in x is the sum of a table entry per position and one per k. A
-//         transposed convolution tiles each phase (output mod stride) separately: no inserted zero is multiplied.
-//         conv_narrow, for few channels of y: 4 channels x 4 positions per thread, PART rows of w staged at a time.
+//         in double-buffered slices of 16. Offsets in x: a table entry per position plus one per k. A transposed
+//         convolution tiles each phase (output mod stride) separately: no inserted zero is multiplied.
+//         conv_narrow, for few output channels: 4 channels x 4 positions per thread, PART rows of w staged at a time.
 //         conv_direct, for groups of very few channels: one output per thread.
-// Order   fma over the phase's taps, then channels, from zero, added to a total every PART elements. Then bias and
-//         activation. The same bits from all three kernels, for any tile and B.
+// Order   k runs over the phase's taps, channels innermost. Partial sums of PART fma are added to a total; then bias,
+//         activation. Bit-identical in all three kernels, for any tile and B.
 // Floor   2 flop per fma. 64 -> 64 channels, 3x3, 32x32, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; 134 MB: 28 us. A
 //         thread's 8 x 4 tile reads 12 elements of shared memory per 32 fma, which keeps it well below peak.
 // Layout  x (B, groups * C, H, W), y (B, groups * N, ...) or NHWC by flags, 16 B aligned. w (taps..., C, groups * N),
@@ -18,12 +18,12 @@
 
 constexpr int DEPTH = 16;  // k per slice
 constexpr int PART = 128;  // K elements per partial sum
-constexpr int OUT_OF_BOUNDS = -(1 << 30);  // out of bounds, whatever is added to it
+constexpr int OUT_OF_BOUNDS = -(1 << 30);  // stays out of bounds after any offset
 constexpr int DIRECT_THREADS = 256;
 constexpr int NARROW_THREADS = 256, PER_THREAD = 4;  // channels, and positions, per thread
 enum Flag : u32 { TRANSPOSED = 1, X_NHWC = 2, Y_NHWC = 4 };
 
-// Axis h or v (columns): outputs phase + phases * q read x at q * step + begin + j * delta by tap first + j * tap_step.
+// Axis h or v (columns): y[phase + phases * q] = sum over j of x[q * step + begin + j * delta] w[first + j * tap_step].
 struct Axis {
     int first, count, begin, delta;  // j < count
 
@@ -63,11 +63,11 @@ struct Block {
     }
 };
 
-struct __align__(16) OutputPosition {  // an output: offset and pixel of its window's first tap
+struct __align__(16) OutputPosition {  // an output's first tap: offset (conv_narrow: of the image), pixel
     long long at;
     int h, w;
 };
-struct __align__(16) Term {  // one k: its offset from there, its pixel, and its row of w
+struct __align__(16) Term {  // one k: offset and pixel from the first tap; row of w
     int at, h, w, row;
 };
 
@@ -134,7 +134,7 @@ conv_tile(const X* __restrict__ x, const acc_t<X>* __restrict__ w, const acc_t<X
     if (threadIdx.x < 2 * DEPTH) terms[threadIdx.x / DEPTH][threadIdx.x % DEPTH] = find_term(threadIdx.x);
     __syncthreads();
 
-    // The next slice in registers. Adjacent threads load adjacent elements: positions, or channels in NHWC.
+    // Prefetch a slice into registers. Adjacent threads load adjacent elements: positions, or channels in NHWC.
     Element x_regs[X_LOADS], w_regs[W_LOADS];
     const OutputPosition first = positions[threadIdx.x % BP];
     const int w_column = threadIdx.x % BN, w_pitch = is_transposed ? N : groups * N;
@@ -181,7 +181,7 @@ conv_tile(const X* __restrict__ x, const acc_t<X>* __restrict__ w, const acc_t<X
     for (int k = 0; k < K; k += DEPTH, current ^= 1) {
         const bool is_more = k + DEPTH < K;
         if (is_more) read_slice(terms[current ^ 1]);
-        // The entries of this slice were last read before the barrier.
+        // All threads read these entries before the barrier: reuse.
         if (threadIdx.x < DEPTH) terms[current][threadIdx.x] = find_term(k + 2 * DEPTH + threadIdx.x);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {

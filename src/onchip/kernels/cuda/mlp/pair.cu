@@ -1,13 +1,13 @@
 // mlp/pair.cu: y = g(f(x u^T + a) w^T + b): two layers whose weights exceed shared memory, in one launch.
 //
 // Idea    The hidden activations never leave the chip. A block has 128 rows of x, 64 per consumer warpgroup, and loops
-//         over H in chunks of 64: a warpgroup computes 64 hidden columns by wgmma, applies f, and uses its registers as
-//         A operand of the gemm with w. The two warpgroups ping-pong: while one applies f, the other issues wgmma. A
+//         over H in chunks of 64: a warpgroup computes 64 hidden columns by wgmma, applies f, and multiplies by
+//         w with the registers as A operand. The two warpgroups ping-pong: one applies f, the other issues wgmma. A
 //         producer warp loads tiles by TMA. Tried a cluster that splits H for few rows: slower.
-// Order   A hidden element is one sum over k, 16 per instruction, then a, f, and a cast to P's type. An element of y is
-//         one sum over H, 16 per instruction, then b. Independent of M.
-// Floor   2 M H (K + N) flop; 4,096 rows of 256-1024-256 in fp16: 4.3 Gflop / 989 Tflop/s = 4.3 us, and 8 MB less to
-//         write and 8 to read than layer by layer. Each block reads all weights from L2: 2 H (K + N) B per 128 rows.
+// Order   Hidden: one sum over K in wgmma steps of 16; then add a, apply f, cast to P's type. y: one sum over H in
+//         steps of 16; then add b, apply g. Independent of M.
+// Floor   2 M H (K + N) flop; 4,096 rows of 256-1024-256 in fp16: 4.3 Gflop / 989 Tflop/s = 4.3 us. Saves writing
+//         and reading 8 MB of hidden activations. Each block reads all weights from L2: 2 H (K + N) B per 128 rows.
 // Layout  x (M, K), u (H, K), w (N, H), y (M, N) row-major; a (H) and b (N) float32 or nullptr.
 // Shared  16 KB per 64 columns of x, STAGES * 32 KB of weights, 1 KB for alignment: 225 KB for K = 256 with 5 stages.
 // Limits  x in P's type; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
@@ -16,9 +16,9 @@
 #include "mma/wgmma.cuh"
 
 constexpr int WARPGROUP = 128, WARPGROUPS = 2, ROWS = 64;  // threads, warpgroups, rows (or columns) per tile
-constexpr int DEPTH = 64, LINE = 128;  // elements, and bytes, of k per TMA tile
+constexpr int DEPTH = 64, LINE = 128;  // k per TMA tile: elements, bytes
 constexpr int TMA_TILE = ROWS * LINE;  // bytes of 64 lines
-constexpr int STAGE = 4 * TMA_TILE;    // 64 hidden columns x 256 of k, or 256 columns x 64 hidden ones
+constexpr int STAGE = 4 * TMA_TILE;    // u: 64 hidden columns x 256 k; w: 256 columns x 64 hidden
 
 // F  the first activation, compiled in: a call would stall the tensor cores
 template <class P, class Y, int BN, int STAGES, class F>

@@ -1,4 +1,4 @@
-"""Max over time of sequences of different lengths: host side of reduction/sequence_max.cu."""
+"""Max-over-time pooling of variable-length sequences: host side of reduction/sequence_max.cu."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-// reduction/short_rows.cuh: stages rows so short that a warp takes 32 or more of them in shared memory. cp.async copies
-// one contiguous chunk, 16 B per lane, without registers; then each thread reads its own row.
+// reduction/short_rows.cuh: stages short rows in shared memory, 32 or more per warp. cp.async copies a warp's
+// contiguous rows, 16 B per lane, bypassing registers; then each thread reads its own rows.
 //
-// Flight  A chunk is some 2 KB: 48 warps per SM have 100 KB, mostly in flight.
+// Memory  About 2 KB per warp: 48 warps per SM keep up to 100 KB in flight.
 // Layout  Shared memory mirrors global memory. Rows aligned to 2, 4 or 8 bytes are read in words of that size without
-//         bank conflicts. Rows of an even number of 16 B get 16 B of padding, for the same reason.
+//         bank conflicts. Rows of a multiple of 32 B are padded by 16 B, for the same reason.
 // Shared  A warp's rows and padding.
-// Limits  Fewer than 2^13 * 16 B per chunk; x and y 16 B aligned.
+// Limits  Fewer than 2^13 * 16 B per warp; x and y 16 B aligned.
 #pragma once
 #include "common/fast_divide.cuh"
 #include "common/accumulator.cuh"
@@ -18,7 +18,7 @@ struct ShortRows {
     uint4* chunks;
     int warp_rows;            // rows per warp
     int pitch;                // row stride in elements
-    SmallDivider row_chunks;  // 16 B words per padded row
+    SmallDivider row_chunks;  // 16 B words per padded row, less the padding
     __device__ __forceinline__ ShortRows(uint4* shared, int N, int warp_rows, const SmallDivider& row_chunks)
         : warp_rows(warp_rows), pitch(N * sizeof(T) % 32 == 0 ? N + PER_CHUNK : N), row_chunks(row_chunks) {
         chunks = shared + threadIdx.x / 32 * (warp_rows * pitch / PER_CHUNK);
@@ -35,7 +35,7 @@ struct ShortRows {
     __device__ __forceinline__ uint4* chunk(int c) const { return chunks + c + quotient(c, row_chunks); }
     __device__ __forceinline__ T* row(int r) const { return reinterpret_cast<T*>(chunks) + r * pitch; }
 
-    // Loads the first `count` elements; only the last rows may end within a 16 B word.
+    // count is a multiple of PER_CHUNK, except at the end of x.
     __device__ __forceinline__ void load(const T* x, int count) const {
         const int lane = threadIdx.x % 32, full_chunks = count / PER_CHUNK, last = full_chunks * PER_CHUNK + lane;
 #pragma unroll 4

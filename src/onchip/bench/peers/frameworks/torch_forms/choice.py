@@ -25,20 +25,20 @@ from onchip.network.recipe import Array
 _LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the rank of a row
 
 
-def select(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def select(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     """By a torch function if there is one, else axis by axis."""
-    layer, x_type = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, fx.net.types[node.inputs[0]]
     assert isinstance(layer, Selection)
     row, is_float = x_type.row_shape, "float" in x_type.dtype
     if isinstance(layer, Pad) and layer.mode == "constant":
-        return to.pad(x, layer.pads[: len(row)], layer.pads[len(row) :], layer.value if is_float else int(layer.value))
+        return fx.pad(x, layer.pads[: len(row)], layer.pads[len(row) :], layer.value if is_float else int(layer.value))
     if isinstance(layer, Tile):
-        return to.call("tile", x, (1, *layer.repeats))
+        return fx.call("tile", x, (1, *layer.repeats))
     if isinstance(layer, NearestResize) and is_float and (mode := _nearest_mode(layer, row)):
-        return to.call("interpolate", x, layer.sizes[1:], mode=mode)
+        return fx.call("interpolate", x, layer.sizes[1:], mode=mode)
     for axis, index in enumerate(layer.source_indices(row), start=1):
         if index is not None:
-            x = _take(to, x, axis, index)
+            x = _take(fx, x, axis, index)
     return x
 
 
@@ -55,67 +55,67 @@ def _is_image(layer: NearestResize | LinearResize, row: tuple[int, ...]) -> bool
     return is_exact and 2 <= len(row) <= 4 and layer.sizes[0] == row[0]
 
 
-def _take(to: Builder, x: Value, axis: int, index: Array) -> Value:
+def _take(fx: Builder, x: Value, axis: int, index: Array) -> Value:
     """Values of x at these indices of an axis: a view if they are equally spaced."""
     step = int(index[1] - index[0]) if len(index) > 1 else 1
     leading = [slice(None)] * axis
     if len(index) and step and np.array_equal(index, index[0] + step * np.arange(len(index))):
         low, high = int(index.min()), int(index.max())
-        y = to.getitem(x, *leading, slice(low, high + 1, abs(step)))
-        return y if step > 0 else to.call("flip", y, (axis,))
-    return to.call("index_select", x, axis, to.constant(index))
+        y = fx.getitem(x, *leading, slice(low, high + 1, abs(step)))
+        return y if step > 0 else fx.call("flip", y, (axis,))
+    return fx.call("index_select", x, axis, fx.constant(index))
 
 
-def linear_resize(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    layer, row = node.layer, to.net.types[node.inputs[0]].row_shape
+def linear_resize(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer, row = node.layer, fx.net.types[node.inputs[0]].row_shape
     assert isinstance(layer, LinearResize)
     at_corners = layer.coordinates == "align_corners"
     if _is_image(layer, row) and (at_corners or layer.coordinates == "half_pixel"):
-        return to.call("interpolate", x, layer.sizes[1:], mode=_LINEAR[len(row)], align_corners=at_corners)
+        return fx.call("interpolate", x, layer.sizes[1:], mode=_LINEAR[len(row)], align_corners=at_corners)
     for axis, taps in enumerate(layer.taps(row), start=1):
         if taps is not None:
-            low, high = (to.call("index_select", x, axis, to.constant(end)) for end in (taps.low, taps.high))
+            low, high = (fx.call("index_select", x, axis, fx.constant(end)) for end in (taps.low, taps.high))
             share = taps.share.astype(np.float32).reshape(-1, *(1,) * (len(row) - axis))
-            x = to.call("lerp", low, high, to.constant(share))
+            x = fx.call("lerp", low, high, fx.constant(share))
     return x
 
 
-def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def argument(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch's function returns the first of equal values."""
-    layer, x_type = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, fx.net.types[node.inputs[0]]
     assert isinstance(layer, ArgMax | ArgMin)
     function, axis = layer.kind.lower(), row_axis(layer.axis, x_type)
     if not layer.last:
-        return to.call(function, x, axis, layer.keep)
-    return to.call(
-        "rsub", to.call(function, to.call("flip", x, (axis,)), axis, layer.keep), int(x_type.shape[axis]) - 1
+        return fx.call(function, x, axis, layer.keep)
+    return fx.call(
+        "rsub", fx.call(function, fx.call("flip", x, (axis,)), axis, layer.keep), int(x_type.shape[axis]) - 1
     )
 
 
-def top_k(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+def top_k(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     """torch's function may order equal values differently."""
-    layer, x_type = node.layer, to.net.types[node.inputs[0]]
+    layer, x_type = node.layer, fx.net.types[node.inputs[0]]
     assert isinstance(layer, TopK | ArgTopK)
-    found = to.call("topk", x, layer.k, row_axis(layer.axis, x_type), layer.largest)
-    return to.getitem(found, int(isinstance(layer, ArgTopK)))
+    found = fx.call("topk", x, layer.k, row_axis(layer.axis, x_type), layer.largest)
+    return fx.getitem(found, int(isinstance(layer, ArgTopK)))
 
 
-def cum_sum(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    layer, x_type = node.layer, to.net.types[node.inputs[0]]
+def cum_sum(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer, x_type = node.layer, fx.net.types[node.inputs[0]]
     assert isinstance(layer, CumSum)
     axis = row_axis(layer.axis, x_type)
-    x = to.call("flip", x, (axis,)) if layer.reverse else x
+    x = fx.call("flip", x, (axis,)) if layer.reverse else x
     if layer.exclusive:  # shifted by one, with a leading 0
         later_axes = len(x_type.shape) - 1 - axis
-        x = to.pad(x, (1, *(0,) * later_axes), (-1, *(0,) * later_axes), 0)
-    y = to.call("cumsum", x, axis, dtype=getattr(to.torch, x_type.dtype) if "float" not in x_type.dtype else None)
-    return to.call("flip", y, (axis,)) if layer.reverse else y
+        x = fx.pad(x, (1, *(0,) * later_axes), (-1, *(0,) * later_axes), 0)
+    y = fx.call("cumsum", x, axis, dtype=getattr(fx.torch, x_type.dtype) if "float" not in x_type.dtype else None)
+    return fx.call("flip", y, (axis,)) if layer.reverse else y
 
 
-def sequence_max(to: Builder, node: Node, w: Weights, x: Value, lengths: Value) -> Value:
-    layer, P = node.layer, to.net.types[node.inputs[0]].row_shape[1]
+def sequence_max(fx: Builder, node: Node, w: Weights, x: Value, lengths: Value) -> Value:
+    layer, P = node.layer, fx.net.types[node.inputs[0]].row_shape[1]
     assert isinstance(layer, SequenceMax)
-    ends = to.constant(np.arange(P) * layer.stride + layer.window)
-    inside = to.call("ge", to.call("reshape", lengths, (-1, 1, 1)), ends)
-    largest = to.call("amax", to.call("where", inside, x, -np.inf), -1)
-    return to.call("where", to.getitem(inside, slice(None), slice(None), 0), largest, 0.0)  # 0: no window fits
+    ends = fx.constant(np.arange(P) * layer.stride + layer.window)
+    inside = fx.call("ge", fx.call("reshape", lengths, (-1, 1, 1)), ends)
+    largest = fx.call("amax", fx.call("where", inside, x, -np.inf), -1)
+    return fx.call("where", fx.getitem(inside, slice(None), slice(None), 0), largest, 0.0)  # 0: no window fits

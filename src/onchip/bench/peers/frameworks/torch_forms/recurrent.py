@@ -13,84 +13,84 @@ _GATES = {LSTM: (0, 2, 3, 1), GRU: (1, 0, 2), RNN: (0,)}  # torch's gate order, 
 _ROLES = ("input", "recurrence", "input_bias", "bias")  # of a direction's weights, in torch's order
 
 
-def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
+def recurrent(fx: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
     layer = node.layer
     assert isinstance(layer, Recurrent)
     if isinstance(layer, GRU) and not layer.reset_after:
-        return _steps(to, node, w, x, *states)
-    x, weights = _input_and_weights(to, node, x)
+        return _steps(fx, node, w, x, *states)
+    x, weights = _input_and_weights(fx, node, x)
     D, H = layer.directions, weights["recurrence"].shape[-1]
-    row = to.net.types[node.inputs[0]].row_shape
-    x = to.call("reshape", x, (-1, row[-2], weights["input"].shape[-1])) if len(row) > 2 else x
+    row = fx.net.types[node.inputs[0]].row_shape
+    x = fx.call("reshape", x, (-1, row[-2], weights["input"].shape[-1])) if len(row) > 2 else x
     is_reverse = layer.direction == "reverse"  # torch has no such direction: flip the steps before and after
-    x = to.call("flip", x, (1,)) if is_reverse else x
+    x = fx.call("flip", x, (1,)) if is_reverse else x
     if states:
-        first = [to.call("permute", to.call("reshape", state, (-1, D, H)), (1, 0, 2)) for state in states]
-        first = [to.graph.call_method("contiguous", (state,)) for state in first]
+        first = [fx.call("permute", fx.call("reshape", state, (-1, D, H)), (1, 0, 2)) for state in states]
+        first = [fx.graph.call_method("contiguous", (state,)) for state in first]
     else:
-        B = to.graph.call_method("size", (x, 0))
-        first = [to.graph.call_method("new_zeros", (x, (D, B, H)))] * layer.states
-    parameters = [to.constant(weights[role][d]) for d in range(D) for role in _ROLES if role in weights]
+        B = fx.graph.call_method("size", (x, 0))
+        first = [fx.graph.call_method("new_zeros", (x, (D, B, H)))] * layer.states
+    parameters = [fx.constant(weights[role][d]) for d in range(D) for role in _ROLES if role in weights]
     function = f"rnn_{layer.activation}" if isinstance(layer, RNN) else layer.kind.lower()
     initial = first if isinstance(layer, LSTM) else first[0]
     has_bias, is_bidirectional = "bias" in weights, D == 2
-    outputs = to.call(function, x, initial, parameters, has_bias, 1, 0.0, False, is_bidirectional, True)  # batch first
-    shape = (-1, *to.net.types[node.name].row_shape)
+    outputs = fx.call(function, x, initial, parameters, has_bias, 1, 0.0, False, is_bidirectional, True)  # batch first
+    shape = (-1, *fx.net.types[node.name].row_shape)
     output = layer.attributes()["output"]
     if output == "sequence":
-        y = to.getitem(outputs, 0)
-        y = to.call("flip", y, (1,)) if is_reverse else y
+        y = fx.getitem(outputs, 0)
+        y = fx.call("flip", y, (1,)) if is_reverse else y
     else:  # (D, B, H)
-        y = to.call("permute", to.getitem(outputs, 2 if output == "cell" else 1), (1, 0, 2))
-    return to.call("reshape", y, shape)
+        y = fx.call("permute", fx.getitem(outputs, 2 if output == "cell" else 1), (1, 0, 2))
+    return fx.call("reshape", y, shape)
 
 
-def _input_and_weights(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, Array]]:
+def _input_and_weights(fx: Builder, node: Node, x: Value) -> tuple[Value, dict[str, Array]]:
     """The input of torch's function, and its weights (D, ...) by role, including those of the preceding Linear if it
     has no other reader; else the input weights only permute gates into torch's order.
     """
     layer = node.layer
     assert isinstance(layer, Recurrent)
-    R = to.array(node.weights["recurrence"])
+    R = fx.array(node.weights["recurrence"])
     D, W, H = R.shape
     order = (np.array(_GATES[type(layer)])[:, None] * H + np.arange(H)).reshape(-1)
     matrix = np.eye(D * W, dtype=R.dtype)
     biases: dict[str, Array] = {}
-    linear = to.producer_with_one_reader(node.inputs[0])
+    linear = fx.producer_with_one_reader(node.inputs[0])
     if linear is not None and isinstance(linear.layer, Linear):
-        x, matrix = to.values[linear.inputs[0]], to.array(linear.weights["weight"])
+        x, matrix = fx.values[linear.inputs[0]], fx.array(linear.weights["weight"])
         if "bias" in linear.weights:
-            biases["input_bias"] = to.array(linear.weights["bias"])
+            biases["input_bias"] = fx.array(linear.weights["bias"])
     weights = {"input": matrix.reshape(D, W, -1)[:, order], "recurrence": R[:, order]}
     if biases or "bias" in node.weights:
         inner = np.zeros((D, W), R.dtype)  # the GRU's bias of the new state: the last gate in both orders
         if "bias" in node.weights:
-            inner[:, W - H :] = to.array(node.weights["bias"])
+            inner[:, W - H :] = fx.array(node.weights["bias"])
         weights["input_bias"] = biases.get("input_bias", np.zeros(D * W, R.dtype)).reshape(D, W)[:, order]
         weights["bias"] = inner
     return x, weights
 
 
-def _steps(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
+def _steps(fx: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
     """A GRU that resets before its gemm, which torch lacks: step by step."""
     layer = node.layer
     assert isinstance(layer, GRU)
-    S, W = to.net.types[node.inputs[0]].row_shape[-2:]
+    S, W = fx.net.types[node.inputs[0]].row_shape[-2:]
     D = layer.directions
     width, H = W // D, W // D // 3
     outputs = []
     for d in range(D):
-        R = to.getitem(w["recurrence"], d)
-        gates, new = to.getitem(R, slice(0, 2 * H)), to.getitem(R, slice(2 * H, None))
-        h = to.getitem(states[0], ..., d, slice(None)) if states else None
+        R = fx.getitem(w["recurrence"], d)
+        gates, new = fx.getitem(R, slice(0, 2 * H)), fx.getitem(R, slice(2 * H, None))
+        h = fx.getitem(states[0], ..., d, slice(None)) if states else None
         steps: dict[int, Value] = {}
         for s in range(S)[:: -1 if (layer.direction, d) in (("reverse", 0), ("bidirectional", 1)) else 1]:
-            gx = to.getitem(x, ..., s, slice(d * width, (d + 1) * width))
-            h = to.call("zeros_like", to.getitem(gx, ..., slice(0, H))) if h is None else h
-            zr = to.call("sigmoid", to.call("add", to.getitem(gx, ..., slice(0, 2 * H)), to.call("linear", h, gates)))
-            z, r = to.getitem(zr, ..., slice(0, H)), to.getitem(zr, ..., slice(H, None))
-            update = to.call("linear", to.call("mul", r, h), new)
-            n = to.call("tanh", to.call("add", to.getitem(gx, ..., slice(2 * H, None)), update))
-            h = steps[s] = to.call("lerp", n, h, z)
-        outputs.append(to.call("stack", [steps[s] for s in range(S)], -2) if layer.output == "sequence" else h)
-    return to.call("cat", outputs, -1)
+            gx = fx.getitem(x, ..., s, slice(d * width, (d + 1) * width))
+            h = fx.call("zeros_like", fx.getitem(gx, ..., slice(0, H))) if h is None else h
+            zr = fx.call("sigmoid", fx.call("add", fx.getitem(gx, ..., slice(0, 2 * H)), fx.call("linear", h, gates)))
+            z, r = fx.getitem(zr, ..., slice(0, H)), fx.getitem(zr, ..., slice(H, None))
+            update = fx.call("linear", fx.call("mul", r, h), new)
+            n = fx.call("tanh", fx.call("add", fx.getitem(gx, ..., slice(2 * H, None)), update))
+            h = steps[s] = fx.call("lerp", n, h, z)
+        outputs.append(fx.call("stack", [steps[s] for s in range(S)], -2) if layer.output == "sequence" else h)
+    return fx.call("cat", outputs, -1)

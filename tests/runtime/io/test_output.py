@@ -10,6 +10,7 @@ from onchip.errors import InputError, OutputError
 from onchip.network.build import sequential
 from onchip.network.layers import Reshape
 from onchip.network.types import TensorType
+from onchip.runtime.io import output as module
 from onchip.runtime.io.output import ChunkRecord, open_output
 from onchip.runtime.io.slices import SliceFile, digest_rows, has_token, make_line
 
@@ -156,6 +157,21 @@ def test_work_of_a_while_is_kept_when_it_is_stopped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fail_after(tmp_path / "y.npy", [0], KeyboardInterrupt(), keep_s=0.0)
     assert {p.name for p in tmp_path.iterdir()} == {"y.npy.partial", "y.npy.manifest"}
+
+
+@pytest.mark.parametrize("name", ["open_locked", "open_owned"])
+def test_a_run_that_is_stopped_as_it_opens_its_files_leaves_none(tmp_path, monkeypatch, name):
+    real = getattr(module, name)
+
+    def open_and_stop(path):
+        monkeypatch.setattr(module, name, real)
+        real(path).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, name, open_and_stop)
+    with pytest.raises(KeyboardInterrupt), open_output(tmp_path / "y.npy", NET, 10):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_runs_do_not_write_one_output(tmp_path):

@@ -134,18 +134,21 @@ class PartialOutput:
         token = os.urandom(8).hex()
         self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *t.row_shape), t.dtype, token)
         self._file: SliceFile | None = None
-        self._manifest = self._lock_manifest()
         self._first_record_s, self._has_begun, self.is_resumed = 0.0, False, False
-        has_lines = bool(self._manifest.read(1))
+        self.found = True
         try:
-            self.found = has_lines or self.data_path.exists()  # files of an earlier run
+            self._manifest = self._lock_manifest()
+            self.found = bool(self._manifest.read(1)) or self.data_path.exists()  # files of an earlier run
             if resume:
                 self._read_manifest()
             open_owned(self.data_path).close()  # anything else with this name is refused now, not after the work
-        except BaseException:
-            self.close()
-            if not has_lines:
-                self.manifest_path.unlink(missing_ok=True)
+        except BaseException as error:
+            if hasattr(self, "_manifest"):
+                is_new = not self.found and not self.data_path.is_symlink()
+                if is_new and not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+                    self._remove()
+                self.close()
+            self._remove_empty_manifest()
             raise
 
     def begin(self, plan: Mapping[str, Any], cuts: tuple[int, ...]) -> None:
@@ -234,6 +237,14 @@ class PartialOutput:
         for path in (self.data_path, self.manifest_path):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def _remove_empty_manifest(self) -> None:
+        """Remove what this run created before it failed or was stopped; a locked manifest is another run's."""
+        with contextlib.suppress(OSError, OutputError):
+            if (file := open_locked(self.manifest_path)) is not None:
+                if not file.read(1):
+                    self.manifest_path.unlink(missing_ok=True)
+                file.close()
 
     # -- the manifest --------------------------------------------------------------------------------------
 

@@ -316,7 +316,7 @@ def test_a_nan_stays_in_its_row(precision):
 @pytest.mark.parametrize("name", ["decode", "odd widths", "71 columns", "128 wide", "many outputs", "long rows"])
 def test_the_product_of_other_chips(name, precision, monkeypatch):
     """mma.sync runs on Hopper too."""
-    monkeypatch.setattr(mlp_tensor_core, "product", lambda arch: "ByMma")
+    monkeypatch.setattr(mlp_tensor_core, "instruction", lambda arch: "ByMma")
     net = NETWORKS[name]
     engine = onchip.compile(net, "cuda", precision)
     if engine.plan.groups[0].claim.kernel != "mlp_tensor_core":

@@ -187,18 +187,25 @@ def random_inputs(net: Network, seed: int, rows: int = ROWS, draw: int = 0) -> t
             for row, value in zip(flat[-len(special) :], special, strict=True):
                 row[rng.integers(max(1, row.size)) :][:1] = value
             made.append(x.astype(dtype))
-        elif given.dtype in ID_DTYPES:
-            low = 1 if name in divisors else 0  # a division of ints by 0 is an error
-            made.append(rng.integers(low, min(VOCABULARY, limits.get(name, VOCABULARY)), shape).astype(dtype))
         else:
-            low, high = (0, 2) if given.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
-            made.append(rng.integers(low, high, shape).astype(dtype))
+            if given.dtype in ID_DTYPES:
+                low, high = 0, min(VOCABULARY, limits.get(name, VOCABULARY))
+            else:
+                low, high = (0, 2) if given.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+            x = rng.integers(low, high, shape).astype(dtype)
+            if name in divisors:
+                x[x == 0] = 1  # a division of ints by 0 is an error
+            made.append(x)
     return tuple(made)
 
 
 def _divisors(net: Network) -> set[str]:
-    """Values that others are divided by."""
-    return {node.inputs[-1] for node in net.nodes if isinstance(node.layer, Div | Mod)}
+    """Values that others are divided by, and those that a divisor is another view of."""
+    found = {node.inputs[-1] for node in net.nodes if isinstance(node.layer, Div | Mod)}
+    for node in reversed(net.nodes):
+        if node.name in found and len(node.inputs) == 1:
+            found.add(node.inputs[0])
+    return found
 
 
 def verify(net: Network, seed: int, device: str = "cpu", precision: str = "fp32") -> str:

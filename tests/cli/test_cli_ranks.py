@@ -247,5 +247,4 @@ def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert "device: cuda:0; 4 ranks on 1 machine" in err
-    assert re.search(r"^rank [123] on \S+: cuda:0$", err, re.M)
     assert same_files(tmp_path, name, f"four-{name}")

@@ -56,7 +56,7 @@ def test_faces(cli, tmp_path, rows, precision):
     assert_right(faces.network(), z[:200], y[:200], precision)
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-fold",), ("--precision", "fp16")], ids=["fp32", "no fold", "fp16"])
+@pytest.mark.parametrize("flags", [(), ("--without", "fold"), ("--precision", "fp16")], ids=["fp32", "no fold", "fp16"])
 def test_sentiment(cli, tmp_path, rows, flags):
     made, y = outputs(cli, tmp_path, "sentiment", rows, *flags)
     assert len(made) > 1

@@ -90,7 +90,11 @@ def requested(monkeypatch):
 
 @pytest.mark.parametrize(
     ("flags", "without"),
-    [([], ()), (["--no-fold"], ("fold",)), (["--no-early", "--no-phases", "--no-merge"], ("merge", "phases", "early"))],
+    [
+        ([], ()),
+        (["--without", "fold"], ("fold",)),
+        (["--without", "early,phases", "--without", "Merge"], ("merge", "phases", "early")),
+    ],
 )
 def test_rewrites_can_be_left_out(cli, tmp_path, words, requested, flags, without):
     base = ["run", "sentiment", "inputs.bin", "--weights", "params.bin", "-o", "y.npy", "--json"]
@@ -218,7 +222,7 @@ def test_bad_text(cli, tmp_path, pictures, change, words_, target):
 
 
 def test_phases_can_be_left_out(cli, tmp_path, pictures):
-    for flags, split in ([], True), (["--no-phases"], False):
+    for flags, split in ([], True), (["--without", "phases"], False):
         ran = cli("run", "faces", "input.txt", "--weights", "network.bin", "-o", "y.npy", "--json", *flags)
         assert ("split tconv1" in str(json.loads(ran.out)["plan"]["rewrites"])) == split
         assert_right(np.load(tmp_path / "y.npy"), *pictures)

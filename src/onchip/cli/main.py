@@ -116,9 +116,12 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] in ([], ["help"]):
         args = [*args[1:], "--help"]
+    from onchip.cli.old_flags import replace_old_flags
+
+    current = replace_old_flags(args)
     try:
         only = args[0] if args[0] in COMMANDS else ""  # load only this command
-        code = build_app(only)(args=args, prog_name="onchip", standalone_mode=False, obj=args)
+        code = build_app(only)(args=current, prog_name="onchip", standalone_mode=False, obj=current)
     except Exception as error:
         if not hasattr(error, "show"):  # only option parser errors have it; their class depends on the version
             raise

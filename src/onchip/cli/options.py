@@ -66,16 +66,15 @@ Commit = Annotated[
     Option(metavar="SHA", help="Commit for the result file, if the tree has no .git."),
 ]
 Seed = Annotated[int | None, Option(help="Seed of the random rows of --count; 0 if not given.")]
-NoFold = Annotated[
-    bool, Option("--no-fold", help="Disable a rewrite: fold embeddings and batch norms into other layers.")
-]
-NoMerge = Annotated[bool, Option("--no-merge", help="Disable a rewrite: merge linear layers and convolutions.")]
-NoWindows = Annotated[
-    bool, Option("--no-windows", help="Disable a rewrite: convert convolutions of one window to linear layers.")
-]
-NoPhases = Annotated[bool, Option("--no-phases", help="Disable a rewrite: split transposed convolutions into phases.")]
-NoEarly = Annotated[
-    bool, Option("--no-early", help="Disable a rewrite: apply activations before phases are interleaved.")
+Without = Annotated[
+    list[str] | None,
+    Option(
+        "--without",
+        metavar="NAME,NAME",
+        help="Disable rewrites: fold (embeddings and batch norms into other layers), merge (linear layers and "
+        "convolutions), windows (convolutions of one window to linear layers), phases (transposed convolutions split "
+        "into phases), early (activations before phases are interleaved).",
+    ),
 ]
 Tables = Annotated[str, Option(help="Dtype of folded embedding tables: fp32, fp16, bf16 or fp8.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
@@ -85,10 +84,14 @@ Verbose = Annotated[
 ]
 
 
-def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
-    """The rewrites that the user disabled, by their names in Job."""
-    requested = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
-    return tuple(name for name, off in requested.items() if off)
+def parse_without(texts: list[str] | None) -> tuple[str, ...]:
+    """["phases,fold", "early"] -> ("fold", "phases", "early"): the disabled rewrites, in the order of Job."""
+    from onchip.network.names import known_name
+    from onchip.plan.kernel import OPTIONAL_REWRITES
+
+    names = [name.strip() for text in texts or [] for name in text.split(",")]
+    chosen = [known_name(name, OPTIONAL_REWRITES, "rewrite", hint="--without fold,merge") for name in names]
+    return tuple(name for name in OPTIONAL_REWRITES if name in chosen)
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:

@@ -12,17 +12,13 @@ from onchip.cli.options import (
     Io,
     Json,
     Model,
-    NoEarly,
-    NoFold,
-    NoMerge,
-    NoPhases,
-    NoWindows,
     PlanDevice,
     Precision,
     Shape,
     Tables,
-    left_out,
+    Without,
     parse_shapes,
+    parse_without,
 )
 from onchip.cli.output import print_json, print_message, terminal_width
 
@@ -38,11 +34,7 @@ def plan(
         str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
     ] = "",
     optimiser: Annotated[str, Option(help="With --train: sgd, momentum, adam or adamw.")] = "sgd",
-    no_fold: NoFold = False,
-    no_merge: NoMerge = False,
-    no_windows: NoWindows = False,
-    no_phases: NoPhases = False,
-    no_early: NoEarly = False,
+    without: Without = None,
     tables: Tables = "fp32",
     nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on N machines.")] = None,
     gpus_per_node: Annotated[int | None, Option(metavar="N", help="GPUs per machine.")] = None,
@@ -65,7 +57,7 @@ def plan(
     from onchip.runtime.placement import plan_and_reason
     from onchip.workloads import load
 
-    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)
+    job = Job(precision, batch, train, optimiser, parse_without(without), tables)
     planned, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
     predicted = []
     if nodes is not None or gpus_per_node is not None:

@@ -16,19 +16,15 @@ from onchip.cli.options import (
     Io,
     Json,
     Model,
-    NoEarly,
-    NoFold,
-    NoMerge,
-    NoPhases,
-    NoWindows,
     Precision,
     Seed,
     Shape,
     Tables,
     Threads,
     Verbose,
-    left_out,
+    Without,
     parse_shapes,
+    parse_without,
 )
 from onchip.cli.output import print_device, print_json, print_message, progress, ranks_progress, rate
 from onchip.errors import InputError, OnchipError, printable
@@ -88,11 +84,7 @@ def run(
     scale: Annotated[
         float | None, Option(help="Convert rows to the network's float type and divide them by this.")
     ] = None,
-    no_fold: NoFold = False,
-    no_merge: NoMerge = False,
-    no_windows: NoWindows = False,
-    no_phases: NoPhases = False,
-    no_early: NoEarly = False,
+    without: Without = None,
     tables: Tables = "fp32",
     debug: Annotated[
         bool, Option("--debug", help="On a GPU: synchronise after every launch and name the kernel that failed.")
@@ -195,7 +187,7 @@ def run(
         classes = net.meaning.classes
         if top is not None:
             check_top(top, classes)
-        without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
+        disabled = parse_without(without)
         opened = _open_sources(net, rows, named, count, seed, scale, padding)
         with _naming_stdin(rows if is_piped else None), opened as sources:
             notes = [*weights_note(model, weights, net)]
@@ -205,7 +197,7 @@ def run(
             total = len(sources[0])
             # All rows of the job, not of a chunk or a rank: work done once is amortised over all of them, and the plan,
             # and so the bits, do not depend on the number of ranks.
-            job = Job(precision, max(1, total), without=without, tables=tables)
+            job = Job(precision, max(1, total), without=disabled, tables=tables)
             if ranks == "auto" and found.size == 1:
                 chosen_ranks, why = ranks_for(net, device, job)
                 print_message(f"ranks: {chosen_ranks} (auto: {why})")
@@ -251,7 +243,7 @@ def run(
             "output": None if output is None else str(output),
             "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": chosen,
             "ranks": found.size, "resumed_rows": report.resumed_rows,
-            "precision": precision, "io": io or None, "tables": tables, "without": without,
+            "precision": precision, "io": io or None, "tables": tables, "without": disabled,
             "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
             "bad_rows": report.bad_rows, "first_bad_row": report.first_bad_row,

@@ -7,7 +7,7 @@ QUICK  := tests/test_architecture.py tests/network tests/formats/test_csv_rows.p
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
 KERNELS := onchip.kernels.cuda onchip.ladders
-BOUNDS := tests/cli/test_cli_main.py tests/cli/test_quick_parse.py tests/cli/test_cli_demo.py tests/formats/onnx/test_layers.py \
+BOUNDS := tests/cli/test_cli_main.py tests/cli/test_values.py tests/cli/test_cli_demo.py tests/formats/onnx/test_layers.py \
           tests/kernels/cpu/mlp/test_fused.py tests/runtime/test_engine.py tests/train/test_fit_many.py
 
 .PHONY: demo test test-all test-bounds quick check check-kernels sanitize bench bench-h200 docs clean

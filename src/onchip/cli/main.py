@@ -90,11 +90,11 @@ def build_app(only: str = "") -> typer.Typer:
 
     import typer
 
-    from onchip.cli.quick_parse import QuickCommand, QuickGroup
+    from onchip.cli.values import Command, Group
 
     # Plain help: examples stay on one line and can be copied.
     app = typer.Typer(
-        cls=QuickGroup, rich_markup_mode=None, pretty_exceptions_enable=False,
+        cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def build_app(only: str = "") -> typer.Typer:
 
     for name in (only,) if only else COMMANDS:
         command = getattr(importlib.import_module(f"onchip.cli.{name}"), name)
-        app.command(name, cls=QuickCommand)(command)
+        app.command(name, cls=Command)(command)
     return app
 
 

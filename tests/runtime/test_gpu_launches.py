@@ -19,9 +19,9 @@ from onchip.kernels.cuda.common.program import (
     Program,
     Scratch,
     Steps,
-    Struct,
     UInt32,
     Weight,
+    pointers_first,
 )
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -144,7 +144,7 @@ def test_pointers_in_a_struct_are_those_of_the_call(gpu, driver, program, monkey
     monkeypatch.setattr(
         driver, "argument", lambda kernel, number, at: ctypes.string_at(at, (1, 44, 1, 1)[number]), raising=True
     )
-    told = Struct((Input(1), Weight("w"), Scratch(24), Output(0), Int64(-1)), b"abcd")
+    told = pointers_first((Input(1), Weight("w"), Scratch(24), Output(0), Int64(-1)), b"abcd")
     config = LaunchConfig((1, 1, 1), (32, 1, 1), 0)
     launch = KernelLaunch(program, config, (Input(0), told, UInt32(5), Int64(6)), Budget(32))
     with gpu:

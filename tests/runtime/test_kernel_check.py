@@ -56,7 +56,6 @@ def package(tmp_path, monkeypatch):
             (tmp_path / folder / "__init__.py").write_text("")
         (tmp_path / "planted" / "inner" / "greedy.cu").write_text(KERNEL)
         (tmp_path / "planted" / "inner" / "greedy.py").write_text(f"{MODULE}INSTANCES = ({instances},)\n")
-        (tmp_path / "planted" / "again.py").write_text("from planted.inner.greedy import INSTANCES\n")
         return "planted"
 
     yield make

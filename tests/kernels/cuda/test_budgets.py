@@ -34,9 +34,8 @@ WITHOUT_A_LAUNCH = ("view", "permute")  # of their own: permute uses common/perm
 @pytest.mark.parametrize(
     "kernel", [k for k in KERNELS if k.name not in WITHOUT_A_LAUNCH], ids=lambda kernel: kernel.name
 )
-def test_every_kernel_has_instances_for_the_architectures_it_names(kernel):
+def test_every_kernel_has_instances_with_names_of_their_own(kernel):
     module = importlib.import_module(type(kernel).__module__)
     assert module in MODULES, f"{module.__name__} has no INSTANCES"
-    assert module.ARCHITECTURES
     names = [instance.name for instance in module.INSTANCES]
     assert len(set(names)) == len(names)

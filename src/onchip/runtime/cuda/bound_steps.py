@@ -80,11 +80,10 @@ class BoundSteps:
                 return word
             case TensorMap(of) | WindowMap(of):
                 return self._set_pointer(TensorMapArgument(self._gpu, argument), of)
-            case Struct(pointers, data):
-                whole = ctypes.create_string_buffer(8 * len(pointers) + len(data))
-                for i, pointer in enumerate(pointers):
-                    self._set_pointer(ctypes.c_uint64.from_buffer(whole, 8 * i), pointer)
-                ctypes.memmove(ctypes.addressof(whole) + 8 * len(pointers), data, len(data))
+            case Struct(data, pointers):
+                whole = ctypes.create_string_buffer(data, len(data))
+                for offset, pointer in pointers:
+                    self._set_pointer(ctypes.c_uint64.from_buffer(whole, offset), pointer)
                 return whole
             case _:
                 return self._set_pointer(ctypes.c_uint64(0), argument)

@@ -2,9 +2,10 @@
 
 python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders [--sample 4]
 
-It reads INSTANCES and ARCHITECTURES of the modules in these packages. It exits with 1 if a kernel does not compile,
-exceeds its budget of registers, spills or shared memory, has its wgmma serialised, or fits no chip. With --sample N it
-compiles for Hopper the first instance of each kernel of a file and every N-th after it, and every N-th for other chips.
+It reads INSTANCES of the modules in these packages, and ARCHITECTURES of those that do not run on every chip. It exits
+with 1 if a kernel does not compile, exceeds its budget of registers, spills or shared memory, has its wgmma serialised,
+or fits no chip. With --sample N it compiles for Hopper the first instance of each kernel of a file and every N-th after
+it, and every N-th for other chips.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 
 from onchip.errors import OnchipError, PlanError
-from onchip.kernels.cuda.common.program import Instance
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Instance
 from onchip.plan.device import H200, Device
 from onchip.runtime.cuda.nvrtc import Binary, compile_program
 
@@ -72,19 +73,19 @@ class Outcome:
 
 
 def find_modules(packages: Iterable[str]) -> list[ModuleType]:
-    """The modules in these packages, recursively, that have INSTANCES and ARCHITECTURES."""
+    """The modules in these packages, recursively, that have INSTANCES."""
     names = [
         info.name
         for package in packages
         for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
     ]
     modules = map(importlib.import_module, names)
-    return [module for module in modules if hasattr(module, "INSTANCES") and hasattr(module, "ARCHITECTURES")]
+    return [module for module in modules if hasattr(module, "INSTANCES")]
 
 
 def tasks_of(module: ModuleType, archs: Iterable[str] = DEVICES) -> list[Task]:
-    """Every instance of a module, in order, for every architecture that it declares."""
-    declared = [arch for arch in archs if arch in module.ARCHITECTURES]
+    """Every instance of a module, in order, for every architecture that it runs on."""
+    declared = [arch for arch in archs if arch in getattr(module, "ARCHITECTURES", EVERY_CHIP)]
     return [Task(module.__name__, i, arch) for i in range(len(module.INSTANCES)) for arch in declared]
 
 

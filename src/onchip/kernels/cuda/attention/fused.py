@@ -92,7 +92,7 @@ class AttentionLowering:
             n for view, row in zip(self.views, self.row_sizes, strict=True)
             for n in (view.first, row, view.head, view.step, view.element)
         ]  # fmt: skip
-        return Struct((), struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *strides))
+        return Struct(struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *strides))
 
 
 class AttentionFused:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import struct
+from ctypes import c_uint32
+from pathlib import Path
 
+from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.program import Struct
 
+SOURCE = Path(__file__).with_suffix(".cuh")
 MAX_ELEMENTS = 1 << 31  # indices have 31 bits
+
+
+class Divider(CStruct):
+    source, c_name = SOURCE, "Divider"
+    _fields_ = (("size", c_uint32), ("magic", c_uint32), ("shift", c_uint32))
+
+
+class SmallDivider(CStruct):
+    source, c_name = SOURCE, "SmallDivider"
+    _fields_ = (("size", c_uint32), ("magic", c_uint32))
 
 
 def magic_of(size: int) -> tuple[int, int]:
@@ -16,14 +29,14 @@ def magic_of(size: int) -> tuple[int, int]:
 
 
 def divider(size: int) -> Struct:
-    """The struct Divider. Sizes of 2^31 and up need no magic: the quotient of a 31-bit index is 0."""
-    assert 1 <= size < 1 << 32, f"{size:,} does not fit"
-    return Struct((), struct.pack("<III", size, *(magic_of(size) if 1 < size < MAX_ELEMENTS else (0, 0))))
+    """Sizes of 2^31 and up need no magic: the quotient of a 31-bit index is 0."""
+    magic, shift = magic_of(size) if 1 < size < MAX_ELEMENTS else (0, 0)
+    return Divider.of(size=size, magic=magic, shift=shift)
 
 
 def small_divider(size: int) -> Struct:
-    """The struct SmallDivider, for indices below 2^15."""
-    return Struct((), struct.pack("<II", size, min((1 << 32) // size, (1 << 32) - 1)))
+    """For indices below 2^15."""
+    return SmallDivider.of(size=size, magic=min((1 << 32) // size, (1 << 32) - 1))
 
 
 def index_of(count: int) -> str:

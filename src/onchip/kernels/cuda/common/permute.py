@@ -211,7 +211,7 @@ def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
     missing = [(1, 0)] * (MAX_GROUP_AXES - 1 - len(others))
     sizes = b"".join(divider(size).data for size, _ in (*missing, *others))
     steps = (first[1], *(step for _, step in (*missing, *others)))
-    return Struct((), sizes + struct.pack("<I4q", len(axes) <= 1, *steps))
+    return Struct(sizes + struct.pack("<I4q", len(axes) <= 1, *steps))
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -161,10 +161,21 @@ TENSOR_MAP_BYTES = {**DTYPE_BYTES, "tfloat32": 4}  # tfloat32: float32 that TMA 
 
 @dataclass(frozen=True)
 class Struct:
-    """A parameter passed by value: its pointers, then its other bytes. A launch takes at most 4 KB of parameters."""
+    """A struct passed by value, as CStruct.of packs it. A launch takes at most 4 KB of parameters."""
 
-    pointers: tuple[Memory | Int64, ...]  # Int64(0): null
     data: bytes
+    pointers: tuple[tuple[int, Memory], ...] = ()  # with the byte offset of each
+
+
+def pointers_first(pointers: tuple[Memory | Int64, ...], data: bytes) -> Struct:
+    whole = bytearray(8 * len(pointers)) + data
+    found = []
+    for i, memory in enumerate(pointers):
+        if isinstance(memory, Int64):
+            whole[8 * i : 8 * i + 8] = memory.value.to_bytes(8, "little", signed=memory.value < 0)
+        else:
+            found.append((8 * i, memory))
+    return Struct(bytes(whole), tuple(found))
 
 
 Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | WindowMap | Struct

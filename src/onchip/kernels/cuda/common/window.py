@@ -130,7 +130,7 @@ class Windows:
         y_strides = self._strides(self.N, self.h.count, self.w.count, h)
         data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *x_strides, *y_strides, count)
         name = f"{index_of(count)}, {', '.join(map(str, template))}"
-        return name, grid_1d(math.ceil(count / THREADS), THREADS), Struct((), data)
+        return name, grid_1d(math.ceil(count / THREADS), THREADS), Struct(data)
 
     def _taps_per_iteration(self, channels: int) -> int:
         """Taps per iteration of the loop over a row: few with many channels; 7 where it divides the row."""

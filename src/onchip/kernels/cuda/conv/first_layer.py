@@ -271,7 +271,7 @@ class ConvFirstLayerLowering:
         dividers = b"".join(divider(n).data for n in divisors)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
-            Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
+            Struct(sizes + dividers), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared = self.shared_bytes(tile)
         blocks = self.units * self.resident(tile)

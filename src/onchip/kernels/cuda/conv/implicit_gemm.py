@@ -157,7 +157,7 @@ class ImplicitGemmLowering:
         ids, rows = ("void", 0) if self.ids is None else (IDS[self.ids[0]], self.ids[1].limit)
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         sizes = Int64(rows), Int64(self.positions(B)), Int64(self.geometry.N)
-        arguments = (*arrays, *sizes, Struct((), self._packed()), *map(UInt32, activation_words(self.activation)))
+        arguments = (*arrays, *sizes, Struct(self._packed()), *map(UInt32, activation_words(self.activation)))
         head = f"{PRECISIONS[self.precision].name}, {x_type}, {y_type}, {ids}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
         program = Program(SOURCE, f"conv_implicit_gemm<{head}, {tiled}>")

@@ -175,7 +175,7 @@ class ConvSm90Lowering:
         )  # fmt: skip
         arguments = (
             pixels, gemm.weight_map(w, tiling.tile), bias, residual, y, Int64(gemm.M), Int64(gemm.N),
-            UInt32(tiling.x_tile_rows), UInt32(self.split_k), Struct((), windows.packed(self.chunks, self.channels)),
+            UInt32(tiling.x_tile_rows), UInt32(self.split_k), Struct(windows.packed(self.chunks, self.channels)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         program = Program(SOURCE, f"conv_sm90<{tiling.template}, {tiling.split}, {self.slice_taps}>")

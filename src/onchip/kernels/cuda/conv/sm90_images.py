@@ -145,7 +145,7 @@ class ImageConv:
             TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, tile_images), LINE),
             TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
             *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, residual or y)),
-            bias, UInt32(g.N), UInt32(tile_images), UInt32(tiles), Struct((), self._packed()),
+            bias, UInt32(g.N), UInt32(tile_images), UInt32(tiles), Struct(self._packed()),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(

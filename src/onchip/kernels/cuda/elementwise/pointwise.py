@@ -24,6 +24,7 @@ from onchip.kernels.cuda.common.program import (
     Program,
     Steps,
     Struct,
+    pointers_first,
 )
 from onchip.kernels.cuda.elementwise.steps import (
     ACC_BYTES,
@@ -127,7 +128,7 @@ class PointwiseLowering:
         form = _STEP[run.acc_type]
         data += [struct.pack(form, step.opcode, step.code, step.index, *step.parameters) for step in run.steps]
         data.append(bytes(struct.calcsize(form) * (MAX_STEPS - len(run.steps))))
-        return Struct(tuple(pointers), b"".join(data))
+        return pointers_first(tuple(pointers), b"".join(data))
 
 
 _LEVEL = "<4I"

@@ -23,10 +23,10 @@ from onchip.kernels.cuda.common.program import (
     Program,
     StatusWord,
     Steps,
-    Struct,
     UInt32,
     Weight,
     grid_1d,
+    pointers_first,
 )
 from onchip.kernels.cuda.common.strides import View
 from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, THREADS, WORDS
@@ -111,7 +111,7 @@ class LookupsLowering:
         padded: list[Argument] = [*statuses, *[Int64(0)] * (MAX_STATUSES - len(statuses))]
         return KernelLaunch(
             Program(SOURCE, f"lookups<{IDS[self.ids_dtype]}, {WORDS[word]}>"), grid_1d(blocks * len(sources)),
-            (Struct(tuple(pointers), packed.ljust(MAX_SOURCES * 64, b"\0")), *padded, Int64(B), UInt32(blocks)),
+            (pointers_first(tuple(pointers), packed.ljust(MAX_SOURCES * 64, b"\0")), *padded, Int64(B), UInt32(blocks)),
             Budget(registers=64), after=(),
         )  # fmt: skip
 

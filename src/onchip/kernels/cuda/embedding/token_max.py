@@ -26,9 +26,9 @@ from onchip.kernels.cuda.common.program import (
     Program,
     StatusWord,
     Steps,
-    Struct,
     UInt32,
     Weight,
+    pointers_first,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.embedding.gather import HALF
@@ -176,7 +176,7 @@ class TokenMaxLowering:
         peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in indices]
         packed = b"".join(self.branches[n].packed(count) for n, count in zip(indices, slices, strict=True))
         data = packed.ljust(MAX_BRANCHES * len(packed) // len(indices), b"\0")
-        branches = Struct((*tables, *absent, *biases, *absent, *peaks, *absent), data)
+        branches = pointers_first((*tables, *absent, *biases, *absent, *peaks, *absent), data)
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
         counts = UInt32(self.length_bytes), UInt32(len(indices)), UInt32(bits), UInt32(self.pitch)
         lengths = Input(1) if self.length_bytes else Int64(0)

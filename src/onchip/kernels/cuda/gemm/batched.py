@@ -85,7 +85,7 @@ class MatMulShape:
         columns = (B, *self.leading), self.a.strides(self.leading), self.b.strides(self.leading)
         missing = MAX_AXES - len(columns[0])
         fields = [n for column, absent in zip(columns, (1, 0, 0), strict=True) for n in (*(absent,) * missing, *column)]
-        return Struct((), struct.pack(f"<{3 * MAX_AXES}q", *fields))
+        return Struct(struct.pack(f"<{3 * MAX_AXES}q", *fields))
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     UInt32,
     grid_1d,
+    pointers_first,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave
@@ -65,7 +65,7 @@ class ConcatLowering:
         begins = [0, *itertools.accumulate(words[value] for value in values)]
         count = B * self.row_lines * begins[-1]
         missing = MAX_VALUES - len(values)
-        lines = Struct(
+        lines = pointers_first(
             (*(Input(self.operands[value]) for value in values), *[Int64(0)] * missing),
             struct.pack(f"<{MAX_VALUES + 1}I", *begins, *[ABSENT] * missing) + divider(begins[-1]).data,
         )
@@ -117,7 +117,7 @@ class InterleaveLowering:
         max_words = max(value.count(B) for value in values)
         blocks = min(-(-max_words // (THREADS * PER_THREAD)), -(-self.units * BLOCKS_PER_SM // len(values)))
         missing = MAX_VALUES - len(values)
-        packed = Struct(
+        packed = pointers_first(
             (*(Input(value.operand) for value in values), *[Int64(0)] * missing),
             b"".join(value.packed(B) for value in values).ljust(MAX_VALUES * 96, b"\0"),
         )

@@ -68,9 +68,9 @@ class SelectLowering:
         if not count:
             return Steps(())
         program = Program(SOURCE, f"select<{WORDS[self.word_bytes]}, {index_of(count)}>")
-        axes = Struct((), b"".join(divider(size).data for size in (*self.sizes, self.run)))
+        axes = Struct(b"".join(divider(size).data for size in (*self.sizes, self.run)))
         arguments = (
-            Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct((), self.fill),
+            Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct(self.fill),
         )  # fmt: skip
         blocks = min(-(-count // (THREADS * PER_THREAD)), self.units * BLOCKS_PER_SM * WAVES)
         return Steps((KernelLaunch(program, grid_1d(blocks), arguments, Budget(registers=64, spill_bytes=16)),))

@@ -105,7 +105,7 @@ class ResizeLowering:
         program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.per_store}>")
         n1, n2, n3 = parts.sizes
         sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / per_thread), parts.run // V))
-        axes = Struct((), sizes + struct.pack("<4I", n3, *parts.is_resized))
+        axes = Struct(sizes + struct.pack("<4I", n3, *parts.is_resized))
         arguments = (
             Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
             UInt32(per_thread), axes,

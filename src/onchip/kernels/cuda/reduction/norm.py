@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_double, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.fast_divide import divider
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -38,11 +39,20 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_PER_SM, WAVES = 256, 8, 32
 MAX_PER_THREAD = 32  # elements in registers
 PREFERRED_PER_THREAD = 8  # elements, for short segments
 MAX_ELEMENTS = 1 << 30  # per segment
+
+
+class NormStruct(CStruct):
+    source, c_name = SOURCE, "Norm"
+    _fields_ = (("run", Divider), ("groups", c_uint32), ("each", c_uint32), ("is_centred", c_uint32), ("eps", c_double))
+
+
+class FusedAdd(CStruct):
+    source, c_name = SOURCE, "FusedAdd<float>"
+    _fields_ = (("other", c_void_p), ("sum", c_void_p), ("period", c_int64))
 
 
 @dataclass(frozen=True)
@@ -85,14 +95,14 @@ class NormLowering:
         if not outer:
             return Steps(())
         channels = self.segments.size // self.segments.run
-        norm = divider(self.segments.run).data + struct.pack(
-            "<IIId", self.weights // channels or 1, channels, self.is_centred, self.eps
-        )
+        norm = NormStruct.of(
+            run=divider(self.segments.run), groups=self.weights // channels or 1, each=channels,
+            is_centred=self.is_centred, eps=self.eps,
+        )  # fmt: skip
         blocks = min(-(-outer * (self.lanes or THREADS) // THREADS), self.units * BLOCKS_PER_SM * WAVES)
-        weight, bias = (Weight(role) if role in self.roles else Int64(0) for role in ("weight", "bias"))
+        weight, bias = (Weight(role) if role in self.roles else NOTHING for role in ("weight", "bias"))
         arguments: tuple[Argument, ...] = (
-            Input(0), weight, bias, Output(int(self.stores_sum)), Int64(outer), UInt32(self.segments.size),
-            Struct((), norm),
+            Input(0), weight, bias, Output(int(self.stores_sum)), Int64(outer), UInt32(self.segments.size), norm,
         )  # fmt: skip
         if self.lanes:
             arguments += (self._fused_add(outer),)
@@ -100,80 +110,73 @@ class NormLowering:
         return Steps((KernelLaunch(self.program, grid_1d(blocks), arguments, budget),))
 
     def _fused_add(self, outer: int) -> Struct:
-        """`FusedAdd` of reduction/norm.cu."""
-        others: dict[str, Memory | Int64] = {"": Int64(0), "value": Input(1), "constant": Weight("added")}
-        total = Output(0) if self.stores_sum else Int64(0)
-        return Struct(
-            (others[self.addend], total), struct.pack("<q", self.segments.count if self.addend == "constant" else outer)
-        )
+        others: dict[str, Memory | Int64] = {"": NOTHING, "value": Input(1), "constant": Weight("added")}
+        return FusedAdd.of(
+            other=others[self.addend], sum=Output(0) if self.stores_sum else NOTHING,
+            period=self.segments.count if self.addend == "constant" else outer,
+        )  # fmt: skip
 
 
-class NormKernel:
+class NormKernel(CudaKernel):
+    """A norm, or an Add and the norm that follows it."""
+
     name = "norm"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
+    layers = (RowNorm, Add)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A norm, or an Add and the norm that follows it."""
+    def applies(self, net: Network, start: int) -> bool:
+        return isinstance(net.nodes[start].layer, RowNorm) or _norm_after(net, start) is not None
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if isinstance(node.layer, Add):
-            node = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
-        if not isinstance(node.layer, RowNorm) or job.is_training:
-            return
-        add = net.nodes[start] if node is not net.nodes[start] else None
-        x = net.types[node.inputs[0]]
-        segments = node.layer.parts(x)
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or segments.size >= MAX_ELEMENTS:
+        norm = _norm_after(net, start) if isinstance(node.layer, Add) else node
+        assert norm is not None
+        layer, x = norm.layer, net.types[norm.inputs[0]]
+        assert isinstance(layer, RowNorm)
+        segments, shape, add = layer.parts(x), layer.weight_shape(x), node if node is not norm else None
+        if segments.size >= MAX_ELEMENTS:
             if add is None:
-                why = f"needs fewer than {MAX_ELEMENTS:,} values in {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-                yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-        elif add is None or (node.inputs == (add.name,) and _can_fuse(net, add)):
-            claim = _claim(net, node, add, device)
-            lowering = claim.facts
-            assert isinstance(lowering, NormLowering)
-            if add is None or lowering.lanes:
-                yield claim
+                why = f"supports fewer than {MAX_ELEMENTS:,} values per segment, not {segments.size:,}"
+                yield Refusal(self.name, node.name, why)
+            return
+        acc_dtype = "float64" if x.dtype == "float64" else "float32"
+        recipes = {role: Recipe.of(as_is, (name,), shape, acc_dtype) for role, name in norm.weights.items()}
+        nodes, values, addend, stores_sum = [norm], 2, "", False
+        if add is not None:
+            nodes, addend = [add, norm], "constant" if add.weights else "value"
+            stores_sum = len(net.readers(add.name)) > 1 or add.name in net.output_names
+            values += (addend == "value") + stores_sum
+            for constant in add.weights.values():
+                recipes["added"] = Recipe.of(stretched, (constant,), x.row_shape, x.dtype, to=x.row_shape)
+        lowering = NormLowering(
+            x.dtype, segments, math.prod(shape), tuple(norm.weights), layer.is_centred, layer.attributes()["eps"],
+            device.units, addend, stores_sum,
+        )  # fmt: skip
+        if add is not None and not lowering.lanes:
+            return
+        yield self.claim(
+            net, norm, lowering, nodes=tuple(each.name for each in nodes),
+            label=f"{layer.kind.lower()}<{segments.size}{',Add' if addend else ''}>",
+            cost=Cost(
+                sum(map(net.row_flop, nodes)), values * x.row_bytes, sum(recipe.nbytes for recipe in recipes.values())
+            ),
+            why="each row is read once" if addend else "single layer", recipes=recipes,
+            order="in threads, then in a tree",
+        )  # fmt: skip
 
 
-def _can_fuse(net: Network, add: Node) -> bool:
-    """Whether the Add has two values of one shape, or a value and a constant."""
-    types = [net.types[value] for value in (*add.inputs, add.name)]
-    return len({*add.inputs}) + len(add.weights) == 2 == len(add.inputs) + len(add.weights) and len({*types}) == 1
-
-
-def _claim(net: Network, node: Node, add: Node | None, device: Device) -> Claim:
-    layer, x = node.layer, net.types[node.inputs[0]]
-    assert isinstance(layer, RowNorm)
-    segments, shape = layer.parts(x), layer.weight_shape(x)
-    acc_dtype = "float64" if x.dtype == "float64" else "float32"
-    recipes = {role: Recipe.of(as_is, (name,), shape, acc_dtype) for role, name in node.weights.items()}
-    nodes: tuple[str, ...] = (node.name,)
-    values, addend, stores_sum = 2, "", False
-    if add is not None:
-        nodes, addend = (add.name, node.name), "constant" if add.weights else "value"
-        stores_sum = len(net.readers(add.name)) > 1 or add.name in net.output_names
-        values += (addend == "value") + stores_sum
-        for constant in add.weights.values():
-            recipes["added"] = Recipe.of(stretched, (constant,), x.row_shape, x.dtype, to=x.row_shape)
-    roles = tuple(node.weights)
-    return Claim(
-        NormKernel.name, f"{layer.kind.lower()}<{segments.size}{',Add' if addend else ''}>", nodes,
-        Cost(
-            sum(net.row_flop(net.by_name[name]) for name in nodes), values * x.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()),
-        ),
-        "each row is read once" if addend else "single layer", recipes, order="in threads, then in a tree",
-        facts=NormLowering(
-            x.dtype, segments, math.prod(shape), roles, layer.is_centred, layer.attributes()["eps"], device.units,
-            addend, stores_sum,
-        ),
-    )  # fmt: skip
+def _norm_after(net: Network, start: int) -> Node | None:
+    """The norm after an Add of two values of one shape, or of a value and a constant, if it reads only that sum."""
+    add, after = net.nodes[start], net.nodes[start + 1 : start + 2]
+    types = {net.types[value] for value in (*add.inputs, add.name)}
+    has_two = len({*add.inputs}) + len(add.weights) == 2 == len(add.inputs) + len(add.weights)
+    reads_sum = (node for node in after if isinstance(node.layer, RowNorm) and node.inputs == (add.name,))
+    return next(reads_sum, None) if has_two and len(types) == 1 else None
 
 
 def _instance(name: str, dtype: str, segments: NormSegments, weights: int = 0) -> Instance:
     roles = ("weight", "bias") if weights else ()
     lowering = NormLowering(dtype, segments, weights, roles, True, 1e-5, 132)
-    return Instance(name, lambda device: lowering.at(1000).launches[0])
+    return instance(name, lowering)
 
 
 INSTANCES = (

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.fast_divide import small_divider
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
-from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     Argument,
     Budget,
@@ -44,12 +43,11 @@ from onchip.network.layers import (
     LogSoftmax,
     Softmax,
 )
-from onchip.network.types import DTYPE_BYTES, TensorType
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_row_axis, stored_type
 
-ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, LINES, BLOCKS_PER_SM = 256, 8, 8
 MANY, MANY_LINES = 256, 32  # columns of at least MANY elements are split further: a single image has few columns
@@ -164,22 +162,17 @@ class ReduceLowering:
         return Steps((permuted, rows), count * item_bytes)
 
 
-class ReduceKernel:
+class ReduceKernel(CudaKernel):
     name = "reduce"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
+    layers = (*REDUCTIONS, *SOFTMAXES, AvgPool1d, AvgPool2d)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
         node = net.nodes[start]
-        layer = node.layer
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        is_whole = _is_whole_window(layer, x)
-        if not (is_whole or isinstance(layer, (*REDUCTIONS, *SOFTMAXES))) or job.is_training:
-            return
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
-            why = f"computes on {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
+        return not isinstance(node.layer, AvgPool1d | AvgPool2d) or _is_whole_window(net, node)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        node = net.nodes[start]
+        layer, x, y = node.layer, net.types[node.inputs[0]], net.types[node.name]
         is_softmax = isinstance(layer, tuple(SOFTMAXES))
         pixels = tuple(range(2, len(x.shape)))
         requested = (layer.attributes()["axis"],) if is_softmax else layer.attributes().get("axes", pixels)
@@ -194,10 +187,9 @@ class ReduceKernel:
             is_permuted = lowering.middle(2) is None
             moved = 2 * x.row_bytes if is_permuted else 0
             is_nhwc = layout == CHANNELS_LAST
-            yield Claim(
-                self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
-                Cost(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_permuted else 1),
-                "single layer", facts=lowering,
+            yield self.claim(
+                net, node, lowering, label=f"{layer.kind.lower()}<{','.join(map(str, axes))}>",
+                cost=Cost(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_permuted else 1),
                 order="" if mode in ("Max", "Min") else "in threads, then in a tree",
                 reads={node.inputs[0]: Use(layout)} if is_nhwc else {},
                 writes={node.name: layout} if is_nhwc and is_softmax else {},
@@ -207,15 +199,16 @@ class ReduceKernel:
 def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
     """Layouts of x: NHWC if y is NHWC, too, or has only channels."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
-    if not _is_whole_window(node.layer, x):  # else a pool kernel claims it
+    if not _is_whole_window(net, node):  # else a pool kernel claims it
         yield ROWS
     may_be_nhwc = axes == tuple(range(2, len(x.shape))) or (x == y and net.readers(node.name))
     if may_be_nhwc and has_channels(x) and node.inputs[0] not in net.inputs:
         yield CHANNELS_LAST
 
 
-def _is_whole_window(layer: Layer, x: TensorType) -> bool:
+def _is_whole_window(net: Network, node: Node) -> bool:
     """Whether the layer is an average pool over the whole image, i.e. a global mean."""
+    layer, x = node.layer, net.types[node.inputs[0]]
     return isinstance(layer, AvgPool1d | AvgPool2d) and layer.kernel == x.row_shape[1:] and not any(layer.pads)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     IDS,
     Budget,
@@ -24,11 +23,10 @@ from onchip.kernels.cuda.common.program import (
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.plan.kernel import Claim, Job, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_PER_SM = 256, 32
 
 
@@ -54,38 +52,27 @@ class SequenceMaxLowering:
         return Steps((KernelLaunch(program, config, (Input(0), Input(1), Output(0), *sizes), Budget(registers=48)),))
 
 
-class SequenceMaxKernel:
+class SequenceMaxKernel(CudaKernel):
     name = "sequence_max"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # a maximum is exact
+    layers = (SequenceMax,)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, SequenceMax):
-            return
-        (x, lengths), y = net.input_types(node), net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
-            why = f"compares {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
-        C, P = (int(d) for d in x.row_shape)
+        layer, (x, lengths) = node.layer, net.input_types(node)
+        assert isinstance(layer, SequenceMax)
+        C, P = x.row_shape
         may_be_nhwc = has_channels(x) and node.inputs[0] not in net.inputs
-        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
-            is_nhwc = layout == CHANNELS_LAST
-            yield Claim(
-                self.name, f"{self.name}<{C},{P}>", (node.name,),
-                Cost(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "single layer",
-                facts=SequenceMaxLowering(
-                    (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_nhwc, device.units
-                ),
-                reads={node.inputs[0]: Use(layout)} if is_nhwc else {},
-            )  # fmt: skip
+        for is_nhwc in (False, True) if may_be_nhwc else (False,):
+            lowering = SequenceMaxLowering(
+                (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_nhwc, device.units
+            )
+            reads = {node.inputs[0]: Use(CHANNELS_LAST)} if is_nhwc else {}
+            yield self.claim(net, node, lowering, label=f"{self.name}<{C},{P}>", reads=reads)
 
 
 def _instance(dtype: str, lengths: str) -> Instance:
     lowering = SequenceMaxLowering((dtype, lengths), 1024, 14, 3, 1, False, 132)
-    return Instance(f"{dtype}, {lengths}", lambda device: lowering.at(1 << 14).launches[0])
+    return instance(f"{dtype}, {lengths}", lowering, B=1 << 14)
 
 
 INSTANCES = (

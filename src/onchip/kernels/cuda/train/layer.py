@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import round_up
-from onchip.kernels.cuda.common.program import State, Struct
+from onchip.kernels.cuda.common.program import State, Struct, pointers_first
 
 ROW_FLOATS = 8  # rows are 32 B aligned, an L2 sector
 
@@ -40,7 +40,7 @@ def layer_specs(layers: Sequence[TrainLayer]) -> str:
 
 
 def tally_struct() -> Struct:
-    return Struct((State("losses"), State("correct"), State("step_losses"), State("step_correct")), b"")
+    return pointers_first((State("losses"), State("correct"), State("step_losses"), State("step_correct")), b"")
 
 
 def split_evenly(count: int, limit: int) -> int:

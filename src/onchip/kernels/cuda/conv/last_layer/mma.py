@@ -298,7 +298,7 @@ class ConvLastLayerLowering:
         sizes += divider(self.steps * precision.step // chunk).data
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
-            Struct((), sizes), *map(UInt32, activation_words(self.activation)),
+            Struct(sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared_bytes = self.shared_bytes(tile)
         blocks = self.units * max(1, min(self.max_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))

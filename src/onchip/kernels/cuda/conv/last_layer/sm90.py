@@ -262,7 +262,7 @@ class ConvLastLayerSm90Lowering:
             TensorMap(Input(0), x_dtype, (g.C, g.sides_in[1], g.sides_in[0], B), (CHUNK, columns, lines, 1), LINE),
             TensorMap(Weight("weight"), x_dtype, (CHUNK, rows), (CHUNK, self.group * COLUMNS), LINE),
             Weight("bias") if self.has_bias else Int64(0), Output(0), UInt32(B * self._count(patch)),
-            Struct((), sizes), *map(UInt32, activation_words(self.activation)),
+            Struct(sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         threads = WARPGROUPS * WARPGROUP + 32
         config = LaunchConfig(

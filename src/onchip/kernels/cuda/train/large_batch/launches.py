@@ -26,6 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     UInt32,
+    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
@@ -209,7 +210,7 @@ class TrainLowering:
 
     def _step_struct(self, index: int, batch: int) -> Struct:
         pointers = State("progress"), State("order"), State("per_step_values")
-        return Struct(pointers, struct.pack("<qqq", index, batch, self.apart))
+        return pointers_first(pointers, struct.pack("<qqq", index, batch, self.apart))
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
         config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
@@ -325,7 +326,7 @@ class TrainLowering:
             self._row_weights(),
         ]
         sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
-        return Struct(tuple(pointers), b"".join(sizes))
+        return pointers_first(tuple(pointers), b"".join(sizes))
 
     def _row_weights(self) -> State | Int64:
         return State("row_weights") if self.job.is_weighted else Int64(0)
@@ -342,7 +343,7 @@ class TrainLowering:
         )  # fmt: skip
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *previous
-        head = Struct(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
+        head = pointers_first(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
         warps, lanes = 1, 32  # per row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
             warps = WARPS
@@ -360,7 +361,9 @@ class TrainLowering:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, 0 if self.rows_pass else len(self.layers), MAX_LAYERS):
             indices = range(first, min(first + MAX_LAYERS, len(self.layers)))
-            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the tally takes one more block
+            tally = (
+                tally_struct() if first == 0 else pointers_first((Int64(0),) * 4, b"")
+            )  # the tally takes one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in indices]
             blocks_n = [tiling.tile_columns(self.layers[i].terms) for i in indices]
             count = sum(blocks) * tiling.slices + (first == 0)
@@ -381,7 +384,7 @@ class TrainLowering:
             launch_blocks = blocks[first : indices.stop]
             layers = self._layers(indices, launch_blocks, [1] * len(launch_blocks), is_summed)
             of_blocks = State("squares") if self.job.clip_norm else Int64(0)
-            squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
+            squares = pointers_first((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
             if kernel != "train_apply":
                 yield self._launch_rows(kernel, sum(launch_blocks), step, layers, squares)
             elif self.byte_rows and first == 0:  # also writes the split of the first layer's weights
@@ -413,7 +416,7 @@ class TrainLowering:
         layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
         stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
         sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
-        gradient = Struct((self._input(0), State("dz_split"), State("parts0")), sizes)
+        gradient = pointers_first((self._input(0), State("dz_split"), State("parts0")), sizes)
         blocks = 1 + self.slices(0) * rows.gradient_tiles
         launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
         if self.rows_pass or self.stream_pass:
@@ -439,14 +442,14 @@ class TrainLowering:
         counts = sum(blocks), tiling.slice_chunks(self.job.batch), moments  # which identify the optimiser
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * missing
         data = struct.pack("<6i16i", *counts, *tiling.warps, *first_blocks)
-        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
+        return pointers_first((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
 
 
 def _shape(
     strides: tuple[int, int, int], K: int, N: int, is_gathered: bool, activation: tuple[int, int],
     warps: tuple[int, int, int],
 ) -> Struct:  # fmt: skip
-    return Struct((), struct.pack("<5i3I3i", *strides, K, N, is_gathered, *activation, *warps))
+    return Struct(struct.pack("<5i3I3i", *strides, K, N, is_gathered, *activation, *warps))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:

@@ -20,6 +20,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     UInt32,
+    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, cost_of
@@ -98,7 +99,7 @@ class ThreeLaunchLowering(TrainLowering):
     def _pixels(self) -> Struct:
         layer, rows = self.layers[0], self.byte_rows
         sizes = struct.pack("<4ifI", rows.stride, self.split_stride, layer.N, layer.terms, rows.scale, 0)
-        return Struct((State("bytes"), State("split_weights")), sizes)
+        return pointers_first((State("bytes"), State("split_weights")), sizes)
 
     def _pixels_split(self) -> KernelLaunch:
         layer = self.layers[0]

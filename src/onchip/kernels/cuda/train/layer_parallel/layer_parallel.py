@@ -22,7 +22,7 @@ from onchip.kernels.cuda.common.program import (
     Program,
     State,
     Steps,
-    Struct,
+    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
@@ -212,7 +212,7 @@ class LayerParallelLowering(TrainLowering):
         config = LaunchConfig(
             (self.blocks, self.networks, 1), (128 * WARPGROUPS, 1, 1), self.shared_bytes, cooperative=True
         )
-        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), _BUDGET),))
+        return Steps((KernelLaunch(program, config, (pointers_first(tuple(pointers), data),), _BUDGET),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> LayerParallelLowering | str:

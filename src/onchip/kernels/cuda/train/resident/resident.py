@@ -22,7 +22,7 @@ from onchip.kernels.cuda.common.program import (
     Program,
     State,
     Steps,
-    Struct,
+    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
@@ -206,7 +206,7 @@ class ResidentLowering(TrainLowering):
         grid = self.groups * self.blocks, self.networks, 1
         config = LaunchConfig(grid, (THREADS, 1, 1), self.shared_bytes, cooperative=True)
         budget = _BUDGET if self.blocks == self.order_blocks else _MANY_TILES_BUDGET
-        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), budget),))
+        return Steps((KernelLaunch(program, config, (pointers_first(tuple(pointers), data),), budget),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:

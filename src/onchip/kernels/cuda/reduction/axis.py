@@ -1,0 +1,38 @@
+"""Kernels along one axis of an array (outer, N, inner): a warp per row if inner is 1, else a thread per column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.common.program import Budget, Input, Int64, KernelLaunch, Output, Program, Steps, grid_1d
+from onchip.network.types import TensorType
+
+THREADS, BLOCKS_PER_SM = 256, 32
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A batch row as (outer, N, inner), of which N is the axis."""
+
+    outer: int
+    N: int
+    inner: int
+
+    @classmethod
+    def of(cls, x: TensorType, axis: int) -> Axis:
+        """axis: of the whole array, batch first; may be negative"""
+        at = axis % len(x.shape) - 1
+        return cls(math.prod(x.row_shape[:at]), x.row_shape[at], math.prod(x.row_shape[at + 1 :]))
+
+    def steps(self, B: int, units: int, source: Path, name: str, template: str, budget: Budget, *sizes: int) -> Steps:
+        """{name}_rows(x, y, outer, N, sizes...) or {name}_columns(x, y, outer, N, inner, sizes...)"""
+        outer, is_row = B * self.outer, self.inner == 1
+        if not outer * self.inner:
+            return Steps(())
+        program = Program(source, f"{name}_{'rows' if is_row else 'columns'}<{template}>")
+        threads = outer * (32 if is_row else self.inner)
+        config = grid_1d(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
+        shape = (outer, self.N) if is_row else (outer, self.N, self.inner)
+        return Steps((KernelLaunch(program, config, (Input(0), Output(0), *map(Int64, (*shape, *sizes))), budget),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from typer import Argument, Option
@@ -84,7 +84,7 @@ Verbose = Annotated[
 ]
 
 
-def parse_without(texts: list[str] | None) -> tuple[str, ...]:
+def parse_without(texts: Sequence[str] | None) -> tuple[str, ...]:
     """["phases,fold", "early"] -> ("fold", "phases", "early"): the disabled rewrites, in the order of Job."""
     from onchip.network.names import known_name
     from onchip.plan.kernel import OPTIONAL_REWRITES

@@ -1,0 +1,54 @@
+"""The arguments and options that only `onchip run` has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+Rows = Annotated[
+    Path | None,
+    Argument(
+        metavar="[INPUT]",
+        show_default=False,
+        help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
+        "- for standard input (.csv, .npy or .npz).",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    Option("--input", metavar="NAME=FILE", help="Rows of a named input, for a model with several inputs."),
+]
+Padding = Annotated[
+    int | None, Option(metavar="ID", help="Id that pads sentences at the end; lengths are computed from it.")
+]
+Output = Annotated[
+    Path | None,
+    Option(
+        "--output",
+        "-o",
+        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png. Without it, some rows are printed.",
+    ),
+]
+Top = Annotated[
+    int | None,
+    Option(metavar="N", help="The N most likely classes per row, if the network stores their names."),
+]
+Weights = Annotated[
+    Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
+]
+Count = Annotated[int | None, Option(metavar="N", help="Random rows to run instead of INPUT.")]
+Batch = Annotated[int | None, Option(metavar="ROWS", help="Rows per launch; the results do not change.")]
+Scale = Annotated[float | None, Option(help="Convert rows to the network's float type and divide them by this.")]
+Debug = Annotated[
+    bool, Option("--debug", help="On a GPU: synchronise after every launch and name the kernel that failed.")
+]
+Ranks = Annotated[
+    str | None,
+    Option(metavar="N", help="Run as N MPI ranks on this machine, each with a GPU or some cores; or auto."),
+]
+Gpus = Annotated[str | None, Option(metavar="N or I,J", help="Drive N GPUs, or the GPUs I,J, from one process.")]
+Resume = Annotated[bool, Option("--resume", help="Continue an interrupted run: compute the missing chunks of -o.")]
+Deadline = Annotated[float, Option(metavar="SECONDS", help="End the job if a rank needs longer for one chunk.")]
+ShowPlan = Annotated[bool, Option("--plan", help="Show the plan, as -v does.")]

@@ -1,0 +1,225 @@
+"""What a command line of `onchip run` requests: checked, and opened step by step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onchip.cli.options import parse_shapes, parse_without
+from onchip.cli.output import print_message
+from onchip.errors import InputError, OnchipError
+
+if TYPE_CHECKING:
+    from onchip.network.graph import Network
+    from onchip.plan.kernel import Job
+    from onchip.runtime.distributed.ranks import Ranks
+    from onchip.runtime.io.output import PartialOutput
+    from onchip.runtime.io.row_sources import FittedRows
+    from onchip.runtime.run_job import RunOptions
+
+STDIN = Path("-")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The options of a run, by the names of the parameters of `run`."""
+
+    model: str
+    rows: Path | None
+    inputs: Sequence[str]
+    shapes: list[str] | None
+    padding: int | None
+    output: Path | None
+    top: int | None
+    weights: Path | None
+    count: int | None
+    seed: int | None
+    device: str
+    precision: str
+    io: str
+    threads: int | None
+    batch: int | None
+    scale: float | None
+    without: Sequence[str]
+    tables: str
+    debug: bool
+    ranks: str | None
+    gpus: str | None
+    resume: bool
+    deadline: float
+    stdin_copy: Path | None = None  # set: the rows of standard input
+
+    @property
+    def named(self) -> dict[str, Path]:
+        """The files of --input, by input."""
+        named: dict[str, Path] = {}
+        for text in self.inputs:
+            name, equals, file = text.partition("=")
+            if not (name and equals and file) or name in named:
+                expected = "NAME=FILE, each name once"
+                raise InputError("bad --input", got=text, expected=expected, hint="--input lengths=lengths.npy")
+            named[name] = Path(file)
+        return named
+
+    @property
+    def rows_file(self) -> Path | None:
+        return self.stdin_copy or self.rows
+
+    def checked(self, ranks: Ranks) -> RunRequest:
+        """The same request, with names as onchip spells them and a copy of standard input."""
+        from onchip.files import check_outputs
+        from onchip.runtime.distributed.supervise import check_started_once
+        from onchip.runtime.io.output import check_output_suffix
+        from onchip.runtime.io.stream import check_chunk
+        from onchip.workloads import WORKLOADS, model_name
+
+        model = model_name(self.model)
+        self.check_rows()
+        read = {f"--input {name}": path for name, path in self.named.items()}
+        file = None if model in WORKLOADS else model
+        check_outputs({"MODEL": file, "INPUT": self.rows, "--weights": self.weights, **read}, {"--output": self.output})
+        check_output_suffix(self.output)
+        if self.batch is not None:
+            check_chunk(self.batch)
+        check_started_once(self.ranks, ranks)
+        self.check_scale_out()
+        without = parse_without(self.without)
+        copy = _copy_stdin() if self.rows == STDIN else None
+        return replace(self, model=model, without=without, stdin_copy=copy)
+
+    def check_rows(self) -> None:
+        files = [*([self.rows] if self.rows else []), *self.named.values()]
+        if bool(files) == (self.count is not None):
+            got = "neither" if self.count is None else f"{files[0]} and --count {self.count}"
+            hint = "a file of rows, or --count 64 for random ones"
+            raise InputError("choose the rows to run on", got=got, expected="INPUT or --count, one of them", hint=hint)
+        if self.seed is not None and self.count is None:
+            got, hint = f"--seed {self.seed} with {files[0]}", "leave it out: rows of a file are not random"
+            raise InputError("--seed is for random rows", got=got, expected="--seed with --count", hint=hint)
+        if self.padding is not None and self.count is not None:
+            got, hint = f"--padding {self.padding} with --count {self.count}", "leave it out: random rows have none"
+            raise InputError("--padding is for rows of a file", got=got, expected="INPUT", hint=hint)
+
+    def check_scale_out(self) -> None:
+        if self.ranks is not None and self.rows == STDIN:
+            got, hint = f"--ranks {self.ranks} and standard input", "save it to a file first"
+            raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
+        if self.resume and self.output is None:
+            raise InputError("nothing to resume", got="no --output", expected="the -o of the interrupted run")
+        if not self.deadline > 0:
+            got, expected = f"{self.deadline:g}", "seconds, more than 0"
+            raise InputError("bad deadline", got=got, expected=expected, hint="--deadline 120")
+
+    def run_options(self) -> RunOptions:
+        from onchip.runtime.run_job import RunOptions, parse_gpus
+
+        gpus = () if self.gpus is None else parse_gpus(self.gpus)
+        return RunOptions(self.device, self.threads, gpus, self.batch, self.debug, self.deadline)
+
+    def network(self) -> Network:
+        from onchip.formats.tables.csv_writer import check_top
+        from onchip.runtime.engine import apply_io
+        from onchip.runtime.io.output import PICTURES
+        from onchip.workloads.job import job_network
+
+        has_lengths = self.padding is not None or "lengths" in self.named
+        draws = self.output is not None and self.output.suffix.lower() in PICTURES
+        shapes = parse_shapes(self.shapes)
+        net = apply_io(job_network(self.model, self.weights, pixels=draws, lengths=has_lengths, shapes=shapes), self.io)
+        if self.top is not None:
+            check_top(self.top, net.meaning.classes)
+        return net
+
+    def job(self, rows: int) -> Job:
+        """The job of all rows, not of a chunk or a rank.
+
+        So work done once is amortised over all rows, and the plan and the bits do not depend on the number of ranks.
+        """
+        from onchip.plan.kernel import Job
+
+        return Job(self.precision, max(1, rows), without=tuple(self.without), tables=self.tables)
+
+    @contextlib.contextmanager
+    def open_sources(self, net: Network) -> Iterator[Sequence[FittedRows]]:
+        """The rows of each input. Errors in the block about the copy of standard input name standard input."""
+        from onchip.runtime.io.row_sources import FittedRows, input_files, open_inputs, padded_inputs, random_inputs
+
+        if self.count is not None:
+            drawn = zip(random_inputs(net, self.count, self.seed or 0), net.inputs.values(), strict=True)
+            yield [FittedRows(source, input_type, self.scale) for source, input_type in drawn]
+            return
+        with _naming_stdin(self.stdin_copy):
+            counted = [padded_inputs(net)[1]] if self.padding is not None else []
+            files = input_files(net, self.rows_file, self.named, counted)
+            with open_inputs(net, files, self.scale, self.padding) as sources:
+                yield sources
+
+    @contextlib.contextmanager
+    def open_output(self, net: Network, job: Job, rows: int, ranks: Ranks) -> Iterator[PartialOutput | None]:
+        """The output, if there is one; logs what an earlier run left of it, and what remains if it is not completed."""
+        from onchip.runtime.io.output import KEEP_S, open_output
+
+        # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
+        keep_s = KEEP_S if ranks.size == 1 else 0.0
+        record = {} if self.output is None else self._record(net, job)
+        sink = None
+        try:
+            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top) as sink:
+                if sink is not None and sink.found:
+                    print_message(_earlier_run(sink, self.resume))
+                yield sink
+        except BaseException:
+            if sink is not None and sink.resume_hint:
+                print_message(sink.resume_hint)
+            raise
+
+    def _record(self, net: Network, job: Job) -> dict[str, object]:
+        from onchip.workloads.job import run_record
+
+        files = {**({"INPUT": self.rows_file} if self.rows_file else {}), **self.named}
+        names = ("count", "seed", "scale", "padding", "io", "top")
+        return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
+
+
+def _copy_stdin() -> Path:
+    """Copy stdin to a file that is removed at exit; its first bytes determine the format."""
+    import atexit
+    import shutil
+    import sys
+    import tempfile
+
+    begin = sys.stdin.buffer.read(6)
+    if not begin:
+        expected, hint = "rows as .csv, .npy or .npz", "cat table.csv | onchip run MODEL -"
+        raise InputError("standard input is empty", got="no bytes", expected=expected, hint=hint)
+    suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
+    with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
+        path = Path(file.name)
+        atexit.register(path.unlink, missing_ok=True)
+        file.write(begin)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
+
+
+@contextlib.contextmanager
+def _naming_stdin(path: Path | None) -> Iterator[None]:
+    """In errors about this file, print "standard input" instead of its temporary path."""
+    try:
+        yield
+    except OnchipError as error:
+        if path is None or str(path) not in error.what:
+            raise
+        what = error.what.replace(str(path), "standard input")
+        raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+
+
+def _earlier_run(sink: PartialOutput, resume: bool) -> str:
+    """The message about an earlier, incomplete run with the same output."""
+    if not resume:
+        return f"an earlier run did not complete {sink.path}: starting over (--resume would continue it)"
+    if not sink.cuts:
+        return f"nothing to resume: no chunk of {sink.path} is done"
+    return f"resumed: {len(sink.records):,} of {len(sink.cuts):,} chunks are done"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
+from ctypes import c_int64, c_uint32
 from pathlib import Path
 
-from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, divider, index_of, small_divider
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of, small_divider
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Argument,
     Budget,
     Input,
@@ -25,7 +25,6 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.network.types import DTYPE_BYTES
 
-ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 # A copy depends on the element size only, not on the dtype.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
@@ -35,6 +34,14 @@ SIDE, SMALL = 64, 2048  # preferred tile side; longest row of permute_small
 MAX_BLOCKS = 1 << 20  # a block per tile or chunk; beyond this, several per block
 MAX_AXES, MAX_GROUP_AXES = 6, 4  # per array; per strided index
 MAX_CHANNELS = 4  # of permute_few
+
+
+class Axes(CStruct):
+    source, c_name = SOURCE, "Axes"
+    _fields_ = (
+        ("n1", Divider), ("n2", Divider), ("n3", Divider), ("is_single", c_uint32), ("s0", c_int64), ("s1", c_int64),
+        ("s2", c_int64), ("s3", c_int64),
+    )  # fmt: skip
 
 
 def permute(
@@ -206,12 +213,12 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
-    """`Axes` of permute.cu, from (size, stride) pairs. The first may have any size."""
-    first, *others = axes or [(1, 0)]
+    """From (size, stride) pairs. The first may have any size."""
+    (_, s0), *others = axes or [(1, 0)]
     missing = [(1, 0)] * (MAX_GROUP_AXES - 1 - len(others))
-    sizes = b"".join(divider(size).data for size, _ in (*missing, *others))
-    steps = (first[1], *(step for _, step in (*missing, *others)))
-    return Struct(sizes + struct.pack("<I4q", len(axes) <= 1, *steps))
+    (n1, s1), (n2, s2), (n3, s3) = *missing, *others
+    sizes = {"n1": divider(n1), "n2": divider(n2), "n3": divider(n3)}
+    return Axes.of(**sizes, is_single=len(axes) <= 1, s0=s0, s1=s1, s2=s2, s3=s3)
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

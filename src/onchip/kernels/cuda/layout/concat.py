@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
 from collections.abc import Iterator, Sequence
+from ctypes import c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.permute import WORDS
-from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     Budget,
     Input,
     Instance,
@@ -22,23 +22,40 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
+    Struct,
     UInt32,
     grid_1d,
-    pointers_first,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave
 from onchip.network.layers.base import row_axis
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels, stored_type
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, PER_THREAD, BLOCKS_PER_SM = 256, 4, 8
 MAX_VALUES = 8  # values per launch
 ABSENT = (1 << 32) - 1  # start of an absent value
+
+
+class Lines(CStruct):
+    source, c_name = SOURCE, "Lines"
+    _fields_ = (("x", c_void_p * MAX_VALUES), ("begin", c_uint32 * (MAX_VALUES + 1)), ("words", Divider))
+
+
+class ValueStruct(CStruct):
+    source, c_name = SOURCE, "Value"
+    _fields_ = (
+        ("count", c_int64), ("H", c_int64), ("W", c_int64), ("step_h", c_int64), ("step_w", c_int64),
+        ("at_h", c_int64), ("at_w", c_int64), ("h", Divider), ("w", Divider), ("inner", Divider),
+    )  # fmt: skip
+
+
+class Values(CStruct):
+    source, c_name = SOURCE, "Values"
+    _fields_ = (("x", c_void_p * MAX_VALUES), ("value", ValueStruct * MAX_VALUES))
 
 
 @dataclass(frozen=True)
@@ -64,11 +81,10 @@ class ConcatLowering:
     def _launch(self, B: int, words: Sequence[int], values: Sequence[int]) -> KernelLaunch:
         begins = [0, *itertools.accumulate(words[value] for value in values)]
         count = B * self.row_lines * begins[-1]
-        missing = MAX_VALUES - len(values)
-        lines = pointers_first(
-            (*(Input(self.operands[value]) for value in values), *[Int64(0)] * missing),
-            struct.pack(f"<{MAX_VALUES + 1}I", *begins, *[ABSENT] * missing) + divider(begins[-1]).data,
-        )
+        lines = Lines.of(
+            x=[Input(self.operands[value]) for value in values],
+            begin=[*begins, *[ABSENT] * (MAX_VALUES - len(values))], words=divider(begins[-1]),
+        )  # fmt: skip
         sizes = Int64(count), Int64(sum(words)), Int64(sum(words[: values[0]]))
         program = Program(SOURCE, f"concat<{WORDS[self.word_bytes]}, {index_of(count)}>")
         config = grid_1d(-(-count // (THREADS * PER_THREAD)))
@@ -95,11 +111,12 @@ class Value:
         """Words of B batch rows."""
         return B * self.row_outer * math.prod(self.hw) * self.inner_bytes // self.word_bytes
 
-    def packed(self, B: int) -> bytes:
-        """`Value` of layout/concat.cu."""
-        offsets = struct.pack("<7q", self.count(B), *self.y_hw, *self.stride, *self.offset)
-        sizes = (*self.hw, self.inner_bytes // self.word_bytes)
-        return (offsets + b"".join(divider(size).data for size in sizes)).ljust(96, b"\0")
+    def packed(self, B: int) -> Struct:
+        (h, w), (H, W), (step_h, step_w), (at_h, at_w) = self.hw, self.y_hw, self.stride, self.offset
+        return ValueStruct.of(
+            count=self.count(B), H=H, W=W, step_h=step_h, step_w=step_w, at_h=at_h, at_w=at_w,
+            h=divider(h), w=divider(w), inner=divider(self.inner_bytes // self.word_bytes),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,36 +133,29 @@ class InterleaveLowering:
     def _launch(self, values: Sequence[Value], B: int) -> KernelLaunch:
         max_words = max(value.count(B) for value in values)
         blocks = min(-(-max_words // (THREADS * PER_THREAD)), -(-self.units * BLOCKS_PER_SM // len(values)))
-        missing = MAX_VALUES - len(values)
-        packed = pointers_first(
-            (*(Input(value.operand) for value in values), *[Int64(0)] * missing),
-            b"".join(value.packed(B) for value in values).ljust(MAX_VALUES * 96, b"\0"),
-        )
+        packed = Values.of(x=[Input(value.operand) for value in values], value=[value.packed(B) for value in values])
         program = Program(SOURCE, f"interleave<{WORDS[values[0].word_bytes]}, {index_of(max_words)}>")
         arguments = packed, Output(0), UInt32(blocks)
         return KernelLaunch(program, grid_1d(blocks * len(values)), arguments, Budget(registers=64))
 
 
-class ConcatKernel:
+class ConcatKernel(CudaKernel):
     name = "concat"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Concat, Interleave)
+    dtypes = DTYPE_BYTES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<{node.layer.kind},{len(node.inputs)}>"
+
+    def cost(self, net: Network, node: Node) -> Cost:
+        return Cost(0, 2 * net.types[node.name].row_bytes, launches=math.ceil(len(node.inputs) / MAX_VALUES))
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
-        if not isinstance(node.layer, Concat | Interleave) or job.is_training:
-            return
-        if device.arch not in ARCHITECTURES:
-            yield Refusal(self.name, node.name, f"on {', '.join(ARCHITECTURES)}, not on {device.arch}")
-            return
-        y = net.types[node.name]
-        launches = math.ceil(len(node.inputs) / MAX_VALUES)
-        cost = Cost(0, 2 * y.row_bytes, launches=launches)
-        label = f"{self.name}<{node.layer.kind},{len(node.inputs)}>"
         for is_nhwc in (False, True) if _may_be_nhwc(net, node) else (False,):
-            yield Claim(
-                self.name, label, (node.name,), cost, f"{len(node.inputs)} values, up to {MAX_VALUES} per launch",
-                facts=_lowering(net, node, is_nhwc, device),
+            yield self.claim(
+                net, node, _lowering(net, node, is_nhwc, device),
+                why=f"{len(node.inputs)} values, up to {MAX_VALUES} per launch",
                 reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_nhwc else {},
                 writes={node.name: CHANNELS_LAST} if is_nhwc else {},
             )  # fmt: skip
@@ -187,12 +197,12 @@ def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:
 
 def _concat(name: str, *line_bytes: int) -> Instance:
     lowering = ConcatLowering(100, tuple(range(len(line_bytes))), line_bytes)
-    return Instance(f"concat, {name}", lambda device: lowering.at(64).launches[0])
+    return instance(f"concat, {name}", lowering, B=64)
 
 
 def _interleave(name: str, inner_bytes: int) -> Instance:
     value = Value(0, 8, (3, 5), inner_bytes, (6, 10), (2, 2), (1, 0))
-    return Instance(name, lambda device: InterleaveLowering((value,) * 4, device.units).at(64).launches[0])
+    return instance(name, InterleaveLowering((value,) * 4, 132), B=64)
 
 
 INSTANCES = (

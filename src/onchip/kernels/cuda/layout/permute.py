@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onchip.kernels.cuda.common.permute import ARCHITECTURES, MAX_AXES, merge_axes, permute
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel
+from onchip.kernels.cuda.common.permute import MAX_AXES, merge_axes, permute
 from onchip.kernels.cuda.common.program import ELEMENT_TYPES, Input, Output, Steps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
-from onchip.network.types import TensorType
+from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
@@ -31,45 +31,41 @@ class PermuteLowering:
         return Steps((permute(self.dtypes, shape, self.axes, self.units, Input(0), Output(0)),))
 
 
-class PermuteKernel:
+class PermuteKernel(CudaKernel):
     name = "permute"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Permute, Cast)
+    dtypes = DTYPE_BYTES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
         node = net.nodes[start]
-        if job.is_training:
-            return
-        if isinstance(node.layer, Cast):
-            yield from self._casts(net, node, device)
-        if not isinstance(node.layer, Permute):
-            return
-        x = net.types[node.inputs[0]]
-        if device.arch not in ARCHITECTURES or len(merge_axes((2, *x.row_shape), node.layer.axes)[0]) > MAX_AXES:
-            why = f"permutes up to {MAX_AXES} axes on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
-        label, why = f"{self.name}<{','.join(map(str, node.layer.axes))}>", "single layer"
-        yield Claim(
-            self.name,
-            label,
-            (node.name,),
-            Cost(0, 2 * x.row_bytes),
-            why,
-            facts=PermuteLowering((x.dtype, x.dtype), x.row_shape, node.layer.axes, device.units),
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        return isinstance(node.layer, Permute) or ({x.dtype, y.dtype} <= ELEMENT_TYPES.keys() and has_channels(x))
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        yield from (
+            self._casts(net, node, device) if isinstance(node.layer, Cast) else super().offers(net, start, device, job)
         )
+
+    def lower(self, node: Node, types: Mapping[str, TensorType], device: Device) -> PermuteLowering | str:
+        layer, x = node.layer, types[node.inputs[0]]
+        assert isinstance(layer, Permute)
+        if len(merge_axes((2, *x.row_shape), layer.axes)[0]) > MAX_AXES:
+            return f"permutes up to {MAX_AXES} axes, not {x}"
+        return PermuteLowering((x.dtype, x.dtype), x.row_shape, layer.axes, device.units)
+
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<{','.join(map(str, node.layer.attributes()['axes']))}>"
 
     def _casts(self, net: Network, node: Node, device: Device) -> Iterator[Claim]:
         """A Cast that also changes the layout, in one pass."""
         (value,) = node.inputs
         x, y = net.types[value], net.types[node.name]
-        if not {x.dtype, y.dtype} <= ELEMENT_TYPES.keys() or not has_channels(x) or device.arch not in ARCHITECTURES:
-            return
         for source, target in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS)):
             is_end = value in net.inputs if source == CHANNELS_LAST else not net.readers(node.name)
             if not is_end:  # network inputs and outputs stay row-major
                 yield Claim(
-                    self.name, f"{self.name}<{target},{y.dtype}>", (node.name,), Cost(0, x.row_bytes + y.row_bytes),
+                    self.name, f"{self.name}<{target},{y.dtype}>", (node.name,), self.cost(net, node),
                     f"{value} is stored in {source} layout", facts=_conversion(x, source, y.dtype, device),
                     reads={value: Use(source)}, writes={} if target == ROWS else {node.name: target},
                 )  # fmt: skip

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, divider, index_of
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.permute import WORDS
-from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     Budget,
     Input,
     Instance,
@@ -36,7 +36,6 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, PER_THREAD, BLOCKS_PER_SM, WAVES = 256, 4, 8, 8
 
 
@@ -49,6 +48,11 @@ def offsets_of(
     assert isinstance(layer, Selection)
     offsets = np.concatenate(tables_for(layer, row_shape, layout).offsets)
     return np.where(offsets < 0, -1, offsets // word).astype(np.int32)
+
+
+class Axes(CStruct):
+    source, c_name = SOURCE, "Axes"
+    _fields_ = (("n1", Divider), ("n2", Divider), ("n3", Divider), ("run", Divider))
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class SelectLowering:
         if not count:
             return Steps(())
         program = Program(SOURCE, f"select<{WORDS[self.word_bytes]}, {index_of(count)}>")
-        axes = Struct(b"".join(divider(size).data for size in (*self.sizes, self.run)))
+        n1, n2, n3 = map(divider, self.sizes)
+        axes = Axes.of(n1=n1, n2=n2, n3=n3, run=divider(self.run))
         arguments = (
             Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct(self.fill),
         )  # fmt: skip
@@ -76,20 +81,17 @@ class SelectLowering:
         return Steps((KernelLaunch(program, grid_1d(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
 
 
-class SelectKernel:
+class SelectKernel(CudaKernel):
     name = "select"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # a copy
+    layers = (Selection,)
+    dtypes = DTYPE_BYTES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if not isinstance(layer, Selection) or job.is_training:
-            return
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        if device.arch not in ARCHITECTURES or x.row_size >= MAX_ELEMENTS:
-            why = f"supports rows of fewer than {MAX_ELEMENTS:,} elements on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+        layer, x, y = node.layer, net.types[node.inputs[0]], net.types[node.name]
+        assert isinstance(layer, Selection)
+        if x.row_size >= MAX_ELEMENTS:
+            yield Refusal(self.name, node.name, f"supports rows of fewer than {MAX_ELEMENTS:,} elements, not {x}")
             return
         item_bytes, given = DTYPE_BYTES[x.dtype], tuple(sorted(layer.attributes().items()))
         fill = np.full(16 // item_bytes, layer.fill).astype(numpy_dtype(x.dtype)).tobytes()
@@ -102,20 +104,18 @@ class SelectKernel:
                 offsets_of, (), (n1 + n2 + n3,), "int32", kind=layer.kind, given=given, row_shape=x.row_shape,
                 layout=layout, word=word,
             )  # fmt: skip
-            yield Claim(
-                self.name, f"{self.name}<{layer.kind}>", (node.name,),
-                Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "single layer",
-                {"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
+            lowering = SelectLowering(
+                tables.outer, tables.x_row // word, (n1, n2, n3), tables.run // word, word_bytes, fill, device.units
+            )
+            yield self.claim(
+                net, node, lowering, cost=Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes),
+                recipes={"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
                 writes={node.name: layout} if layout != ROWS else {},
-                facts=SelectLowering(
-                    tables.outer, tables.x_row // word, (n1, n2, n3), tables.run // word, word_bytes, fill, device.units
-                ),
             )  # fmt: skip
 
 
 def _instance(name: str, word_bytes: int, count: int = 1 << 20) -> Instance:
-    lowering = SelectLowering(8, 512, (1, 16, 16), 2, word_bytes, bytes(16), 132)
-    return Instance(name, lambda device: lowering.at(count // 4096).launches[0])
+    return instance(name, SelectLowering(8, 512, (1, 16, 16), 2, word_bytes, bytes(16), 132), B=count // 4096)
 
 
 INSTANCES = (

@@ -16,8 +16,9 @@ from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.train.large_batch import launches as mlp_train
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH
-from onchip.kernels.cuda.train.large_batch.launches import MAX_BATCH, MAX_LAYERS, make_lowering
+from onchip.kernels.cuda.train.large_batch.launches import MAX_BATCH, make_lowering
 from onchip.kernels.cuda.train.large_batch.rows import RowsPass
+from onchip.kernels.cuda.train.large_batch.structs import MAX_LAYERS
 from onchip.kernels.cuda.train.large_batch.tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import round_up
-from onchip.kernels.cuda.common.program import State, Struct, pointers_first
 
 ROW_FLOATS = 8  # rows are 32 B aligned, an L2 sector
 
@@ -37,10 +36,6 @@ class TrainLayer:
 def layer_specs(layers: Sequence[TrainLayer]) -> str:
     """Widths and activations as template arguments for train/large_batch/targets.cuh."""
     return ", ".join(f"LayerSpec<{layer.N}, {layer.activation[0]}>" for layer in layers)
-
-
-def tally_struct() -> Struct:
-    return pointers_first((State("losses"), State("correct"), State("step_losses"), State("step_correct")), b"")
 
 
 def split_evenly(count: int, limit: int) -> int:

@@ -142,7 +142,6 @@ struct ByteGradient {
     int x_stride, w_stride, K, N;
     int all_stages, slice_stages;  // stages of 32 rows: in a full batch (even), in a slice
     float scale;
-    u32 padding;
 };
 
 // partials = scale dz^T x, per split-K slice of the rows. A block computes 64 x 256; block 0 sums the tally.

@@ -77,7 +77,6 @@ struct Head {
     int a_stride, w_stride, z_stride, K, N, D;
     u32 is_gathered, loss, code, slope, prev_code, prev_slope;
     float smoothing;  // label smoothing of cross-entropy
-    u32 unused;
 
     // Pointers of this block's network.
     __device__ __forceinline__ Head local(const Step& step) const {

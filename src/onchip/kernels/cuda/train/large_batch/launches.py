@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
+    NOTHING,
     Argument,
     Budget,
     Instance,
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Memory,
     Program,
     State,
     Steps,
     Struct,
     UInt32,
-    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
-from onchip.kernels.cuda.train.large_batch.rows import MAX_WIDTHS, MIN_ROWS, RowsPass
+from onchip.kernels.cuda.train.large_batch.rows import MIN_ROWS, RowsPass
 from onchip.kernels.cuda.train.large_batch.stream import BUDGET as STREAM_BUDGET
 from onchip.kernels.cuda.train.large_batch.stream import THREADS as STREAM_THREADS
 from onchip.kernels.cuda.train.large_batch.stream import StreamPass
+from onchip.kernels.cuda.train.large_batch.structs import (
+    MAX_LAYERS,
+    NO_TALLY,
+    TALLY,
+    ByteGradient,
+    Head,
+    LayerMemory,
+    Layers,
+    LayerSizes,
+    Networks,
+    RowLayer,
+    RowLayers,
+    RowMemory,
+    Shape,
+    Squares,
+    Step,
+    Warps,
+    state_if,
+)
 from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, gemm_clocks
-from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, layer_specs, split_evenly, tally_struct
+from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, layer_specs, split_evenly
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.build import mlp
@@ -43,13 +61,11 @@ from onchip.network.graph import Network
 from onchip.plan.device import Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal
 
-ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"
 THREADS, WARPS = 256, 8  # per block, as in train/large_batch/launches.cuh
 HEAD_OUTPUTS = 32  # most outputs that the head computes itself, one lane each
 FEW_ROWS, MANY_ROWS = 3, 32  # per SM: the head uses a block per row up to few, 8 lanes per row from many on
-MAX_LAYERS = 16  # per launch that updates weights
 MAX_BATCH = 1 << 30  # rows
 MAX_BLOCKS = (1 << 31) - 1  # per launch
 MAX_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
@@ -195,7 +211,7 @@ class TrainLowering:
         forward = self._forward(step, batch)
         if self.byte_rows:
             forward.insert(0, self._split_weights(self.byte_rows))
-        tally = self._launch_rows("train_tally", 1, step, tally_struct())
+        tally = self._launch_rows("train_tally", 1, step, TALLY)
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
     def _step(self, index: int) -> list[KernelLaunch]:
@@ -209,8 +225,10 @@ class TrainLowering:
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
 
     def _step_struct(self, index: int, batch: int) -> Struct:
-        pointers = State("progress"), State("order"), State("per_step_values")
-        return pointers_first(pointers, struct.pack("<qqq", index, batch, self.apart))
+        return Step.of(
+            progress=State("progress"), order=State("order"), per_step_values=State("per_step_values"), offset=index,
+            batch=batch, networks=Networks.of(stride_bytes=self.apart),
+        )  # fmt: skip
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
         config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
@@ -239,7 +257,7 @@ class TrainLowering:
 
     def _dz(self, layer: int) -> State | Int64:
         """dz buffer, or nullptr if train_rows computes dW itself."""
-        return Int64(0) if self.rows_pass else State(f"dz{layer}")
+        return state_if(not self.rows_pass, f"dz{layer}")
 
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
@@ -265,8 +283,8 @@ class TrainLowering:
         program, budget, shared = rows.forward_program(layer.activation[0])
         strides = rows.stride, layer.stride, self.width(0)
         shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
-        (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
-        arguments = step, self._input(0), State("w_split"), State("a0"), shape, UInt32(scale)
+        scale = UInt32(int(np.float32(rows.scale).view(np.uint32)))
+        arguments = step, self._input(0), State("w_split"), State("a0"), shape, scale
         return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
 
     def _split_weights(self, rows: ByteRows) -> KernelLaunch:
@@ -307,43 +325,38 @@ class TrainLowering:
         return KernelLaunch(program, config, (step, self._row_layers(), State("dz_split")), STREAM_BUDGET)
 
     def _row_layers(self) -> Struct:
-        """RowLayers of train/large_batch/layers.cuh."""
-        pointers: list[Memory | Int64] = []
-        sizes = []
+        memory, layers = [], []
         for i, layer in enumerate(self.layers):
-            is_hidden = i + 1 < len(self.layers)
-            pointers += [State(f"w{i}"), State(f"a{i}") if is_hidden else Int64(0), self._dz(i)]
-            pointers.append(State(f"parts{i}") if self.rows_pass and i else Int64(0))
-            sizes.append(
-                struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
-            )
-        missing = MAX_WIDTHS - len(self.layers)
-        pointers += [
-            *[Int64(0)] * (4 * missing),
-            State("targets"),
-            State("losses"),
-            State("correct"),
-            self._row_weights(),
-        ]
-        sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
-        return pointers_first(tuple(pointers), b"".join(sizes))
+            code, slope = layer.activation
+            memory.append(RowMemory.of(
+                w=State(f"w{i}"), a=state_if(i + 1 < len(self.layers), f"a{i}"), dz=self._dz(i),
+                partials=state_if(self.rows_pass is not None and i > 0, f"parts{i}"),
+            ))  # fmt: skip
+            layers.append(RowLayer.of(
+                w_stride=layer.stride, stride=self.width(i), code=code, slope=slope, has_bias=layer.bias is not None,
+                unused=0,
+            ))  # fmt: skip
+        return RowLayers.of(
+            memory=memory, layer=layers, targets=State("targets"), losses=State("losses"), correct=State("correct"),
+            weights=self._row_weights(), loss=LOSSES.index(self.job.loss), smoothing=self.job.label_smoothing,
+        )  # fmt: skip
 
     def _row_weights(self) -> State | Int64:
-        return State("row_weights") if self.job.is_weighted else Int64(0)
+        return state_if(self.job.is_weighted, "row_weights")
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
-        layer, previous = self.layers[last], self.layers[last - 1].activation if last else (0, 0)
-        null = Int64(0)
-        has_previous = is_training and self.has_own_head and last > 0
-        pointers: tuple[Memory | Int64, ...] = (
-            self._input(last), State(f"w{last}") if self.has_own_head else null, State(f"a{last}"), State("targets"),
-            self._row_weights(), State(f"dz{last}") if is_training else null,
-            State(f"dz{last - 1}") if has_previous else null, State("losses"), State("correct"),
+        layer, code, slope = self.layers[last], *self.layers[last].activation
+        prev_code, prev_slope = self.layers[last - 1].activation if last else (0, 0)
+        head = Head.of(
+            a=self._input(last), w=state_if(self.has_own_head, f"w{last}"), z=State(f"a{last}"),
+            targets=State("targets"), weights=self._row_weights(), dz=state_if(is_training, f"dz{last}"),
+            prev_dz=state_if(is_training and self.has_own_head and last > 0, f"dz{last - 1}"),
+            losses=State("losses"), correct=State("correct"), a_stride=layer.stride, w_stride=layer.stride,
+            z_stride=self.width(last), K=layer.terms, N=layer.N, D=layer.D, is_gathered=last == 0,
+            loss=LOSSES.index(self.job.loss), code=code, slope=slope, prev_code=prev_code, prev_slope=prev_slope,
+            smoothing=self.job.label_smoothing,
         )  # fmt: skip
-        sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
-        codes = not last, LOSSES.index(self.job.loss), *layer.activation, *previous
-        head = pointers_first(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
         warps, lanes = 1, 32  # per row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
             warps = WARPS
@@ -361,9 +374,7 @@ class TrainLowering:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, 0 if self.rows_pass else len(self.layers), MAX_LAYERS):
             indices = range(first, min(first + MAX_LAYERS, len(self.layers)))
-            tally = (
-                tally_struct() if first == 0 else pointers_first((Int64(0),) * 4, b"")
-            )  # the tally takes one more block
+            tally = TALLY if first == 0 else NO_TALLY  # the tally takes one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in indices]
             blocks_n = [tiling.tile_columns(self.layers[i].terms) for i in indices]
             count = sum(blocks) * tiling.slices + (first == 0)
@@ -383,8 +394,8 @@ class TrainLowering:
             indices = range(first, min(first + MAX_LAYERS, layer_count))
             launch_blocks = blocks[first : indices.stop]
             layers = self._layers(indices, launch_blocks, [1] * len(launch_blocks), is_summed)
-            of_blocks = State("squares") if self.job.clip_norm else Int64(0)
-            squares = pointers_first((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
+            block_sums = state_if(bool(self.job.clip_norm), "squares")
+            squares = Squares.of(block_sums=block_sums, first=sum(blocks[:first]), count=sum(blocks))
             if kernel != "train_apply":
                 yield self._launch_rows(kernel, sum(launch_blocks), step, layers, squares)
             elif self.byte_rows and first == 0:  # also writes the split of the first layer's weights
@@ -393,7 +404,7 @@ class TrainLowering:
                 yield self._launch_rows(name, sum(launch_blocks), step, layers, squares, State("w_split"), stages)
             else:
                 name = f"train_apply<0, {shares}>"
-                yield self._launch_rows(name, sum(launch_blocks), step, layers, squares, Int64(0), UInt32(0))
+                yield self._launch_rows(name, sum(launch_blocks), step, layers, squares, NOTHING, UInt32(0))
 
     @property
     def _sliced_layers(self) -> int:
@@ -414,11 +425,13 @@ class TrainLowering:
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
         """bytes_gradient of the first layer, after the split of its dz unless rows_pass or stream_pass wrote it."""
         layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
-        stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
-        sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
-        gradient = pointers_first((self._input(0), State("dz_split"), State("parts0")), sizes)
+        gradient = ByteGradient.of(
+            x=self._input(0), dz=State("dz_split"), partials=State("parts0"), x_stride=rows.stride,
+            w_stride=layer.stride, K=layer.terms, N=layer.N, all_stages=2 * -(-batch // STAGE_K),
+            slice_stages=rows.slice_stages(batch), scale=rows.scale,
+        )  # fmt: skip
         blocks = 1 + self.slices(0) * rows.gradient_tiles
-        launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
+        launch = self._launch(program, blocks, budget, shared, step, gradient, TALLY)
         if self.rows_pass or self.stream_pass:
             return [launch]
         return [self._split(rows, step, ("dz0", "dz_split"), self.width(0), batch, is_k_major=False), launch]
@@ -426,30 +439,38 @@ class TrainLowering:
     def _layers(
         self, indices: range, blocks: Sequence[int], blocks_n: Sequence[int], is_summed: bool = False
     ) -> Struct:
-        tiling, moments = self.tiling, OPTIMISERS[self.job.optimiser]
-        pointers: list[Memory | Int64] = []
-        sizes = []
-        for at, i in enumerate(indices):
-            layer = self.layers[i]
-            pointers += [
-                State(f"w{i}"), State(f"mean{i}") if moments > 0 else Int64(0),
-                State(f"square{i}") if moments > 1 else Int64(0), self._input(i), self._dz(i),
-                State(f"parts{i}") if self.slices(i) else Int64(0),
-            ]  # fmt: skip
-            strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
-            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, blocks_n[at], slices))
-        missing = MAX_LAYERS - len(indices)
-        counts = sum(blocks), tiling.slice_chunks(self.job.batch), moments  # which identify the optimiser
-        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * missing
-        data = struct.pack("<6i16i", *counts, *tiling.warps, *first_blocks)
-        return pointers_first((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
+        moments, memory, sizes = OPTIMISERS[self.job.optimiser], [], []  # moments identify the optimiser
+        for i, blocks_of_layer in zip(indices, blocks_n, strict=True):
+            layer, slices = self.layers[i], self.slices(i)
+            memory.append(LayerMemory.of(
+                w=State(f"w{i}"), mean=state_if(moments > 0, f"mean{i}"), square=state_if(moments > 1, f"square{i}"),
+                a=self._input(i), dz=self._dz(i), partials=state_if(slices > 0, f"parts{i}"),
+            ))  # fmt: skip
+            sizes.append(LayerSizes.of(
+                K=layer.terms, N=layer.N, w_stride=layer.stride, a_stride=layer.stride, dz_stride=self.width(i),
+                is_gathered=i == 0, blocks_n=blocks_of_layer, slices=1 if is_summed else slices,
+            ))  # fmt: skip
+        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * (MAX_LAYERS - len(blocks))
+        return Layers.of(
+            memory=memory, blocks=sum(blocks), chunks=self.tiling.slice_chunks(self.job.batch), optimiser=moments,
+            warps=_warps(self.tiling.warps), first_block=first_blocks, sizes=sizes,
+        )  # fmt: skip
 
 
 def _shape(
     strides: tuple[int, int, int], K: int, N: int, is_gathered: bool, activation: tuple[int, int],
     warps: tuple[int, int, int],
 ) -> Struct:  # fmt: skip
-    return Struct(struct.pack("<5i3I3i", *strides, K, N, is_gathered, *activation, *warps))
+    (x_stride, w_stride, y_stride), (code, a) = strides, activation
+    return Shape.of(
+        x_stride=x_stride, w_stride=w_stride, y_stride=y_stride, K=K, N=N, is_gathered=is_gathered, code=code, a=a,
+        warps=_warps(warps),
+    )  # fmt: skip
+
+
+def _warps(mnk: tuple[int, int, int]) -> Struct:
+    m, n, k = mnk
+    return Warps.of(m=m, n=n, k=k)
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:

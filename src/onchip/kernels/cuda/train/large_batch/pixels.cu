@@ -24,7 +24,6 @@ struct SplitWeights {
     bf16* splits;            // (SPLITS, N, stride)
     int x_stride, stride, N, K;
     float scale;
-    u32 unused;
 
     // Row n of term 0; term p starts at row p N.
     __device__ __forceinline__ bf16* row(const Step& step, int n) const {

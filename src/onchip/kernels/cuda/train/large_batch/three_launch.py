@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +19,12 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
     UInt32,
-    pointers_first,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, cost_of
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
-from onchip.kernels.cuda.train.layer import find_layers, layer_specs, tally_struct
+from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
+from onchip.kernels.cuda.train.layer import find_layers, layer_specs
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
@@ -98,8 +97,10 @@ class ThreeLaunchLowering(TrainLowering):
 
     def _pixels(self) -> Struct:
         layer, rows = self.layers[0], self.byte_rows
-        sizes = struct.pack("<4ifI", rows.stride, self.split_stride, layer.N, layer.terms, rows.scale, 0)
-        return pointers_first((State("bytes"), State("split_weights")), sizes)
+        return SplitWeights.of(
+            x=State("bytes"), splits=State("split_weights"), x_stride=rows.stride, stride=self.split_stride, N=layer.N,
+            K=layer.terms, scale=rows.scale,
+        )  # fmt: skip
 
     def _pixels_split(self) -> KernelLaunch:
         layer = self.layers[0]
@@ -167,9 +168,7 @@ class ThreeLaunchLowering(TrainLowering):
         layers = self._layers(indices, blocks, across)
         program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.splits}, {OPTIMISERS[self.job.optimiser]}>")
         shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps; weights and moments
-        return self._launch(
-            program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), tally_struct()
-        )
+        return self._launch(program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), TALLY)
 
 
 def _tiles(width: int) -> int:

@@ -29,7 +29,7 @@ struct Strides {
 struct Windows {
     Divider channels, rows, columns;  // number of threads along each axis of y
     Axis h, w;
-    Strides from, to;
+    Strides x, y;
     long long count;
 };
 
@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_outputs(T* to, const acc_t<T> (&v)[U][V], 
     } else {
 #pragma unroll
         for (int u = 0; u < U; ++u)
-            if (U == 1 || wo + u < windows.w.count) store_contiguous(to + u * (IS_NHWC ? windows.to.column : 1), v[u]);
+            if (U == 1 || wo + u < windows.w.count) store_contiguous(to + u * (IS_NHWC ? windows.y.column : 1), v[u]);
     }
 }
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
+from ctypes import c_int32, c_int64
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
-from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.program import LaunchConfig, Struct, grid_1d
 from onchip.network.layers import AvgPool1d, AvgPool2d, Layer, MaxPool1d, MaxPool2d
 from onchip.network.layers.conv import geometry
 
+SOURCE = Path(__file__).with_suffix(".cuh")
 THREADS = 256
 POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 MAX_SIZE = 1 << 28  # axis size: int32 indices cover it and the overhang of a few windows
@@ -25,6 +28,24 @@ class Axis:
     before: int  # padding before the first element
     dilation: int
     end: int  # taps before this index count in an average that includes padding
+
+
+class AxisStruct(CStruct):
+    source, c_name = SOURCE, "Axis"
+    _fields_ = tuple((name, c_int32) for name in Axis.__dataclass_fields__)
+
+
+class StridesStruct(CStruct):
+    source, c_name = SOURCE, "Strides"
+    _fields_ = (("image", c_int64), ("channel", c_int64), ("row", c_int64), ("column", c_int64))
+
+
+class WindowsStruct(CStruct):
+    source, c_name = SOURCE, "Windows"
+    _fields_ = (
+        ("channels", Divider), ("rows", Divider), ("columns", Divider), ("h", AxisStruct), ("w", AxisStruct),
+        ("x", StridesStruct), ("y", StridesStruct), ("count", c_int64),
+    )  # fmt: skip
 
 
 LOOP_ROWS = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
@@ -46,11 +67,12 @@ class Windows:
     max_rows: tuple[int, int]  # most output rows per thread of unrolled kernels: (NCHW, NHWC)
     units: int  # SMs
 
-    @property
-    def fits(self) -> bool:
-        """Whether int32 indices cover an image and the positions of its windows."""
-        rows = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
-        return max(rows) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MAX_SIZE
+    def why_not(self) -> str:
+        """Why int32 indices do not cover an image or the positions of its windows; "" if they do."""
+        images = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
+        if max(images) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MAX_SIZE:
+            return ""
+        return f"supports images of fewer than 2^31 elements, and fewer than {MAX_SIZE:,} along an axis"
 
     @property
     def window(self) -> tuple[int, int, int]:
@@ -124,13 +146,15 @@ class Windows:
         SW = (self.w.stride if U > 1 else 0) if self.is_unrolled else int(self.slides)
         window = self.window if self.is_unrolled else (0, self._taps_per_iteration(channels), 0)
         template = (str(self.is_nhwc).lower(), channels, U, Q, P, lead, *window, SW)
-        sizes, count = self._sizes(B, channels, Q), self._threads(B, channels, Q)
-        dividers = b"".join(divider(size).data for size in sizes)
-        x_strides = self._strides(self.C, self.h.size, self.w.size, h)
-        y_strides = self._strides(self.N, self.h.count, self.w.count, h)
-        data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *x_strides, *y_strides, count)
+        count = self._threads(B, channels, Q)
+        by_channels, by_rows, by_columns = map(divider, self._sizes(B, channels, Q))
+        windows = WindowsStruct.of(
+            channels=by_channels, rows=by_rows, columns=by_columns, h=AxisStruct.of(**vars(h)),
+            w=AxisStruct.of(**vars(self.w)), x=self._strides(self.C, self.h.size, self.w.size, h),
+            y=self._strides(self.N, self.h.count, self.w.count, h), count=count,
+        )  # fmt: skip
         name = f"{index_of(count)}, {', '.join(map(str, template))}"
-        return name, grid_1d(math.ceil(count / THREADS), THREADS), Struct(data)
+        return name, grid_1d(math.ceil(count / THREADS), THREADS), windows
 
     def _taps_per_iteration(self, channels: int) -> int:
         """Taps per iteration of the loop over a row: few with many channels; 7 where it divides the row."""
@@ -146,10 +170,9 @@ class Windows:
         """The axis h; for images of one row, the batch."""
         return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MAX_SIZE else self.h
 
-    def _strides(self, C: int, H: int, W: int, h: Axis) -> tuple[int, int, int, int]:
-        """Strides of image, channel, row and column."""
+    def _strides(self, C: int, H: int, W: int, h: Axis) -> Struct:
         channel, row, column = (1, W * C, C) if self.is_nhwc else (H * W, W, 1)
-        return C * H * W, channel, row if h is self.h else C * W, column
+        return StridesStruct.of(image=C * H * W, channel=channel, row=row if h is self.h else C * W, column=column)
 
 
 def axes_of(layer: Layer, sizes: tuple[int, ...], counts: tuple[int, ...], taps: tuple[int, ...]) -> tuple[Axis, Axis]:

@@ -108,11 +108,10 @@ depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const
     if (thread >= windows.count) return;
     const Outputs outputs = outputs_of<Index, IS_NHWC, V, U, Q>(thread, windows);
     const Axis &h = windows.h, &w = windows.w;
-    const long long column = IS_NHWC ? windows.from.column : 1;
+    const long long column = IS_NHWC ? windows.x.column : 1;
     const int h0 = outputs.ho * (KH ? SH : h.stride) - h.before, w0 = outputs.wo * w.stride - w.before;
     const u32 n = outputs.channel, c = quotient(n, multiplier);
-    const T* from = x + outputs.image * windows.from.image + c * windows.from.channel + h0 * windows.from.row +
-                    w0 * column;
+    const T* from = x + outputs.image * windows.x.image + c * windows.x.channel + h0 * windows.x.row + w0 * column;
     // NHWC: the weights of a tap are contiguous. NCHW: those of a channel.
     const int taps = (KH ? KH : h.taps) * (KH ? KW : w.taps);
     const long long N = IS_NHWC ? windows.channels.size * V : 1;
@@ -121,7 +120,7 @@ depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const
     using Weights = TapWeights<Element, V, KH, KH ? KW : 0>;
     const Weights tap_weights(weights, N, w.taps);
     WindowSums<Element, V, U, Q, IS_LONG, Weights> acc(tap_weights, KH ? KH : h.taps, KH ? SH : h.stride);
-    const View<T> view{from, h0, w0, windows.from.row, column, T{}};
+    const View<T> view{from, h0, w0, windows.x.row, column, T{}};
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, acc);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, acc);
 
@@ -133,8 +132,8 @@ depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const
     Element bias_values[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) bias_values[v] = bias ? bias[n + v] : 0;
-    T* to = y + outputs.image * windows.to.image + n * windows.to.channel + outputs.ho * windows.to.row +
-            outputs.wo * (IS_NHWC ? windows.to.column : 1);
+    T* to = y + outputs.image * windows.y.image + n * windows.y.channel + outputs.ho * windows.y.row +
+            outputs.wo * (IS_NHWC ? windows.y.column : 1);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         if (Q > 1 && outputs.ho + q >= h.count) break;
@@ -151,6 +150,6 @@ depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const
             }
         }
         store_outputs<IS_NHWC>(to, out, outputs.wo, windows);
-        to += windows.to.row;
+        to += windows.y.row;
     }
 }

@@ -10,15 +10,14 @@ from pathlib import Path
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
+    NOTHING,
     Argument,
     Budget,
     Input,
     Instance,
-    Int64,
     KernelLaunch,
     Output,
     Program,
@@ -37,7 +36,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
-ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
 MAX_ROWS = (8, 4)
@@ -70,7 +68,7 @@ class DepthwiseLowering:
             return Steps(())
         template, config, windows = self.windows.arguments(B, self.vector)
         arguments: tuple[Argument, ...] = (
-            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), windows,
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else NOTHING, Output(0), windows,
             divider(self.windows.N // self.windows.C), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         is_long = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
@@ -78,52 +76,45 @@ class DepthwiseLowering:
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
-class DepthwiseKernel:
-    name = "depthwise"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32 or float64
+class DepthwiseKernel(CudaKernel):
+    """A convolution with one channel per group, and its activation."""
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution with one channel per group, with its activation."""
+    name = "depthwise"
+    layers = (Convolution,)
+
+    def applies(self, net: Network, start: int) -> bool:
         node = net.nodes[start]
-        if not isinstance(node.layer, Convolution) or job.is_training:
+        return conv_groups(node.layer) == net.types[node.inputs[0]].row_shape[0]
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if why := _windows(net, node, False, device).why_not():
+            yield Refusal(self.name, node.name, why)
             return
         x = net.types[node.inputs[0]]
-        if conv_groups(node.layer) != x.row_shape[0]:
-            return
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
-            why = f"convolves rows of fewer than 2^31 elements in {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
         nodes = (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS)
-        yield from _claims(net, nodes, device)
-
-
-def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
-    """A convolution and its optional activation, in NCHW and NHWC."""
-    first, last = nodes[0], nodes[-1]
-    x_name, y_name = first.inputs[0], last.name
-    x, y = net.types[x_name], net.types[y_name]
-    activation = last.layer if isinstance(last.layer, Elementwise) else None
-    acc_dtype = "float64" if x.dtype == "float64" else "float32"
-    for is_nhwc in (False, True) if has_channels(x) and has_channels(y) and net.readers(y_name) else (False,):
-        windows = _windows(net, first, is_nhwc, device)
-        recipes = _recipes(net, first, is_nhwc, acc_dtype)
-        cost = Cost(
-            sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(recipe.nbytes for recipe in recipes.values()),
-            precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
-            min_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
-        )  # fmt: skip
-        taps = "x".join(map(str, net.weights[first.weights["weight"]].shape[2:]))
-        labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
-        is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
-        yield Claim(
-            DepthwiseKernel.name, f"{DepthwiseKernel.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
-            cost, "one input channel per output channel", recipes, order=f"taps in order, partial sums of {PART}",
-            facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
-            reads={x_name: Use(CHANNELS_LAST if is_nhwc else ROWS, is_read_often)},
-            writes={y_name: CHANNELS_LAST} if is_nhwc else {},
-        )  # fmt: skip
+        last, acc_dtype = nodes[-1], "float64" if x.dtype == "float64" else "float32"
+        y, activation = net.types[last.name], last.layer if isinstance(last.layer, Elementwise) else None
+        may_be_nhwc = has_channels(x) and has_channels(y) and net.readers(last.name)
+        for is_nhwc in (False, True) if may_be_nhwc else (False,):
+            windows = _windows(net, node, is_nhwc, device)
+            recipes = _recipes(net, node, is_nhwc, acc_dtype)
+            taps = "x".join(map(str, net.weights[node.weights["weight"]].shape[2:]))
+            labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
+            is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
+            yield self.claim(
+                net, node, DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
+                label=f"{self.name}<{','.join(labels)}>", nodes=tuple(each.name for each in nodes),
+                cost=Cost(
+                    sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
+                    precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
+                    min_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
+                ),
+                why="one input channel per output channel", recipes=recipes,
+                order=f"taps in order, partial sums of {PART}",
+                reads={node.inputs[0]: Use(CHANNELS_LAST if is_nhwc else ROWS, is_read_often)},
+                writes={last.name: CHANNELS_LAST} if is_nhwc else {},
+            )  # fmt: skip
 
 
 def _windows(net: Network, node: Node, is_nhwc: bool, device: Device) -> Windows:
@@ -156,7 +147,7 @@ def _instance(name: str, dtype: str, is_nhwc: bool, taps: int = 3, stride: int =
     axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
     windows = Windows(64, 64 * multiplier, axis, axis, is_nhwc, DTYPE_BYTES[dtype], UNROLLED, MAX_ROWS, 132)
     lowering = DepthwiseLowering(dtype, windows, True, None)
-    return Instance(name, lambda device: lowering.at(1000).launches[0])
+    return instance(name, lowering)
 
 
 INSTANCES = (

@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
     if (thread >= windows.count) return;
     const Outputs out = outputs_of<Index, IS_NHWC, V, U, Q>(thread, windows);
     const Axis &h = windows.h, &w = windows.w;
-    const long long column = IS_NHWC ? windows.from.column : 1;
+    const long long column = IS_NHWC ? windows.x.column : 1;
     const int h0 = out.ho * (KH ? SH : h.stride) - h.before, w0 = out.wo * w.stride - w.before;
-    const T* from = x + out.image * windows.from.image + out.channel * windows.from.channel +
-                    h0 * windows.from.row + w0 * column;
+    const T* from = x + out.image * windows.x.image + out.channel * windows.x.channel +
+                    h0 * windows.x.row + w0 * column;
 
     const T empty = is_same<Mode, Max> ? minus_infinity<T>() : T{};
-    const View<T> view{from, h0, w0, windows.from.row, column, empty};
+    const View<T> view{from, h0, w0, windows.x.row, column, empty};
     WindowResults<Mode, Element, V, U, Q> acc(KH ? KH : h.taps, KH ? SH : h.stride, load_acc(&empty));
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, acc);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, acc);
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
         inverse_w[u] = __fdividef(1.0f, taps_w[u]);
     }
 
-    T* to = y + out.image * windows.to.image + out.channel * windows.to.channel + out.ho * windows.to.row +
-            out.wo * (IS_NHWC ? windows.to.column : 1);
+    T* to = y + out.image * windows.y.image + out.channel * windows.y.channel + out.ho * windows.y.row +
+            out.wo * (IS_NHWC ? windows.y.column : 1);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         if (Q > 1 && out.ho + q >= h.count) break;
@@ -134,6 +134,6 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
             }
         }
         store_outputs<IS_NHWC>(to, acc.result[q], out.wo, windows);
-        to += windows.to.row;
+        to += windows.y.row;
     }
 }

@@ -7,26 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
-from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    FLOATS,
-    Budget,
-    Input,
-    Instance,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-)
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.program import FLOATS, Budget, Input, Instance, KernelLaunch, Output, Program, Steps
 from onchip.kernels.cuda.common.window import POOLS, Axis, Windows, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 
-ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((2, 2, 2), (3, 3, 2), (3, 3, 1), (1, 2, 1), (1, 3, 1))
 MAX_ROWS = (4, 4)
@@ -65,30 +54,24 @@ def _lowering(mode: str, dtype: str, windows: Windows) -> PoolLowering:
     return PoolLowering(mode, f"Pairs<{FLOATS[dtype]}>", halved)
 
 
-class PoolKernel:
+class PoolKernel(CudaKernel):
     name = "pool"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
+    layers = POOLS
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def label(self, net: Network, node: Node) -> str:
+        return f"{node.layer.kind.lower()}<{','.join(map(str, node.layer.attributes()['kernel']))}>"
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if not isinstance(node.layer, POOLS) or job.is_training:
+        if why := _windows(net, node, False, device).why_not():
+            yield Refusal(self.name, node.name, why)
             return
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
-            why = f"computes on rows of fewer than 2^31 elements in {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
-        kernel = ",".join(map(str, node.layer.attributes()["kernel"]))
-        cost = Cost(net.row_flop(node), x.row_bytes + y.row_bytes)
         mode = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
-        claim = Claim(
-            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), cost, "single layer",
-            order="" if mode == "Max" else "rows of taps in order",
-        )  # fmt: skip
+        claim = self.claim(net, node, None, order="" if mode == "Max" else "rows of taps in order")
         mode += "WithPads" if node.layer.attributes().get("count_pads") else ""
+        dtype = net.types[node.inputs[0]].dtype
         for each in in_layouts(net, node, claim):
-            yield replace(each, facts=_lowering(mode, x.dtype, _windows(net, node, bool(each.writes), device)))
+            yield replace(each, facts=_lowering(mode, dtype, _windows(net, node, bool(each.writes), device)))
 
 
 def _windows(net: Network, node: Node, is_nhwc: bool, device: Device) -> Windows:
@@ -103,7 +86,7 @@ def _instance(
     axis = Axis(16, 8, taps, stride, 0, 1, 16)
     windows = Windows(64, 64, axis, axis, is_nhwc, DTYPE_BYTES[dtype], UNROLLED, MAX_ROWS, 132)
     lowering = _lowering(mode, dtype, windows)
-    return Instance(name, lambda device: lowering.at(B).launches[0])
+    return instance(name, lowering, B)
 
 
 INSTANCES = (

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_uint32
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, divider, index_of
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     Budget,
     Input,
@@ -23,13 +23,12 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     UInt32,
     Weight,
     grid_1d,
 )
 from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
@@ -38,12 +37,19 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_PER_SM = 256, 4
 MAX_PER_THREAD = 8  # outputs per thread
 # Shares of the fp32 peak, index arithmetic included: 4,096 images of 32 channels, 32x32 to 64x64, took 1,040 to
 # 1,407 us in NCHW and 491 to 780 us in NHWC (H200).
 RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
+
+
+class Axes(CStruct):
+    source, c_name = SOURCE, "Axes"
+    _fields_ = (
+        ("n1", Divider), ("n2", Divider), ("chunks", Divider), ("run", Divider), ("n3", c_uint32),
+        ("is_resized", c_uint32 * 3),
+    )  # fmt: skip
 
 
 def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) -> LinearResize:
@@ -104,8 +110,10 @@ class ResizeLowering:
             return Steps(())
         program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.per_store}>")
         n1, n2, n3 = parts.sizes
-        sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / per_thread), parts.run // V))
-        axes = Struct(sizes + struct.pack("<4I", n3, *parts.is_resized))
+        axes = Axes.of(
+            n1=divider(n1), n2=divider(n2), chunks=divider(math.ceil(n3 / per_thread)), run=divider(parts.run // V),
+            n3=n3, is_resized=parts.is_resized,
+        )  # fmt: skip
         arguments = (
             Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
             UInt32(per_thread), axes,
@@ -113,20 +121,19 @@ class ResizeLowering:
         return Steps((KernelLaunch(program, grid_1d(-(-count // THREADS)), arguments, Budget(registers=80)),))
 
 
-class ResizeKernel:
+class ResizeKernel(CudaKernel):
     name = "resize"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # ignored: computes in float32, or float64 for float64
+    layers = (LinearResize,)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<linear>"
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if not isinstance(layer, LinearResize) or job.is_training:
-            return
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MAX_ELEMENTS:
-            why = f"rows of fewer than {MAX_ELEMENTS:,} {', '.join(FLOATS)} elements on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+        layer, x, y = node.layer, net.types[node.inputs[0]], net.types[node.name]
+        assert isinstance(layer, LinearResize)
+        if x.row_size >= MAX_ELEMENTS:
+            yield Refusal(self.name, node.name, f"supports rows of fewer than {MAX_ELEMENTS:,} elements, not {x}")
             return
         acc_dtype = "float64" if x.dtype == "float64" else "float32"
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
@@ -137,22 +144,20 @@ class ResizeKernel:
                 "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **options),
                 "shares": Recipe.of(resize_shares, (), (count,), acc_dtype, **options),
             }
-            yield Claim(
-                self.name, f"{self.name}<linear>", (node.name,),
-                Cost(
+            yield self.claim(
+                net, node, ResizeLowering(x.dtype, parts, device.units), recipes=recipes, order="axis by axis",
+                cost=Cost(
                     net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
                     precision="fp32", rate=RATE[layout],
                 ),
-                "single layer", recipes, order="axis by axis",
                 reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
                 writes={node.name: layout} if layout != ROWS else {},
-                facts=ResizeLowering(x.dtype, parts, device.units),
             )  # fmt: skip
 
 
 def _instance(dtype: str, run: int) -> Instance:
     lowering = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
-    return Instance(f"{dtype}, runs of {run}", lambda device: lowering.at(64).launches[0])
+    return instance(f"{dtype}, runs of {run}", lowering, B=64)
 
 
 INSTANCES = tuple(

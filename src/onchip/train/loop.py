@@ -6,11 +6,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
@@ -21,19 +20,18 @@ from onchip.network.recipe import Array
 from onchip.plan.kernel import LOSSES
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
-from onchip.runtime.io.host_rows import check_rows
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.options import TrainOptions, canonical_names
-from onchip.train.row_weights import check_sample_weight
-from onchip.train.rows import as_rows, as_targets
 from onchip.train.spread import check_batches, plan_device
-from onchip.train.together import start_runs
+from onchip.train.together import ConcurrentRuns, start_runs
+from onchip.train.training_data import TrainingData, with_validation
 from onchip.train.training_run import (
     REPORT_SECONDS,
     Epoch,
     FitResult,
+    PlannedRun,
     Progress,
-    check_targets,
+    TrainingRun,
     plan_run,
 )
 
@@ -106,47 +104,21 @@ def fit(
         "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
         "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
     }  # fmt: skip
-    defaults = fit.__kwdefaults__ or {}
-    for name, value in canonical_names(other, defaults).items():
-        if options[name] != defaults[name]:
-            got, hint = f"{options[name]} and {value}", f"only {name}"
-            raise InputError(f"two values of {name}", got=got, expected="one", hint=hint)
-        options[name] = value
+    _add_aliases(options, other)
     options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
-    if state is not None and not isinstance(state, Mapping):
-        raise InputError("bad state", got=type(state).__name__, expected="a dict of arrays", hint="state=result.state")
-    rows, held = None, None
+    _check_state(state)
+    data = TrainingData(x, y, sample_weight)
     if validation_data is not None:
-        x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, options)
+        data = with_validation(data, validation_data, net, options)
     chosen = TrainOptions(**options)
-    if not (isinstance(checkpoint_every, int | float) and 0 <= checkpoint_every < math.inf):
-        raise InputError(
-            "bad time between checkpoints", got=str(checkpoint_every), expected="seconds, at least 0",
-            hint="checkpoint_every=10",
-        )  # fmt: skip
-    x = check_rows(as_rows(x, net.input.dtype), net.input)
-    y = check_targets(net, len(x), as_targets(y, chosen.loss), chosen.loss)
-    sample_weight = check_sample_weight(sample_weight, len(x))
-    ranks: Ranks = find_ranks() if spread else OneRank()
-    if ranks.size > 1 and (checkpoint is not None or debug):
-        ranks.leave()
-        got, hint = f"a checkpoint folder or debug, with {ranks.size} ranks", "one process"
-        raise InputError("ranks that share batches write no checkpoints", got=got, expected="neither", hint=hint)
+    _check_interval(checkpoint_every)
+    data = data.checked(net, chosen.loss)
+    ranks = _find_ranks(spread, checkpoint is not None or debug)
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
-    planning = partial(plan_run, net, x, y, chosen, shared, sample_weight=sample_weight, rows=rows, held=held)
-    text = ""
-    if ranks.size > 1:
-        plan = planning(device=device, threads=threads).plan if ranks.rank == 0 else None
-        text = ranks.broadcast("" if plan is None else plan_to_json(plan))
-        device, threads = plan_device(text, ranks, device, threads)
-    planned = planning(device=device, threads=threads, text=text)
-    if ranks.size > 1:
-        try:
-            check_batches(planned.plan, len(planned.train), ranks)
-        except InputError:
-            ranks.leave()  # all ranks raise the same error
-            raise
-    together = start_runs([planned], x, y, shared)
+    plan = partial(
+        plan_run, net, data.x, data.y, chosen, shared, sample_weight=data.sample_weight, rows=data.rows, held=data.held
+    )
+    together = start_runs([_plan_on(ranks, plan, device, threads)], data.x, data.y, shared)
     (run,) = together.runs
     assert run is not None
     if state is not None:
@@ -156,21 +128,42 @@ def fit(
     together.runs_ahead &= not debug  # one step at a time: the weights are checked after each
     checkpoints = None
     if checkpoint is not None:
-        data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
-        checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data, state or {})
-    if checkpoints is not None:
-        if resume and (newest := checkpoints.load(run)) is not None:
-            run.resume_from(newest)
-        elif not resume and checkpoints.paths():
-            raise InputError(
-                "the folder has checkpoints of another run", got=str(checkpoints.paths()[0]), expected="no checkpoint",
-                hint="--resume (resume=True) to continue it, or another folder",
-            )  # fmt: skip
-    elif resume:
-        raise InputError("nothing to resume from", got="no checkpoint folder", hint="--checkpoint FOLDER")
-    if on_epoch is not None:
-        for done in run.history:
-            on_epoch(done)
+        checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data.arrays(), state or {})
+    _begin(run, checkpoints, resume)
+    _train(together, run, debug, _Callbacks(on_progress, on_epoch, stop), checkpoints, checkpoint_every)
+    ranks.leave()
+    return run.result()
+
+
+@dataclass(frozen=True)
+class _Callbacks:
+    on_progress: Callable[[Progress], None] | None
+    on_epoch: Callable[[Epoch], None] | None
+    stop: Callable[[Epoch], bool] | None
+
+    def report(self, progress: Progress) -> None:
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+    def report_epoch(self, epoch: Epoch) -> None:
+        if self.on_epoch is not None:
+            self.on_epoch(epoch)
+
+    def stops_after(self, epoch: Epoch) -> bool:
+        return self.stop is not None and bool(self.stop(epoch))
+
+
+def _train(
+    together: ConcurrentRuns,
+    run: TrainingRun,
+    debug: bool,
+    callbacks: _Callbacks,
+    checkpoints: Checkpoints | None,
+    checkpoint_every: float,
+) -> None:
+    """Train to the last epoch, or until a callback stops the run; write checkpoints."""
+    for done in run.history:  # of a resumed run
+        callbacks.report_epoch(done)
     saved, is_stopped, may_run_ahead = time.perf_counter(), False, together.runs_ahead
     while not (run.is_done or is_stopped):
         if debug:
@@ -179,21 +172,87 @@ def fit(
             take_checked_step(together)
         else:
             together.advance()
-        if on_progress is not None:
-            on_progress(run.progress())
+        callbacks.report(run.progress())
         if run.is_epoch_done:
             run.end_epoch()
-            if on_epoch is not None:
-                on_epoch(run.history[-1])
-            is_stopped = stop is not None and bool(stop(run.history[-1]))
-        is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
+            callbacks.report_epoch(run.history[-1])
+            is_stopped = callbacks.stops_after(run.history[-1])
         if checkpoints is not None:
+            is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
             together.runs_ahead = may_run_ahead and not is_time  # the GPU must be idle for a checkpoint
             if is_time and run.is_settled:
                 checkpoints.save(run.checkpoint())
                 saved = time.perf_counter()
-    ranks.leave()
-    return run.result()
+
+
+def _begin(run: TrainingRun, checkpoints: Checkpoints | None, resume: bool) -> None:
+    """Continue from the newest checkpoint, or check that the folder has none."""
+    if checkpoints is None:
+        if resume:
+            raise InputError("nothing to resume from", got="no checkpoint folder", hint="--checkpoint FOLDER")
+    elif resume:
+        newest = checkpoints.load(run)
+        if newest is not None:
+            run.resume_from(newest)
+    elif checkpoints.paths():
+        raise InputError(
+            "the folder has checkpoints of another run", got=str(checkpoints.paths()[0]), expected="no checkpoint",
+            hint="--resume (resume=True) to continue it, or another folder",
+        )  # fmt: skip
+
+
+def _find_ranks(spread: bool, needs_one: bool) -> Ranks:
+    """The ranks that share the batches.
+
+    needs_one  the run writes checkpoints or checks every step: refuse more than one rank
+    """
+    ranks: Ranks = find_ranks() if spread else OneRank()
+    if ranks.size > 1 and needs_one:
+        ranks.leave()
+        got, hint = f"a checkpoint folder or debug, with {ranks.size} ranks", "one process"
+        raise InputError("ranks that share batches write no checkpoints", got=got, expected="neither", hint=hint)
+    return ranks
+
+
+def _plan_on(ranks: Ranks, plan: Callable[..., PlannedRun], device: str, threads: int | None) -> PlannedRun:
+    """Plan the run; with several ranks, rank 0 plans for all.
+
+    plan  plan_run without its device, threads and text
+    """
+    if ranks.size == 1:
+        return plan(device=device, threads=threads)
+    text = ranks.broadcast(plan_to_json(plan(device=device, threads=threads).plan) if ranks.rank == 0 else "")
+    device, threads = plan_device(text, ranks, device, threads)
+    planned = plan(device=device, threads=threads, text=text)
+    try:
+        check_batches(planned.plan, len(planned.train), ranks)
+    except InputError:
+        ranks.leave()  # all ranks raise the same error
+        raise
+    return planned
+
+
+def _add_aliases(options: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Set options by the names of other libraries, such as learning_rate."""
+    defaults = fit.__kwdefaults__ or {}
+    for name, value in canonical_names(other, defaults).items():
+        if options[name] != defaults[name]:
+            got, hint = f"{options[name]} and {value}", f"only {name}"
+            raise InputError(f"two values of {name}", got=got, expected="one", hint=hint)
+        options[name] = value
+
+
+def _check_state(state: object) -> None:
+    if state is not None and not isinstance(state, Mapping):
+        raise InputError("bad state", got=type(state).__name__, expected="a dict of arrays", hint="state=result.state")
+
+
+def _check_interval(seconds: float) -> None:
+    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise InputError(
+            "bad time between checkpoints", got=str(seconds), expected="seconds, at least 0",
+            hint="checkpoint_every=10",
+        )  # fmt: skip
 
 
 def _folder(folder: object) -> Path:
@@ -201,29 +260,3 @@ def _folder(folder: object) -> Path:
         expected, hint = "the path of a folder", 'checkpoint="runs/1"'
         raise InputError("bad checkpoint folder", got=show(folder), expected=expected, hint=hint)
     return Path(folder)
-
-
-def _with_validation(
-    x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, options: dict[str, Any]
-) -> tuple[Array, Array, Array | None, Array, Array]:
-    """Concatenate rows, targets and weights; return them with the indices to train on and to validate on."""
-    if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
-        is_pair = isinstance(validation_data, tuple | list)
-        got = f"{len(validation_data)} values" if is_pair else type(validation_data).__name__
-        expected, hint = "two arrays, rows and their targets", "validation_data=(x_held, y_held)"
-        raise InputError("bad validation_data", got=got, expected=expected, hint=hint)
-    if options["validation"]:
-        got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
-        raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
-    parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (x, validation_data[0])]
-    if not len(parts[1]):
-        raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
-    targets = [as_targets(each, options["loss"]) for each in (y, validation_data[1])]
-    targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
-    count, held = map(len, parts)
-    options["validation"] = held / (count + held)
-    weights = check_sample_weight(sample_weight, count)
-    if weights is not None:
-        weights = np.concatenate([weights, np.ones(held, np.float32)])
-    x, y = np.concatenate(parts), np.concatenate(targets)
-    return x, y, weights, np.arange(count), np.arange(count, count + held)

@@ -1,0 +1,62 @@
+"""Rows, targets and weights of a call of `fit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.runtime.io.host_rows import check_rows
+from onchip.train.row_weights import check_sample_weight
+from onchip.train.rows import as_rows, as_targets
+from onchip.train.training_run import check_targets
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """What to train on; with validation_data, its rows follow those of x."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    rows: Array | None = None  # indices to train on; None: all that are not held out
+    held: Array | None = None  # indices to validate on; None: chosen by the options
+
+    def checked(self, net: Network, loss: str) -> TrainingData:
+        x = check_rows(as_rows(self.x, net.input.dtype), net.input)
+        y = check_targets(net, len(x), as_targets(self.y, loss), loss)
+        return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
+
+    def arrays(self) -> dict[str, Array]:
+        weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
+        return {"x": self.x, "y": self.y, **weights}
+
+
+def with_validation(
+    data: TrainingData, validation_data: tuple[Any, Any], net: Network, options: dict[str, Any]
+) -> TrainingData:
+    """Append the rows to validate on, with weights of 1; set options["validation"] to their share."""
+    if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
+        is_pair = isinstance(validation_data, tuple | list)
+        got = f"{len(validation_data)} values" if is_pair else type(validation_data).__name__
+        expected, hint = "two arrays, rows and their targets", "validation_data=(x_held, y_held)"
+        raise InputError("bad validation_data", got=got, expected=expected, hint=hint)
+    if options["validation"]:
+        got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
+        raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
+    parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (data.x, validation_data[0])]
+    if not len(parts[1]):
+        raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
+    targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]
+    targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
+    count, held = map(len, parts)
+    options["validation"] = held / (count + held)
+    weights = check_sample_weight(data.sample_weight, count)
+    if weights is not None:
+        weights = np.concatenate([weights, np.ones(held, np.float32)])
+    x, y = np.concatenate(parts), np.concatenate(targets)
+    return TrainingData(x, y, weights, np.arange(count), np.arange(count, count + held))

@@ -60,3 +60,11 @@ def test_a_wrong_value_is_reported(cli, args, what):
     ran = cli(*args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(what)
+
+
+def test_commands_receive_paths(cli):
+    """With every Typer that pyproject.toml allows."""
+    for command in (["run", "decode", "--count", "1"], ["train", "digits", "--data", "sklearn"]):
+        ran = cli(*command, "-o", "y.nothing")
+        assert ran.code == 2
+        assert "y.nothing" in ran.err

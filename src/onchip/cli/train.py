@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onchip.workloads.train_job import TrainJob
 
 
-_NOT_SETTINGS = ("config", "as_json", "verbose", "ranks")  # not allowed in a config file
+_NOT_SETTINGS = ("context", "config", "as_json", "verbose", "ranks")  # not allowed in a config file
 
 
 def train(
@@ -93,6 +93,10 @@ def train(
     Omitted options are the workload's; the defaults below are those of mlp. Tables and compressed files are converted
     once and cached in $ONCHIP_CACHE, else in ~/.cache/onchip.
     """
+    # The parameters above, by name. None: not given; a config file may set it.
+    # Not context.params: with Typer 0.28 and earlier, its paths are still text.
+    arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
     from onchip.cli.train_log import TrainLog, log_head
@@ -104,8 +108,6 @@ def train(
     from onchip.workloads.table_data import Source
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
-    # The parameters above, by name. None: not given; a config file may set it.
-    arguments = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     found = _start_ranks(ranks, context.obj)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.cuda.attention.match import Attention, find_attention
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Argument,
     Budget,
     Input,
@@ -31,17 +32,29 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.common.strides import Heads
 from onchip.kernels.cuda.common.weights import stretched
 from onchip.network.graph import Network
-from onchip.network.layers import MatMul
+from onchip.network.layers import MatMul, Mul, Permute, Reshape, Slice
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 ROWS, WARPS = 16, 4  # queries per warp; warps per block
 KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # compiled instances
 RATE = 0.15  # of tensor core peak, operands from L1; measured: 4,096 rows of 4 heads of 32 x 16, fp32
 MAX_BLOCKS = 2**31 - 1
+
+
+class HeadsStruct(CStruct):
+    source, c_name = SOURCE, "Heads"
+    _fields_ = (("first", c_int64), ("row", c_int64), ("head", c_int64), ("step", c_int64), ("each", c_int64))
+
+
+class Sizes(CStruct):
+    source, c_name = SOURCE, "Sizes"
+    _fields_ = (
+        ("count", c_int64), ("heads", c_int32), ("Sq", c_int32), ("Sk", c_int32), ("D", c_int32), ("V", c_int32),
+        ("shift_head", c_int32), ("q", HeadsStruct), ("k", HeadsStruct), ("v", HeadsStruct), ("y", HeadsStruct),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,32 +98,30 @@ class AttentionLowering:
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=255, spill_bytes=384)),))
 
     def _sizes(self, B: int) -> Struct:
-        """`Sizes` of attention/fused.cu."""
-        heads, Sq, Sk, *_ = self.sizes
-        shift_head = Sq * Sk if self.shifts > 1 else 0
-        strides = [
-            n for view, row in zip(self.views, self.row_sizes, strict=True)
-            for n in (view.first, row, view.head, view.step, view.element)
-        ]  # fmt: skip
-        return Struct(struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *strides))
+        heads, Sq, Sk, D, V = self.sizes
+        q, k, v, y = (
+            HeadsStruct.of(first=view.first, row=row, head=view.head, step=view.step, each=view.element)
+            for view, row in zip(self.views, self.row_sizes, strict=True)
+        )
+        return Sizes.of(
+            count=B * heads, heads=heads, Sq=Sq, Sk=Sk, D=D, V=V, shift_head=Sq * Sk if self.shifts > 1 else 0,
+            q=q, k=k, v=v, y=y,
+        )  # fmt: skip
 
 
-class AttentionFused:
+class AttentionFused(CudaKernel):
     name = "attention"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (MatMul, Mul, Permute, Reshape, Slice)
+    dtypes = ELEMENT_TYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        return find_attention(net, start) is not None
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claims may start at any layout node before the first gemm whose output only the attention reads."""
-        if job.is_training or device.arch not in ARCHITECTURES:
-            return
         found = find_attention(net, start)
-        if found is None:
-            return
-        y = net.types[found.nodes[-1].name]
-        if y.dtype not in ELEMENT_TYPES:
-            yield Refusal(self.name, found.nodes[0].name, f"computes on {', '.join(ELEMENT_TYPES)}, not {y}")
-        elif found.Sk > KEYS[-1] or max(found.D, found.V) > WIDTHS[-1]:
+        assert found is not None
+        if found.Sk > KEYS[-1] or max(found.D, found.V) > WIDTHS[-1]:
             most = f"supports up to {KEYS[-1]} keys and heads of {WIDTHS[-1]} elements"
             got = f"{found.Sk:,} and {max(found.D, found.V):,}"
             yield Refusal(self.name, found.nodes[0].name, f"{most}, got {got}")
@@ -164,7 +175,7 @@ def _instance(precision: str, dtype: str, S: int, D: int, is_whole: bool = True)
         precision, dtype, (4, S - n, S - n, D - n, D - n), (view,) * 4, (0, 0, 0), (4 * S * D,) * 4, True, 0
     )
     name = f"{precision} on {dtype}, {S} keys of {D}" + ("" if is_whole else ", unaligned rows")
-    return Instance(name, lambda device: lowering.at(1000).launches[0])
+    return instance(name, lowering)
 
 
 INSTANCES = (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Mapping
+from ctypes import c_int64
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     Argument,
     Budget,
@@ -22,7 +22,6 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     Weight,
     grid_1d,
 )
@@ -33,11 +32,15 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 MAX_AXES = 4  # batch axes, including B
 SMALL = 32  # tile side where a matrix has at most as many rows and columns; else twice that
 MAX_BLOCKS = 2**31 - 1
 RATE = 0.3  # share of the CUDA cores' peak; assumed
+
+
+class BatchAxes(CStruct):
+    source, c_name = SOURCE.with_suffix(".cuh"), "BatchAxes"
+    _fields_ = tuple((name, c_int64 * MAX_AXES) for name in ("size", "a_stride", "b_stride"))
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,12 @@ class MatMulShape:
         return self.count(B) * math.ceil(M / side) * math.ceil(N / side)
 
     def arguments(self, B: int) -> tuple[Argument, ...]:
-        """a, b, y, count, M, N, K, batch"""
-        return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._batch_axes(B))
-
-    def _batch_axes(self, B: int) -> Struct:
-        """The struct BatchAxes of gemm/batched.cuh; missing axes come first."""
-        columns = (B, *self.leading), self.a.strides(self.leading), self.b.strides(self.leading)
-        missing = MAX_AXES - len(columns[0])
-        fields = [n for column, absent in zip(columns, (1, 0, 0), strict=True) for n in (*(absent,) * missing, *column)]
-        return Struct(struct.pack(f"<{3 * MAX_AXES}q", *fields))
+        """a, b, y, count, M, N, K, batch; missing batch axes come first"""
+        missing, a, b = MAX_AXES - 1 - len(self.leading), self.a.strides(self.leading), self.b.strides(self.leading)
+        batch = BatchAxes.of(
+            size=(*[1] * missing, B, *self.leading), a_stride=(*[0] * missing, *a), b_stride=(*[0] * missing, *b)
+        )
+        return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), batch)
 
 
 @dataclass(frozen=True)
@@ -102,33 +102,23 @@ class MatMulLowering(MatMulShape):
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=176)),))
 
 
-class MatMulKernel:
+class MatMulKernel(CudaKernel):
     name = "matmul"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # always computes in float32, or float64
+    layers = (MatMul,)
+    order = "k in order, partial sums of 128"
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, MatMul):
-            return
-        y = net.types[node.name]
-        leading = y.row_shape[:-2]
-        why = ""
-        if y.dtype not in FLOATS or device.arch not in ARCHITECTURES:
-            why = f"multiplies {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}, not {y} on {device.arch}"
-        elif len(leading) >= MAX_AXES:
-            why = f"supports at most {MAX_AXES - 1} leading axes per row, got {len(leading)}"
-        if why:
+        leading = len(net.types[node.name].row_shape) - 2
+        if leading >= MAX_AXES:
+            why = f"supports at most {MAX_AXES - 1} leading axes per row, got {leading}"
             yield Refusal(self.name, node.name, why)
             return
         gemm, recipes = operands_of(net, node)
-        lowering = MatMulLowering(**vars(gemm))
-        yield Claim(
-            self.name, label_of(self.name, gemm), (node.name,),
-            Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
-            "a matmul of two values", recipes, order="k in order, partial sums of 128", facts=lowering,
-            reads={name: Use(is_read_often=True) for name in node.inputs},
+        yield self.claim(
+            net, node, MatMulLowering(**vars(gemm)), label=label_of(self.name, gemm), recipes=recipes,
+            cost=Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
+            why="a matmul of two values", reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
 
 
@@ -158,7 +148,7 @@ def operands_of(net: Network, node: Node) -> tuple[MatMulShape, dict[str, Recipe
 
 def _instance(dtype: str, side: int) -> Instance:
     lowering = MatMulLowering(dtype, Operand(Input(0), (4, side, 64)), Operand(Input(1), (4, 64, side)), (4,))
-    return Instance(f"{dtype}, {side} x {side}", lambda device: lowering.at(1000).launches[0])
+    return instance(f"{dtype}, {side} x {side}", lowering)
 
 
 INSTANCES = tuple(_instance(dtype, side) for dtype in FLOATS for side in (32, 64))

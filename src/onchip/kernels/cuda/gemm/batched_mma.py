@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Budget,
     Input,
     Instance,
@@ -32,10 +32,9 @@ from onchip.kernels.cuda.gemm.batched import (
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS = 128
 # Shares of the tensor cores' peak, for full tiles; assumed. 16-bit values are packed when fragments are read.
 RATES = {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12}
@@ -74,38 +73,36 @@ class MatMulMmaLowering(MatMulShape):
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=255)),))
 
 
-class MatMulMma:
+class MatMulMma(CudaKernel):
     name = "matmul_mma"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (MatMul,)
+    dtypes = ELEMENT_TYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        y = net.types[net.nodes[start].name]
+        return len(y.row_shape) - 2 < MAX_AXES and y.row_size > 0
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, MatMul) or device.arch not in ARCHITECTURES:
-            return
-        y = net.types[node.name]
-        if y.dtype not in ELEMENT_TYPES or len(y.row_shape) - 2 >= MAX_AXES or not y.row_size:
-            return  # gemm/batched.py reports the reason where it refuses too
         gemm, recipes = operands_of(net, node)
         lowering = MatMulMmaLowering(**vars(gemm), precision=job.precision)
         computed = PRECISIONS[job.precision]
         is_split = computed.splits > 1
-        yield Claim(
-            self.name, label_of(self.name, gemm), (node.name,),
-            Cost(
+        yield self.claim(
+            net, node, lowering, label=label_of(self.name, gemm), why="tensor cores, one tile per block",
+            recipes=recipes, order=f"k in steps of {computed.step} by mma, partial sums of 32",
+            reads={name: Use(is_read_often=True) for name in node.inputs},
+            cost=Cost(
                 net.row_flop(node) * (3 if is_split else 1), *moved_bytes(net, node, recipes),
                 precision="tf32" if is_split else "", rate=lowering.rate(max(1, job.batch), device.units),
             ),
-            "tensor cores, one tile per block", recipes,
-            order=f"k in steps of {computed.step} by mma, partial sums of 32", facts=lowering,
-            reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
 
 
 def _instance(precision: str, dtype: str, side: int, K: int = 64) -> Instance:
     a, b = Operand(Input(0), (4, side, K)), Operand(Input(1), (4, K, side))
     lowering = MatMulMmaLowering(dtype, a, b, (4,), precision)
-    return Instance(f"{precision} on {dtype}, {side} x {side} x {K}", lambda device: lowering.at(1000).launches[0])
+    return instance(f"{precision} on {dtype}, {side} x {side} x {K}", lowering)
 
 
 INSTANCES = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Argument,
     Budget,
     Instance,
@@ -36,7 +35,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 TILE, OCTET = 16, 8  # sequences and units per mma
 FRAGMENT_BYTES = 256  # per gate of 8 units and k step
 GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
@@ -168,22 +166,19 @@ def _line_bytes(K: int, computed: Precision) -> int:
     return 32 * _steps(K, computed) + 16
 
 
-class RecurrentMma:
+class RecurrentMma(CudaKernel):
     name = "recurrent_mma"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Recurrent, Linear)
+    dtypes = ELEMENT_TYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        return isinstance(_nodes(net, start)[-1].layer, Recurrent)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """A recurrent layer, or a Linear and the recurrent layer that is its only reader."""
-        first, *others = itertools.islice(net.nodes_from(start), 2)
-        has_linear = isinstance(first.layer, Linear)
-        nodes = [first, *others] if has_linear else [first]
-        layer = nodes[-1].layer
-        if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
-            return
+        nodes = _nodes(net, start)
+        first, has_linear = nodes[0], len(nodes) > 1
         shape = RecurrentShape.of(net, nodes[-1])
-        if shape.dtype not in ELEMENT_TYPES:
-            return
         features, computed = 0, PRECISIONS[job.precision]
         if has_linear:
             if nodes[1].inputs.count(first.name) > 1 or nodes[1].inputs[0] != first.name or not is_closed(net, nodes):
@@ -204,6 +199,11 @@ class RecurrentMma:
                 yield Refusal(self.name, first.name, f"{needed} exceeds the registers of a cluster on {device.arch}")
             return
         yield _claim(net, nodes, lowering, device, job)
+
+
+def _nodes(net: Network, start: int) -> list[Node]:
+    """A recurrent layer, or a Linear and the node after it."""
+    return list(net.nodes[start : start + 1 + isinstance(net.nodes[start].layer, Linear)])
 
 
 def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job) -> Claim:

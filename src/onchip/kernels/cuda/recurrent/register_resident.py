@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Budget,
     Instance,
     Int64,
@@ -20,14 +19,13 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
 )
-from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, moved_bytes
+from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, label_of, moved_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 TERMS, MIN_SLICES, MAX_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
 THREADS, MAX_THREADS, MAX_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
@@ -101,18 +99,15 @@ def _max_threads(threads: int) -> int:
     return THREADS if threads <= THREADS else MAX_THREADS
 
 
-class RecurrentRegisterResident:
+class RecurrentRegisterResident(CudaKernel):
     name = "recurrent_register_resident"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # accumulates in float32
+    layers = (Recurrent,)
+    dtypes = ELEMENT_TYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
-            return
         shape = RecurrentShape.of(net, node)
-        if shape.dtype not in ELEMENT_TYPES or shape.cell == "GruBefore":
+        if shape.cell == "GruBefore":
             return
         max_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS
         lowering = RecurrentRegisterResidentLowering(**vars(shape), units=device.units, max_blocks=max_blocks)
@@ -122,15 +117,15 @@ class RecurrentRegisterResident:
             return
         recipes, flop = gate_recipes(net, node, shape), net.row_flop(node)
         N = job.batch * shape.sequences
-        yield Claim(
-            self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
-            Cost(
+        yield self.claim(
+            net, node, lowering, label=label_of(self.name, node, shape), recipes=recipes,
+            why=f"{shape.S} steps in one launch, the recurrence in registers",
+            order=f"lanes in steps of {4 * lowering.slices}, then a tree",
+            cost=Cost(
                 flop, moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()), precision="fp32",
                 rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
                 min_us=lowering.wave_us(N), why_slow="steps depend on each other",
             ),
-            f"{shape.S} steps in one launch, the recurrence in registers", recipes,
-            order=f"lanes in steps of {4 * lowering.slices}, then a tree", facts=lowering,
         )  # fmt: skip
 
 

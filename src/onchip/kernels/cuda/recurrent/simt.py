@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     Argument,
     Budget,
@@ -33,7 +32,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
 MAX_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
 OUTPUTS = ("sequence", "last", "cell")
@@ -124,21 +122,13 @@ class RecurrentLowering(RecurrentShape):
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
 
 
-class RecurrentKernel:
+class RecurrentKernel(CudaKernel):
     name = "recurrent"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # accumulates in float32, or in float64
+    layers = (Recurrent,)
+    order = f"units in order, partial sums of {CHUNK}"
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, Recurrent):
-            return
-        x = net.types[node.inputs[0]]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
-            why = f"computes on {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
         shape = RecurrentShape.of(net, node)
         lowering = RecurrentLowering(**vars(shape), units=device.units, shared_limit=device.fast_bytes)
         if lowering.shared_bytes(1) > device.fast_bytes:
@@ -147,17 +137,19 @@ class RecurrentKernel:
             return
         recipes = gate_recipes(net, node, shape)
         step_us = STEP_US + recipes["recurrence"].nbytes / shape.D / READ_BYTES_PER_US
-        yield Claim(
-            self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
-            Cost(
+        yield self.claim(
+            net, node, lowering, label=label_of(self.name, node, shape), recipes=recipes,
+            why=f"{shape.S} steps in one launch", fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
+            cost=Cost(
                 net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
                 rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
                 min_us=shape.S * step_us, why_slow="steps depend on each other",
             ),
-            f"{shape.S} steps in one launch", recipes,
-            fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
-            order=f"units in order, partial sums of {CHUNK}", facts=lowering,
         )  # fmt: skip
+
+
+def label_of(kernel: str, node: Node, shape: RecurrentShape) -> str:
+    return f"{kernel}<{node.layer.kind},{shape.H}>"
 
 
 def moved_bytes(net: Network, node: Node) -> int:

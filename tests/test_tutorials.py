@@ -58,14 +58,12 @@ def check_options(args):
 @pytest.fixture
 def vocabulary():
     """As it was before: a page that adds a layer adds it for itself."""
-    from onchip.kernels.reference.base import BACKWARD, FORWARD
     from onchip.network.layers import LAYERS
 
-    before = [(known, dict(known)) for known in (LAYERS, FORWARD, BACKWARD)]
+    before = dict(LAYERS)
     yield
-    for known, was in before:
-        known.clear()
-        known.update(was)
+    LAYERS.clear()
+    LAYERS.update(before)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)

@@ -200,7 +200,7 @@ def assert_ints_divide(dtype, engine, B):
 def test_quotients_of_ints_are_those_of_c():
     x, z = np.array([7, -7, 7, -7, 6, -6, -128], "int8"), np.array([2, 2, -2, -2, 3, 3, -1], "int8")
     with np.errstate(all="ignore"):
-        found = [reference.FORWARD[type(layer)](layer, (x, z), {}).tolist() for layer in (Div(), Mod(), Mod(True))]
+        found = [layer.forward((x, z), {}).tolist() for layer in (Div(), Mod(), Mod(True))]
     assert found == [[3, -3, -3, 3, 2, -2, -128], [1, 1, -1, -1, 0, 0, 0], [1, -1, 1, -1, 0, 0, 0]]
 
 

@@ -1,10 +1,10 @@
 """The pointwise operations: one or two elements in, one out. One row per operation, one column per backend.
 
-| column                | its implementation                                                                      |
-| --------------------- | --------------------------------------------------------------------------------------- |
-| `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the reference                             |
-| `cpu`                 | `kernels/cpu/elementwise/`: a vectorised loop, selected by this code                    |
-| `cuda`                | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
+| column  | its implementation                                                                      |
+| ------- | --------------------------------------------------------------------------------------- |
+| `layer` | its `forward` and `backward`: NumPy, any float dtype; the reference                     |
+| `cpu`   | `kernels/cpu/elementwise/`: a vectorised loop, selected by this code                    |
+| `cuda`  | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
 
 A test runs all columns of every row on the same values.
 """
@@ -68,7 +68,6 @@ from onchip.network.layers import (
 )
 
 if TYPE_CHECKING:
-    from onchip.kernels.reference.base import Backward, Forward
     from onchip.network.graph import Network, Node
 
 # Codes of the `cpu` column, as the compiled loops read them. The gemm microkernel itself applies RELU.
@@ -85,19 +84,6 @@ class Operation:
     parameters: tuple[str, ...] = ()  # attributes passed to it; a bound of None is infinite
     derivative_from_output: bool = False  # its derivative is a function of its result: on-chip training requires it
     in_gemm_epilogue: bool = False  # CUDA gemms fuse it: common/epilogue.cuh has a case for it
-
-    @property
-    def forward(self) -> Forward:
-        from onchip.kernels.reference import FORWARD
-
-        return FORWARD[self.layer]
-
-    @property
-    def backward(self) -> Backward | None:
-        """None for step functions, which have no derivative."""
-        from onchip.kernels.reference import BACKWARD
-
-        return BACKWARD.get(self.layer)
 
     def float32_parameters(self, layer: Layer) -> tuple[np.float32, ...]:
         """The parameters of a layer, for float32 kernels."""

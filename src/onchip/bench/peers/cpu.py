@@ -24,7 +24,6 @@ import numpy as np
 
 from onchip.bench.frame import UnavailableError, first_line
 from onchip.bench.peers.framework import framework
-from onchip.kernels import reference
 from onchip.measure.pace import blas_limiter
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
@@ -160,7 +159,7 @@ def numpy_layers(what: Subject, threads: int) -> Forward:
                 elif isinstance(layer, ReLU) and i > 0:
                     np.maximum(values, np.float32(0), out=values)
                 else:
-                    values = reference.FORWARD[type(layer)](layer, (values,), w)
+                    values = layer.forward((values,), w)
         return values
 
     return run

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels import reference
 from onchip.kernels.chain import in_layouts
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -132,7 +131,7 @@ class Plain:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         facts = claim.facts
         assert isinstance(facts, Facts)
-        layer, forward = facts.layer, reference.FORWARD[type(facts.layer)]
+        layer = facts.layer
         w = {role: _as_float32(weight) for role, weight in weights.items()}
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
@@ -145,7 +144,7 @@ class Plain:
             with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
                 for first in range(0, len(y), step):
                     rows = slice(first, first + step)
-                    y[rows] = forward(layer, tuple(_as_float32(inputs[i][rows]) for i in facts.reads), w)
+                    y[rows] = layer.forward(tuple(_as_float32(inputs[i][rows]) for i in facts.reads), w)
 
         def run_with_blas(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             with _BLAS_LOCK, _blas_libraries().limit(limits=1):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.training import batch_loss
 from onchip.network.graph import Network, Node
 from onchip.network.recipe import Array, Evaluated, materialise
@@ -30,7 +29,7 @@ def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float6
             values[name] = _rounded(array, tensor_type.dtype, dtype)
         for node in net.nodes:
             read = tuple(values[name] for name in node.inputs)
-            y = FORWARD[type(node.layer)](node.layer, read, _weights(net, node, made, dtype))
+            y = node.layer.forward(read, _weights(net, node, made, dtype))
             values[node.name] = _rounded(y, net.types[node.name].dtype, dtype)
     return values
 
@@ -63,12 +62,12 @@ def loss_and_gradients(
     for node in reversed(net.nodes):
         if node.name not in upstream:  # the loss does not depend on it
             continue
-        if type(node.layer) not in BACKWARD:
+        if not node.layer.is_differentiable:
             raise InputError(
                 f"layer '{node.name}' ({node.layer.kind}) has no gradient", hint="end the network before it"
             )
         read, w = tuple(values[name] for name in node.inputs), _weights(net, node, made, dtype)
-        dxs, dw = BACKWARD[type(node.layer)](node.layer, read, w, values[node.name], upstream[node.name])
+        dxs, dw = node.layer.backward(read, w, values[node.name], upstream[node.name])
         for name, dx in zip(node.inputs, dxs, strict=True):
             if dx is not None:
                 upstream[name] = upstream.get(name, 0) + dx

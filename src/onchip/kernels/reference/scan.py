@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
-from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
 
@@ -40,21 +37,3 @@ def scan(x: Array, how: ScanOp, dtype: str | None = None) -> Array:
         y[..., 1:] = y[..., :-1].copy()
         y[..., 0] = how.identity(kind.name)
     return y[..., ::-1] if how.reverse else y
-
-
-@forward_of(CumSum)
-def cum_sum(layer: CumSum, xs: Arrays, w: Weights) -> Array:
-    x = np.moveaxis(xs[0], layer.axis, -1)
-    if layer.reverse:
-        x = x[..., ::-1]
-    y: Array = np.cumsum(x, axis=-1, dtype=x.dtype)  # ints in their own dtype: they wrap
-    if layer.exclusive and y.shape[-1]:
-        y = np.concatenate((np.zeros_like(y[..., :1]), y[..., :-1]), axis=-1)
-    if layer.reverse:
-        y = y[..., ::-1]
-    return np.moveaxis(y, -1, layer.axis)
-
-
-@backward_of(CumSum)
-def cum_sum_back(layer: CumSum, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    return (cum_sum(dataclasses.replace(layer, reverse=not layer.reverse), (dy,), w),), {}

@@ -6,13 +6,39 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Elementwise, Layer, Types, WeightTypes, need_float, row_axis
+from onchip.network.error_function import erfc
+from onchip.network.layers.base import (
+    Arrays,
+    Elementwise,
+    Gradients,
+    Layer,
+    Spelling,
+    Types,
+    Weights,
+    WeightTypes,
+    need_float,
+    row_axis,
+)
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
+
+_TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
 
 
 class ReLU(Elementwise):
     """max(x, 0); NaN stays NaN."""
+
+    onnx = Spelling("Relu")
+
+    def function(self, x: Array) -> Array:
+        y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum propagates NaN
+        return y
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.asarray(y > 0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,6 +47,14 @@ class LeakyReLU(Elementwise):
 
     slope: float = 0.01
     flop_each: ClassVar[int] = 2
+    onnx = Spelling("LeakyRelu", alpha="slope")
+    torch = Spelling("leaky_relu", negative_slope="slope")
+
+    def function(self, x: Array) -> Array:
+        return np.where(x >= 0, x, self.slope * x)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.where(x >= 0, 1, self.slope).astype(x.dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,21 +69,58 @@ class Clip(Elementwise):
         if any(bound is not None and math.isnan(bound) for bound in (self.low, self.high)):
             raise ShapeError("bad bounds", got=f"{self.low}, {self.high}", expected="numbers, or None", hint="0, 6")
 
+    torch = Spelling("clamp", min="low", max="high")
+
+    def function(self, x: Array) -> Array:
+        """The lower bound first, so that the upper one wins if they cross; each rounded to x's dtype."""
+        y = x if self.low is None else np.maximum(x, x.dtype.type(self.low))
+        return y if self.high is None else np.minimum(y, y.dtype.type(self.high))
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.asarray(x == y)
+
 
 class Sigmoid(Elementwise):
     """1 / (1 + exp(-x))."""
 
     flop_each: ClassVar[int] = 20  # an exponential is a polynomial of degree 6 and a division
+    onnx = Spelling("Sigmoid")
+    torch = Spelling("sigmoid")
+    jax = "nn.sigmoid"
+
+    def function(self, x: Array) -> Array:
+        return _sigmoid(x)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.asarray(y * (1 - y))
 
 
 class Tanh(Elementwise):
     flop_each: ClassVar[int] = 20
+    onnx = Spelling("Tanh")
+    torch = Spelling("tanh")
+    jax = "numpy.tanh"
+
+    def function(self, x: Array) -> Array:
+        return np.tanh(x)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return 1 - y * y
 
 
 class SiLU(Elementwise):
     """x * sigmoid(x)."""
 
     flop_each: ClassVar[int] = 21
+    torch = Spelling("silu")
+    jax = "nn.silu"
+
+    def function(self, x: Array) -> Array:
+        return x * _sigmoid(x)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        s = _sigmoid(x)
+        return np.asarray(s + y * (1 - s))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +132,25 @@ class GELU(Elementwise):
 
     approximate: Literal["none", "tanh"] = "none"
     flop_each: ClassVar[int] = 27
+    torch = Spelling("gelu", approximate="approximate")
+
+    def function(self, x: Array) -> Array:
+        return x * self._factor(x)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        factor = self._factor(x)
+        if self.approximate == "tanh":  # factor = (1 + tanh(inner)) / 2
+            dinner = _TANH_SCALE * (1 + 3 * _TANH_CUBE * x * x)
+            dfactor = 2 * factor * (1 - factor) * dinner
+        else:
+            dfactor = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        return np.asarray(factor + x * dfactor)
+
+    def _factor(self, x: Array) -> Array:
+        if self.approximate == "tanh":
+            return (1 + np.tanh(_TANH_SCALE * (x + _TANH_CUBE * x * x * x))) / 2
+        y: Array = erfc(x * -math.sqrt(0.5)) / 2  # 1 + erf(x) would lose every digit for x far below 0
+        return y
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +159,14 @@ class ELU(Elementwise):
 
     alpha: float = 1.0
     flop_each: ClassVar[int] = 21
+    onnx = Spelling("Elu", alpha="alpha")
+    torch = Spelling("elu", alpha="alpha")
+
+    def function(self, x: Array) -> Array:
+        return _elu(x, self.alpha)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.where(x >= 0, x.dtype.type(1), y + self.alpha)
 
 
 class SELU(Elementwise):
@@ -77,6 +175,14 @@ class SELU(Elementwise):
     SCALE: ClassVar[float] = 1.05070102214813232421875
     ALPHA: ClassVar[float] = 1.67326319217681884765625
     flop_each: ClassVar[int] = 22
+    torch = Spelling("selu")
+    jax = "nn.selu"
+
+    def function(self, x: Array) -> Array:
+        return self.SCALE * _elu(x, self.ALPHA)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return np.where(x >= 0, x.dtype.type(self.SCALE), y + self.SCALE * self.ALPHA)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,30 +192,76 @@ class HardSigmoid(Elementwise):
     slope: float = 0.2
     shift: float = 0.5
     flop_each: ClassVar[int] = 4
+    onnx = Spelling("HardSigmoid", alpha="slope", beta="shift")
+
+    def function(self, x: Array) -> Array:
+        return _hard_sigmoid(x, self.slope, self.shift)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return self.slope * ((y > 0) & (y < 1)).astype(x.dtype)
 
 
 class HardSwish(Elementwise):
     """x * min(max(x / 6 + 1 / 2, 0), 1)."""
 
     flop_each: ClassVar[int] = 5
+    torch = Spelling("hardswish")
+    jax = "nn.hard_swish"
+
+    def function(self, x: Array) -> Array:
+        return x * _hard_sigmoid(x, 1 / 6, 0.5)
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        factor = _hard_sigmoid(x, 1 / 6, 0.5)
+        return factor + x / 6 * ((factor > 0) & (factor < 1))
 
 
 class Softplus(Elementwise):
     """log(1 + exp(x))."""
 
     flop_each: ClassVar[int] = 35
+    onnx = Spelling("Softplus")
+    torch = Spelling("softplus")
+    jax = "nn.softplus"
+
+    def function(self, x: Array) -> Array:
+        y: Array = np.logaddexp(x, x.dtype.type(0))
+        return y
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return _sigmoid(x)
 
 
 class Softsign(Elementwise):
     """x / (1 + |x|)."""
 
     flop_each: ClassVar[int] = 10
+    onnx = Spelling("Softsign")
+    torch = Spelling("softsign")
+    jax = "nn.soft_sign"
+
+    def function(self, x: Array) -> Array:
+        y: Array = x / (1 + np.abs(x))
+        return y
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        return 1 / (1 + np.abs(x)) ** 2
 
 
 class Mish(Elementwise):
     """x * tanh(log(1 + exp(x)))."""
 
     flop_each: ClassVar[int] = 28
+    torch = Spelling("mish")
+    jax = "nn.mish"
+
+    def function(self, x: Array) -> Array:
+        y: Array = x * np.tanh(np.logaddexp(x, x.dtype.type(0)))
+        return y
+
+    def derivative(self, x: Array, y: Array) -> Array:
+        factor = np.tanh(np.logaddexp(x, x.dtype.type(0)))
+        return np.asarray(factor + x * (1 - factor * factor) * _sigmoid(x))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,6 +283,40 @@ class _OverAxis(Layer, abstract=True):
 class Softmax(_OverAxis):
     """exp(x - max) / sum(exp(x - max)) over an axis."""
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        e: Array = np.exp(x - x.max(axis=self.axis, keepdims=True))
+        y: Array = e / e.sum(axis=self.axis, keepdims=True)
+        return y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (y * (dy - (dy * y).sum(axis=self.axis, keepdims=True)),), {}
+
 
 class LogSoftmax(_OverAxis):
     """x - max - log(sum(exp(x - max))) over an axis."""
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        shifted = x - x.max(axis=self.axis, keepdims=True)
+        y: Array = shifted - np.log(np.exp(shifted).sum(axis=self.axis, keepdims=True))
+        return y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy - np.exp(y) * dy.sum(axis=self.axis, keepdims=True),), {}
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))  # at most 1: no overflow
+    y: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return y
+
+
+def _elu(x: Array, alpha: float) -> Array:
+    return np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, x.dtype.type(0))))
+
+
+def _hard_sigmoid(x: Array, slope: float, shift: float) -> Array:
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    y: Array = np.minimum(np.maximum(slope * x + shift, zero), one)
+    return y

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, need_float, row_axis
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, need_float, row_axis
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -30,6 +33,14 @@ class _Argument(Layer, abstract=True):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        find = np.argmax if isinstance(self, ArgMax) else np.argmin  # NaN wins over every number
+        if not self.last:
+            return np.asarray(find(x, axis=self.axis, keepdims=self.keep), np.int64)
+        indices = x.shape[self.axis] - 1 - find(np.flip(x, self.axis), axis=self.axis, keepdims=self.keep)
+        return np.asarray(indices, np.int64)
 
 
 class ArgMax(_Argument):
@@ -66,9 +77,30 @@ class _TopK(Layer, abstract=True):
 class TopK(_TopK):
     """The values themselves."""
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return np.take_along_axis(xs[0], _indices(self, xs[0]), self.axis)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        dx = np.zeros_like(xs[0])
+        np.put_along_axis(dx, _indices(self, xs[0]), dy, self.axis)
+        return (dx,), {}
+
 
 class ArgTopK(_TopK):
     """Their indices; int64."""
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(super().infer(inputs, weights).shape, "int64")
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return _indices(self, xs[0])
+
+
+def _indices(layer: _TopK, x: Array) -> Array:
+    """NumPy sorts NaNs last, whatever their sign."""
+    if layer.largest:  # flipped twice, so that a stable sort puts the first of equal values first
+        n = x.shape[layer.axis]
+        indices = n - 1 - np.flip(np.argsort(np.flip(x, layer.axis), layer.axis, kind="stable"), layer.axis)
+    else:
+        indices = np.argsort(x, layer.axis, kind="stable")
+    return np.asarray(np.take(indices, np.arange(layer.k), layer.axis), np.int64)

@@ -2,7 +2,10 @@
 
 A new layer is one class in a file of this package, registered by its class name, which is also its name in files.
 One with attributes is a dataclass(frozen=True, eq=False, repr=False): the shared methods are here, once, since each
-method that a dataclass generates adds to the import time. kernels/reference/ defines what a layer computes.
+method that a dataclass generates adds to the import time.
+
+`forward` and `backward` define what a layer computes, in NumPy and in any float dtype. In float64 they are the
+reference of every kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ MAX_SHOWN = 60  # characters of an attribute in a repr: a Gather may have any nu
 
 Types = tuple[TensorType, ...]
 WeightTypes = Mapping[str, TensorType]
+Arrays = tuple[Array, ...]
+Weights = Mapping[str, Array]  # role -> array
+Gradients = tuple[tuple[Array | None, ...], dict[str, Array]]  # per input value (None: no gradient), and by role
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +52,18 @@ class Layer(abc.ABC):
     @abc.abstractmethod
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         """Floating-point operations for one row of the batch."""
+
+    @abc.abstractmethod
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        """The output."""
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """The gradients of the inputs and the weights. A layer without a derivative does not override it."""
+        raise NotImplementedError
+
+    @property
+    def is_differentiable(self) -> bool:
+        return type(self).backward is not Layer.backward
 
     def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         """Elements that one row of the batch reads from a table "weight"; 0 for a layer that reads all its weights."""
@@ -81,10 +99,34 @@ def _refuse(layer: Layer, name: str, value: object = None) -> None:
 Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
 
 
+class Spelling:
+    """A layer's name elsewhere, and the names of its attributes there."""
+
+    def __init__(self, name: str, **attributes: str) -> None:
+        self.name, self.attributes = name, attributes  # their name -> ours
+
+
 class Elementwise(Layer, abstract=True):
-    """An elementwise layer; `flop_each` is its flop per element."""
+    """A function of one element: `function` and its `derivative` in NumPy, and how others call it."""
 
     flop_each: ClassVar[int] = 1
+    onnx: ClassVar[Spelling | None] = None  # the operator
+    torch: ClassVar[Spelling | None] = None  # a function of torch or torch.nn.functional, with keywords
+    jax: ClassVar[str] = ""  # a function of jax, "nn.silu"
+
+    @abc.abstractmethod
+    def function(self, x: Array) -> Array:
+        """y of x."""
+
+    @abc.abstractmethod
+    def derivative(self, x: Array, y: Array) -> Array:
+        """dy / dx."""
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return self.function(xs[0])
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy * self.derivative(xs[0], y),), {}
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         need_float(inputs[0])

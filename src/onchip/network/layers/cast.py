@@ -6,9 +6,12 @@ import typing
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes
-from onchip.network.types import TensorType
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
 
 CastTo = Literal["float64", "float32", "float16", "bfloat16"]
 IntDtype = Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -33,6 +36,16 @@ class Cast(Layer):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        if x.dtype != np.float32:
+            return x.astype(np.float64, copy=False)  # float64, or ints and bools: exact up to 2^53
+        return x.astype(numpy_dtype(self.dtype)).astype(np.float32)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """A straight-through gradient, as if rounding were the identity. Ints and bools have none."""
+        return (dy if xs[0].dtype.kind == "f" else None,), {}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToInts(Layer):
@@ -54,3 +67,6 @@ class ToInts(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return xs[0].astype(numpy_dtype(self.dtype))

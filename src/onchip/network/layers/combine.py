@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_float, row_axis
+from onchip.network.divisors import check_divisors
+from onchip.network.layers.base import (
+    Arrays,
+    Gradients,
+    Layer,
+    Types,
+    Weights,
+    WeightTypes,
+    as_sizes,
+    need_float,
+    row_axis,
+)
+from onchip.network.recipe import Array
 from onchip.network.types import Dim, TensorType
 
 
@@ -57,27 +74,66 @@ class Broadcast(Layer, abstract=True):
 class Add(Broadcast):
     """x1 + x2 + ... + constant."""
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return reduce(operator.add, (*xs, *w.values()))
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return tuple(unbroadcast(dy, x.shape) for x in xs), {role: unbroadcast(dy, v.shape) for role, v in w.items()}
+
 
 class Mul(Broadcast):
     """x1 * x2 * ... * constant."""
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return reduce(operator.mul, (*xs, *w.values()))
 
-class Max(Broadcast):
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        factors = (*xs, *w.values())
+        gradients = []
+        for i, factor in enumerate(factors):
+            others = reduce(operator.mul, (*factors[:i], *factors[i + 1 :]))
+            gradients.append(unbroadcast(dy * others, factor.shape))
+        return tuple(gradients[: len(xs)]), dict(zip(w, gradients[len(xs) :], strict=True))
+
+
+class _Extreme(Broadcast, abstract=True):
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return reduce(np.maximum if isinstance(self, Max) else np.minimum, (*xs, *w.values()))  # they propagate NaN
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """The gradient goes to the first operand that equals the result."""
+        gradients, assigned = [], np.zeros(y.shape, bool)
+        for operand in (*xs, *w.values()):
+            is_first = (operand == y) & ~assigned
+            gradients.append(unbroadcast(dy * is_first, operand.shape))
+            assigned |= is_first
+        return tuple(gradients[: len(xs)]), dict(zip(w, gradients[len(xs) :], strict=True))
+
+
+class Max(_Extreme):
     """The largest of x1, x2, ..., constant; NaN if any is NaN."""
 
 
-class Min(Broadcast):
+class Min(_Extreme):
     """The smallest of x1, x2, ..., constant; NaN if any is NaN."""
 
 
 class Ordered(Broadcast, abstract=True):
     """Two ordered operands, a and b: two values; or one value and either b, the weight `constant`, or a, the weight
-    `first`.
+    `first`. A subclass has a `function` of both, and its `derivatives`.
     """
 
     optional: ClassVar[tuple[str, ...]] = ("constant", "first")
     takes_ints: ClassVar[bool] = False
     flop_each: ClassVar[int] = 1
+
+    @abc.abstractmethod
+    def function(self, a: Array, b: Array) -> Array:
+        """y of a and b."""
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array | int, Array | int]:
+        """dy / da and dy / db; zeros for a step function."""
+        return 0, 0
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         if len(inputs) + len(weights) != 2:
@@ -90,11 +146,27 @@ class Ordered(Broadcast, abstract=True):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return self.flop_each * self.infer(inputs, weights).row_size
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return self.function(*operands(xs, w))
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        a, b = operands(xs, w)
+        da, db = (unbroadcast(dy * s, v.shape) for v, s in zip((a, b), self.derivatives(a, b, y), strict=True))
+        if "first" in w:
+            return (db,), {"first": da}
+        return ((da,), dict.fromkeys(w, db)) if w else ((da, db), {})
+
 
 class Sub(Ordered):
     """a - b."""
 
     takes_ints: ClassVar[bool] = True
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.asarray(a - b)
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[int, int]:
+        return 1, -1
 
 
 class Div(Ordered):
@@ -103,17 +175,40 @@ class Div(Ordered):
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
 
+    def function(self, a: Array, b: Array) -> Array:
+        if a.dtype.kind == "f":
+            return np.asarray(a / b)
+        _check_divisors(a, b, "Div")
+        low = a // b  # NumPy rounds down; Div rounds toward 0
+        return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0))))
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, Array]:
+        return 1 / b, -y / b
+
 
 class Pow(Ordered):
     """a to the power of b; NaN if a < 0 and b is not an integer."""
 
     flop_each: ClassVar[int] = 60
 
+    def function(self, a: Array, b: Array) -> Array:
+        """NumPy computes b = 1/2 as a square root, which is NaN for -infinity instead of infinity."""
+        return np.where(np.isneginf(a) & (b == 0.5), np.inf, np.power(a, b)).astype(a.dtype)
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, Array]:
+        return b * np.power(a, b - 1), y * np.log(np.where(a > 0, a, 1))
+
 
 class PReLU(Ordered):
     """a where a >= 0, else a * b: a LeakyReLU with a slope per channel, or per element."""
 
     flop_each: ClassVar[int] = 2
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.where(a >= 0, a, a * b)
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, Array]:
+        return np.where(a >= 0, 1, b), np.where(a >= 0, 0, a)
 
 
 class Comparison(Ordered, abstract=True):
@@ -125,23 +220,22 @@ class Comparison(Ordered, abstract=True):
 class Greater(Comparison):
     """1 where a > b, else 0."""
 
+    def function(self, a: Array, b: Array) -> Array:
+        return np.asarray(a > b, a.dtype)
+
 
 class GreaterOrEqual(Comparison):
     """1 where a >= b, else 0."""
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.asarray(a >= b, a.dtype)
 
 
 class Equal(Comparison):
     """1 where a == b, else 0."""
 
-
-class Mask(Ordered):
-    """a where b is not 0, else 0, even if a is NaN.
-
-    a is a value or the weight `first`, b a value or the weight `mask`.
-    """
-
-    takes_ints: ClassVar[bool] = True
-    optional: ClassVar[tuple[str, ...]] = ("first", "mask")
+    def function(self, a: Array, b: Array) -> Array:
+        return np.asarray(a == b, a.dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,6 +248,32 @@ class Mod(Ordered):
     truncated: bool = False
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
+    backward = Layer.backward  # none
+
+    def function(self, a: Array, b: Array) -> Array:
+        _check_divisors(a, b, "Mod")
+        return np.asarray(np.fmod(a, b) if self.truncated else np.mod(a, b))
+
+
+class Mask(Ordered):
+    """a where b is not 0, else 0, even if a is NaN.
+
+    a is a value or the weight `first`, b a value or the weight `mask`.
+    """
+
+    takes_ints: ClassVar[bool] = True
+    optional: ClassVar[tuple[str, ...]] = ("first", "mask")
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.where(b != 0, a, a.dtype.type(0))
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, int]:
+        return b != 0, 0
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """A mask that is a weight is a constant."""
+        dxs, dw = super().backward(xs, w, y, dy)
+        return dxs, {role: gradient for role, gradient in dw.items() if role != "mask"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,6 +294,13 @@ class Concat(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return np.concatenate(xs, axis=self.axis)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        ends = np.cumsum([x.shape[self.axis] for x in xs])
+        return tuple(np.split(dy, ends[:-1], axis=self.axis)), {}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,3 +338,44 @@ class Interleave(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        sizes = [
+            max((x.shape[2 + a] - 1) * stride + phase[a] + 1 for phase, x in zip(self.phases(), xs, strict=True))
+            for a, stride in enumerate(self.stride)
+        ]
+        y = np.empty((*xs[0].shape[:2], *sizes), xs[0].dtype)
+        for slices, x in zip(_phase_slices(self), xs, strict=True):
+            y[slices] = x
+        return y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return tuple(dy[slices] for slices in _phase_slices(self)), {}
+
+
+def operands(xs: Arrays, w: Weights) -> Arrays:
+    """a and b of an Ordered layer."""
+    first, second = ([w[role]] if role in w else [] for role in ("first", "mask" if "mask" in w else "constant"))
+    return (*first, *xs, *second)
+
+
+def _check_divisors(a: Array, b: Array, name: str) -> None:
+    """InputError if ints are divided by 0: NumPy would return 0."""
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    if a.dtype.kind != "f" and 0 not in shape:
+        check_divisors(np.broadcast_to(b, shape), name)
+
+
+def _phase_slices(layer: Interleave) -> list[tuple[slice, ...]]:
+    whole = (slice(None), slice(None))
+    return [
+        (*whole, *(slice(p, None, s) for p, s in zip(phase, layer.stride, strict=True))) for phase in layer.phases()
+    ]
+
+
+def unbroadcast(dy: Array, shape: tuple[int, ...]) -> Array:
+    """The gradient of an operand of this shape: summed over the axes along which it was broadcast."""
+    missing = dy.ndim - len(shape)
+    expanded = tuple(a for a, d in enumerate(dy.shape) if a < missing or (shape[a - missing] == 1 and d != 1))
+    dx: Array = dy.sum(axis=expanded).reshape(shape)
+    return dx

@@ -6,8 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_bias, need_float
+from onchip.network.layers.base import (
+    Arrays,
+    Gradients,
+    Layer,
+    Types,
+    Weights,
+    WeightTypes,
+    as_sizes,
+    need_bias,
+    need_float,
+)
+from onchip.network.layers.windows import fold, unfold
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -55,6 +69,24 @@ class Convolution(_Conv, abstract=True):
         terms = math.prod(int(d) for d in weights["weight"].shape[1:])
         return y.row_size * (2 * terms + ("bias" in weights))
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,), weight = xs, w["weight"]
+        counts = window_counts(TensorType(x.shape), weight.shape[2:], *geometry(self))
+        columns = unfold(x, weight.shape[2:], counts, *geometry(self))
+        y = _matrices(weight, self) @ _by_group(columns, self, counts)  # (B, G, C_out / G, P)
+        return _with_bias(y.reshape(len(x), len(weight), *counts), w)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        (x,), weight, counts = xs, w["weight"], dy.shape[2:]
+        kernel = weight.shape[2:]
+        columns = _by_group(unfold(x, kernel, counts, *geometry(self)), self, counts)
+        dy_grouped = _by_group(dy, self, counts)
+        dweight = _all_rows(dy_grouped) @ _all_rows(columns).swapaxes(1, 2)
+        dcolumns = _matrices(weight, self).swapaxes(1, 2) @ dy_grouped
+        dcolumns = dcolumns.reshape(*x.shape[:2], math.prod(kernel), *counts)
+        dx = fold(dcolumns, kernel, x.shape[2:], *geometry(self))
+        return (dx,), {"weight": dweight.reshape(weight.shape)} | _bias_gradient(w, dy)
+
 
 class TransposedConvolution(_Conv, abstract=True):
     """y[o, p * stride - before + k * dilation] += weight[c, o, k] * x[c, p], then + bias[o].
@@ -92,6 +124,28 @@ class TransposedConvolution(_Conv, abstract=True):
         terms = math.prod(int(d) for d in weights["weight"].shape[1:])
         bias = self.infer(inputs, weights).row_size if "bias" in weights else 0
         return 2 * inputs[0].row_size * terms + bias
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,), weight = xs, w["weight"]
+        kernel, sizes = weight.shape[2:], x.shape[2:]
+        stride, pads, dilation = geometry(self)
+        extra = self.attributes()["output_padding"]
+        y_sizes = [
+            (sizes[a] - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1 - pads[a] - pads[self.rank + a] + extra[a]
+            for a in range(self.rank)
+        ]
+        columns = _matrices(weight, self).swapaxes(1, 2) @ _by_group(x, self, sizes)  # (B, G, C_out / G * T, P)
+        C_out = weight.shape[1] * conv_groups(self)
+        columns = columns.reshape(len(x), C_out, math.prod(kernel), *sizes)
+        return _with_bias(fold(columns, kernel, y_sizes, stride, pads, dilation), w)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        (x,), weight = xs, w["weight"]
+        sizes = x.shape[2:]
+        dcolumns = _by_group(unfold(dy, weight.shape[2:], sizes, *geometry(self)), self, sizes)
+        dx = _matrices(weight, self) @ dcolumns
+        dweight = _all_rows(_by_group(x, self, sizes)) @ _all_rows(dcolumns).swapaxes(1, 2)
+        return (dx.reshape(x.shape),), {"weight": dweight.reshape(weight.shape)} | _bias_gradient(w, dy)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,3 +241,30 @@ def window_counts(
             count += 1
         counts.append(count)
     return counts
+
+
+def _matrices(weight: Array, layer: Layer) -> Array:
+    """(N, M, kernel...) -> (G, N / G, M * T)."""
+    groups = conv_groups(layer)
+    return weight.reshape(groups, len(weight) // groups, math.prod(weight.shape[1:]))
+
+
+def _by_group(values: Array, layer: Layer, counts: tuple[int, ...] | list[int]) -> Array:
+    """(B, C, [T,] counts...) -> (B, G, C / G [* T], P)."""
+    groups = conv_groups(layer)
+    rest = math.prod(values.shape[1 : values.ndim - len(counts)])
+    return values.reshape(len(values), groups, rest // groups, math.prod(counts))
+
+
+def _all_rows(grouped: Array) -> Array:
+    """(B, G, N, P) -> (G, N, B * P): weight gradients sum over both."""
+    B, groups, N, P = grouped.shape
+    return np.moveaxis(grouped, 0, 2).reshape(groups, N, B * P)
+
+
+def _with_bias(y: Array, w: Weights) -> Array:
+    return y + w["bias"].reshape(-1, *(1,) * (y.ndim - 2)) if "bias" in w else y
+
+
+def _bias_gradient(w: Weights, dy: Array) -> dict[str, Array]:
+    return {"bias": dy.sum(axis=(0, *range(2, dy.ndim)))} if "bias" in w else {}

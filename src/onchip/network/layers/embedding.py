@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_bias, need_float
+from onchip.network.layers.base import (
+    Arrays,
+    Gradients,
+    Layer,
+    Types,
+    Weights,
+    WeightTypes,
+    as_sizes,
+    need_bias,
+    need_float,
+)
 from onchip.network.layers.conv import window_counts
+from onchip.network.recipe import Array
+from onchip.network.tokens import check_token_ids
 from onchip.network.types import TensorType
 
 ID_DTYPES = ("int32", "int64")
@@ -30,6 +44,15 @@ class Embedding(Layer):
 
     def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         return self.infer(inputs, weights).row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        check_token_ids(xs[0], len(w["weight"]))  # NumPy would count a negative id from the end
+        return w["weight"][xs[0]]
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        dweight = np.zeros(w["weight"].shape, dy.dtype)
+        np.add.at(dweight, xs[0], dy)
+        return (None,), {"weight": dweight}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +93,38 @@ class TokenConv(Layer):
     def row_lookup_elements(self, inputs: Types, weights: WeightTypes) -> int:
         return self.infer(inputs, weights).row_size * int(weights["weight"].shape[1])
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (ids,), weight = xs, w["weight"]
+        check_token_ids(ids, len(weight))
+        y = np.zeros((1, 1, 1), weight.dtype)
+        # Tap by tap, not one sum over them: the reduction order is then the same for every shape.
+        for k, read in enumerate(_read_by_taps(self, ids, weight)):
+            y = y + np.where((read != _NO_TOKEN)[..., None], weight[read, k], 0)
+        return np.swapaxes(y + w["bias"] if "bias" in w else y, 1, 2)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        (ids,), weight = xs, w["weight"]
+        dweight = np.zeros(weight.shape, dy.dtype)
+        for k, read in enumerate(_read_by_taps(self, ids, weight)):
+            inside = read != _NO_TOKEN
+            np.add.at(dweight[:, k], read[inside], dy.swapaxes(1, 2)[inside])
+        dw = {"weight": dweight}
+        if "bias" in w:
+            dw["bias"] = dy.sum(axis=(0, 2))
+        return (None,), dw
+
 
 def _need_ids(x: TensorType) -> None:
     if x.dtype not in ID_DTYPES:
         raise ShapeError("needs int ids", got=str(x), expected=" or ".join(ID_DTYPES))
+
+
+_NO_TOKEN = -1
+
+
+def _read_by_taps(layer: TokenConv, ids: Array, weight: Array) -> list[Array]:
+    """For each tap k the ids (B, P) that it reads at every position; _NO_TOKEN outside the sequence."""
+    padded = np.pad(ids, ((0, 0), layer.pads), constant_values=_NO_TOKEN)
+    K = weight.shape[1]
+    last = padded.shape[1] - K  # the last start of a window
+    return [padded[:, k : k + last + 1 : layer.stride] for k in range(K)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, need_bias, need_float
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, need_bias, need_float
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -31,3 +32,15 @@ class Linear(Layer):
         D_out, D_in = (int(d) for d in weights["weight"].shape)
         vectors = inputs[0].row_size // D_in
         return vectors * (2 * D_in * D_out + (D_out if "bias" in weights else 0))
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y: Array = xs[0] @ w["weight"].T
+        return y + w["bias"] if "bias" in w else y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        D_out, D_in = w["weight"].shape
+        rows, drows = xs[0].reshape(xs[0].size // D_in, D_in), dy.reshape(dy.size // D_out, D_out)
+        dw = {"weight": drows.T @ rows}
+        if "bias" in w:
+            dw["bias"] = drows.sum(axis=0)
+        return (dy @ w["weight"],), dw

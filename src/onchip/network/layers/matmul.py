@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, need_float
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, need_float
+from onchip.network.layers.combine import operands, unbroadcast
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -50,3 +54,16 @@ class MatMul(Layer):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         K = self.operands(inputs, weights)[0][-1]
         return 2 * K * self.infer(inputs, weights).row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        a, b = operands(xs, w)
+        y: Array = a @ b
+        return y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        a, b = operands(xs, w)
+        da = unbroadcast(dy @ np.swapaxes(b, -1, -2), a.shape)
+        db = unbroadcast(np.swapaxes(a, -1, -2) @ dy, b.shape)
+        if "first" in w:
+            return (db,), {"first": da}
+        return ((da,), {"constant": db}) if w else ((da, db), {})

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, need_float, row_axis
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, need_float, row_axis
 from onchip.network.recipe import Array
-from onchip.network.types import TensorType
+from onchip.network.types import BATCH, TensorType
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +41,22 @@ class _BatchNorm(Layer, abstract=True):
     def check_weights(self, arrays: Mapping[str, Array]) -> None:
         if "var" in arrays:
             _checked(arrays["var"], self.eps)
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y = _batch_normalised(self, xs[0], w)
+        if "weight" in w:
+            y = y * _per_channel(w["weight"], y)
+        return y + _per_channel(w["bias"], y) if "bias" in w else y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """As in inference: mean and var are constants without gradients."""
+        (x,) = xs
+        others = tuple(axis for axis in range(x.ndim) if axis != 1)
+        dw = {"bias": dy.sum(axis=others)} if "bias" in w else {}
+        if "weight" in w:
+            dw["weight"] = (dy * _batch_normalised(self, x, w)).sum(axis=others)
+            dy = dy * _per_channel(w["weight"], x)
+        return (dy / np.sqrt(_per_channel(w["var"], x) + self.eps),), dw
 
 
 class BatchNorm1d(_BatchNorm):
@@ -112,6 +128,28 @@ class RowNorm(Layer, abstract=True):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return (6 if self.is_centred else 4) * inputs[0].row_size
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y = _normalised(self, xs[0])[0].reshape(xs[0].shape)
+        if "weight" in w:
+            y = y * _broadcastable(self, w["weight"], y)
+        return y + _broadcastable(self, w["bias"], y) if "bias" in w else y
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """With n = (x - mean) / s:  dx = (dn - mean(dn) - n mean(dn n)) / s; RMSNorm lacks the second term."""
+        (x,) = xs
+        n, s = _normalised(self, x)
+        dn, dw = dy, {}
+        if "weight" in w:
+            dw["weight"] = _weight_gradient(self, dy * n.reshape(x.shape))
+            dn = dy * _broadcastable(self, w["weight"], x)
+        if "bias" in w:
+            dw["bias"] = _weight_gradient(self, dy)
+        dn = dn.reshape(n.shape)
+        dx = dn - n * (dn * n).mean(axis=-1, keepdims=True)
+        if self.is_centred:
+            dx = dx - dn.mean(axis=-1, keepdims=True)
+        return ((dx / s).reshape(x.shape),), dw
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _LastAxesNorm(RowNorm, abstract=True):
@@ -157,3 +195,35 @@ class GroupNorm(RowNorm):
             expected = f"(B, C and at least one more axis), C a multiple of {self.groups} groups"
             raise ShapeError("channels do not divide into groups", got=f"{x}, {self.groups} groups", expected=expected)
         return NormSegments(self.groups, x.row_size // self.groups, math.prod(x.row_shape[1:]))
+
+
+def _normalised(layer: RowNorm, x: Array) -> tuple[Array, Array]:
+    """The segments of x (B, segments, elements), normalised, and their divisors (B, segments, 1)."""
+    segments = layer.parts(TensorType((BATCH, *x.shape[1:])))
+    n: Array = x.reshape(len(x), segments.count, segments.size)
+    if layer.is_centred:
+        n = n - n.mean(axis=-1, keepdims=True)
+    s = np.sqrt((n * n).mean(axis=-1, keepdims=True) + layer.attributes()["eps"])
+    return n / s, s
+
+
+def _broadcastable(layer: RowNorm, values: Array, x: Array) -> Array:
+    """Weights shaped to broadcast to x: along axis 1 for channels, else along the last axes."""
+    return values.reshape(-1, *(1,) * (x.ndim - 2)) if isinstance(layer, GroupNorm) else values
+
+
+def _weight_gradient(layer: RowNorm, gradient: Array) -> Array:
+    """The gradient summed over all elements that use the same weight."""
+    axis = 1 if isinstance(layer, GroupNorm) else layer.attributes()["axis"] % gradient.ndim
+    others = [a for a in range(gradient.ndim) if (a != axis if isinstance(layer, GroupNorm) else a < axis)]
+    return np.asarray(gradient.sum(axis=tuple(others)))
+
+
+def _batch_normalised(layer: _BatchNorm, x: Array, w: Weights) -> Array:
+    y: Array = (x - _per_channel(w["mean"], x)) / np.sqrt(_per_channel(w["var"], x) + layer.eps)
+    return y
+
+
+def _per_channel(values: Array, x: Array) -> Array:
+    """(C,) as (C, 1, ...), to broadcast along axis 1 of x."""
+    return values.reshape(-1, *(1,) * (x.ndim - 2))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from onchip.network.layers.base import Layer, Types, WeightTypes, need_float
+import numpy as np
+
+from onchip.network.layers.base import Arrays, Layer, Types, Weights, WeightTypes, need_float
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -15,3 +18,7 @@ class ToPixels(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 3 * inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        scaled = np.clip((xs[0] + 1) / 2 * 255, 0, 255)
+        return np.where(np.isnan(scaled), 0, scaled).astype(np.uint8)

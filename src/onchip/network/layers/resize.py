@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_float
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, as_sizes, need_float
 from onchip.network.layers.select import Selection, need_axes
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
@@ -110,6 +110,24 @@ class LinearResize(Layer):
             flop += 3 * math.prod(sizes) if is_changed else 0
         return flop
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        for axis, taps in enumerate(self.taps(x.shape[1:]), start=1):
+            if taps is not None:
+                share = _broadcastable(taps.share, x, axis)
+                x = np.take(x, taps.low, axis) * (1 - share) + np.take(x, taps.high, axis) * share
+        return x
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        for axis, taps in enumerate(self.taps(xs[0].shape[1:]), start=1):
+            if taps is not None:
+                share, moved = _broadcastable(taps.share, dy, 0), np.moveaxis(dy, axis, 0)
+                dx = np.zeros((xs[0].shape[axis], *moved.shape[1:]), dy.dtype)
+                np.add.at(dx, taps.low, moved * (1 - share))
+                np.add.at(dx, taps.high, moved * share)
+                dy = np.moveaxis(dx, 0, axis)
+        return (dy,), {}
+
 
 def _check(layer: NearestResize | LinearResize) -> None:
     as_sizes(layer, sizes=1)
@@ -135,3 +153,8 @@ def source_positions(n: int, size: int, scale: float, coordinates: str) -> Array
     middle: Array = (2 * i + 1) * above / (2 * below)
     offset = n / 2 * (1 - size / (scale * n)) if coordinates == "half_pixel_symmetric" else 0.0
     return offset + middle - 0.5
+
+
+def _broadcastable(values: Array, x: Array, axis: int) -> Array:
+    """Values of an axis in the dtype of x, shaped to broadcast along that axis."""
+    return values.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1 - axis))

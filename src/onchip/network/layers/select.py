@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, row_axis
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, as_sizes, row_axis
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
@@ -50,6 +50,25 @@ class Selection(Layer, abstract=True):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        for axis, indices in enumerate(self.source_indices(x.shape[1:]), start=1):
+            if indices is not None:
+                x = np.take(x, indices, axis)
+                np.moveaxis(x, axis, 0)[indices < 0] = self.fill
+        return x
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """Sums the gradients of an element that was selected several times."""
+        (x,) = xs
+        for axis, indices in enumerate(self.source_indices(x.shape[1:]), start=1):
+            if indices is not None:
+                moved = np.moveaxis(dy, axis, 0)
+                dx = np.zeros((x.shape[axis], *moved.shape[1:]), dy.dtype)
+                np.add.at(dx, indices[indices >= 0], moved[indices >= 0])
+                dy = np.moveaxis(dx, 0, axis)
+        return (dy,), {}
 
 
 def need_axes(layer: Layer, row_shape: tuple[int, ...], count: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Layer, Types, WeightTypes
+from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes
+from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 
@@ -18,6 +21,12 @@ class Identity(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return xs[0]
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy,), {}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +68,15 @@ class Reshape(Layer):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
 
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (x,) = xs
+        known = math.prod(d for d in self.row_shape if d != -1)
+        left = math.prod(x.shape[1:]) // known if -1 in self.row_shape else 0  # NumPy cannot infer it for 0 rows
+        return x.reshape(x.shape[0], *(left if d == -1 else d for d in self.row_shape))
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy.reshape(xs[0].shape),), {}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Permute(Layer):
@@ -79,3 +97,9 @@ class Permute(Layer):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return xs[0].transpose(self.axes)
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy.transpose(np.argsort(self.axes)),), {}

@@ -51,5 +51,5 @@ def test_indices(layer):
     net = sequential(TensorType(("B", 5, 6, 7)), [("y", layer)], {})
     engine = onchip.compile(net, "cpu")
     assert [group.claim.kernel for group in engine.plan.groups] == ["reduce"]
-    np.testing.assert_array_equal(engine(x), reference.FORWARD[type(layer)](layer, (x,), {}))
+    np.testing.assert_array_equal(engine(x), layer.forward((x,), {}))
     np.testing.assert_array_equal(engine(x[2:3]), engine(x)[2:3])

@@ -287,7 +287,7 @@ def test_a_maximum_up_to_lengths_by_itself(gpu, dtype, lengths, channels_last):
     x = weight(50, 37, 9).astype(dtype)
     x[7, 5, 2], x[8, 5, 8] = np.nan, np.inf
     at = some_lengths(net, 50)
-    want = reference.FORWARD[SequenceMax](SequenceMax(3, 2), (x, at), {})
+    want = SequenceMax(3, 2).forward((x, at), {})
     made = np.empty_like(want)
     lies = np.ascontiguousarray(x.transpose(0, 2, 1)) if channels_last else x
     steps = BoundSteps(gpu, SequenceMaxLowering((dtype, lengths), 37, 9, 3, 2, channels_last, 2).at(50))
@@ -317,12 +317,12 @@ def in_8_bits(net, given):
             added = 0
             for k in range(table.shape[1]):
                 one = np.where(np.arange(table.shape[1])[:, None] == k, table, 0)
-                term = reference.FORWARD[TokenConv](node.layer, read, {"weight": one})
+                term = node.layer.forward(read, {"weight": one})
                 added = (added + term).astype(np.float16).astype(np.float32)
             bias = np.asarray(net.weights[node.weights["bias"]], np.float32) if "bias" in node.weights else 0
             values[node.name] = added * factors[:, None] + np.broadcast_to(bias, factors.shape)[:, None]
         else:
-            values[node.name] = reference.FORWARD[type(node.layer)](node.layer, read, {})
+            values[node.name] = node.layer.forward(read, {})
     return values[net.outputs[0]]
 
 

@@ -20,34 +20,27 @@ from onchip.network.layers import (
     GRU,
     LSTM,
     RNN,
-    SELU,
-    Abs,
     Add,
     ArgMax,
     ArgMin,
     ArgTopK,
-    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
-    Ceil,
     Clip,
     Concat,
     Conv1d,
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
-    Cos,
     CumSum,
     Div,
     Dropout,
+    Elementwise,
     Embedding,
     Equal,
-    Erf,
-    Exp,
-    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -58,14 +51,12 @@ from onchip.network.layers import (
     GreaterOrEqual,
     GroupNorm,
     HardSigmoid,
-    HardSwish,
     Identity,
     Layer,
     LayerNorm,
     LeakyReLU,
     Linear,
     LinearResize,
-    Log,
     LogSoftmax,
     Mask,
     MatMul,
@@ -73,7 +64,6 @@ from onchip.network.layers import (
     MaxPool1d,
     MaxPool2d,
     Min,
-    Mish,
     Mod,
     Mul,
     NearestResize,
@@ -81,23 +71,13 @@ from onchip.network.layers import (
     Permute,
     Pow,
     PReLU,
-    Reciprocal,
     ReLU,
     Reshape,
     RMSNorm,
-    Round,
     SequenceMax,
-    Sigmoid,
-    Sign,
-    SiLU,
-    Sin,
     Slice,
     Softmax,
-    Softplus,
-    Softsign,
-    Sqrt,
     Sub,
-    Tanh,
     Tile,
     ToInts,
     ToPixels,
@@ -115,9 +95,12 @@ def jax_function(
 
     xs  (B, ...) each, of `dtype` or ids; y and all float weights are of `dtype`
     """
+    forms: dict[str, Form] = {}
     for node in net.nodes:
-        if type(node.layer) not in FORMS:
+        form = FORMS.get(type(node.layer)) or _spelled(node.layer)
+        if form is None:
             raise UnavailableError(f"no JAX function for {node.layer}")
+        forms[node.name] = form
     materialised: Evaluated = {}
     weights: dict[str, Weights] = {}
     for node in net.nodes:
@@ -135,7 +118,7 @@ def jax_function(
         values = dict(zip(net.inputs, xs, strict=True))
         for node in net.nodes:
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = FORMS[type(node.layer)](context, node, weights[node.name], *inputs)
+            values[node.name] = forms[node.name](context, node, weights[node.name], *inputs)
         return values[last]
 
     return forward, weights
@@ -219,10 +202,6 @@ def _gelu(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     return ctx.jax.nn.gelu(x, approximate=node.layer.approximate == "tanh")
 
 
-def _mish(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
-    return x * ctx.jax.numpy.tanh(ctx.jax.nn.softplus(x))
-
-
 def _softmax(function: str) -> Form:
     def form(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
         return getattr(ctx.jax.nn, function)(x, axis=node.layer.attributes()["axis"])
@@ -281,12 +260,12 @@ def _to_pixels(ctx: Context, node: Node, w: Weights, x: Value) -> Value:
     return ctx.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
 
 
-def _numpy(name: str) -> Form:
-    return lambda ctx, node, w, x: getattr(ctx.jax.numpy, name)(x)
-
-
-def _nn(name: str) -> Form:
-    return lambda ctx, node, w, x: getattr(ctx.jax.nn, name)(x)
+def _spelled(layer: Layer) -> Form | None:
+    """The function of jax that an elementwise layer names."""
+    if not isinstance(layer, Elementwise) or not layer.jax:
+        return None
+    find = operator.attrgetter(layer.jax)
+    return lambda ctx, node, w, x: find(ctx.jax)(x)
 
 
 _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str, Array]]] = {
@@ -296,7 +275,8 @@ _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str,
     BatchNorm1d: _folded,
     BatchNorm2d: _folded,
 }
-# All but TokenConv and Interleave, which only rewrites create: peers get the network before rewrites.
+# All but elementwise layers that name their function, and TokenConv and Interleave, which only rewrites create: peers
+# get the network before rewrites.
 FORMS: dict[type[Layer], Form] = {
     ReLU: lambda ctx, node, w, x: ctx.jax.numpy.maximum(x, 0),
     LeakyReLU: _leaky_relu,
@@ -304,20 +284,9 @@ FORMS: dict[type[Layer], Form] = {
     Clip: _clip,
     Cast: lambda ctx, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
     ToInts: _to_ints,
-    Sigmoid: _nn("sigmoid"),
-    SiLU: _nn("silu"),
-    SELU: _nn("selu"),
-    Softplus: _nn("softplus"),
-    Softsign: _nn("soft_sign"),
-    HardSwish: _nn("hard_swish"),
     HardSigmoid: _hard_sigmoid,
     ELU: _elu,
     GELU: _gelu,
-    Mish: _mish,
-    **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
-    **{kind: _numpy(kind.__name__.lower()) for kind in (Floor, Ceil, Round)},
-    Atan: _numpy("arctan"),
-    Erf: lambda ctx, node, w, x: ctx.jax.lax.erf(x),
     Softmax: _softmax("softmax"),
     LogSoftmax: _softmax("log_softmax"),
     Linear: _linear,

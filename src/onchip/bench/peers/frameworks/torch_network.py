@@ -14,39 +14,29 @@ from onchip.bench.peers.frameworks.torch_forms import choice, recurrent, windows
 from onchip.bench.peers.frameworks.torch_forms.builder import Builder, Form, Value, Weights
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
-    ELU,
-    GELU,
     GRU,
     LSTM,
     RNN,
-    SELU,
-    Abs,
     Add,
     ArgMax,
     ArgMin,
     ArgTopK,
-    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
-    Ceil,
-    Clip,
     Concat,
     Conv1d,
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
-    Cos,
     CumSum,
     Div,
     Dropout,
+    Elementwise,
     Embedding,
     Equal,
-    Erf,
-    Exp,
-    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -57,15 +47,12 @@ from onchip.network.layers import (
     GreaterOrEqual,
     GroupNorm,
     HardSigmoid,
-    HardSwish,
     Identity,
     Interleave,
     Layer,
     LayerNorm,
-    LeakyReLU,
     Linear,
     LinearResize,
-    Log,
     LogSoftmax,
     Mask,
     MatMul,
@@ -73,7 +60,6 @@ from onchip.network.layers import (
     MaxPool1d,
     MaxPool2d,
     Min,
-    Mish,
     Mod,
     Mul,
     NearestResize,
@@ -81,23 +67,13 @@ from onchip.network.layers import (
     Permute,
     Pow,
     PReLU,
-    Reciprocal,
     ReLU,
     Reshape,
     RMSNorm,
-    Round,
     SequenceMax,
-    Sigmoid,
-    Sign,
-    SiLU,
-    Sin,
     Slice,
     Softmax,
-    Softplus,
-    Softsign,
-    Sqrt,
     Sub,
-    Tanh,
     Tile,
     ToInts,
     ToPixels,
@@ -111,7 +87,7 @@ def torch_module(net: Network) -> Any:
 
     builder = Builder(torch, net)
     for node in net.nodes:
-        form = FORMS.get(type(node.layer))
+        form = FORMS.get(type(node.layer)) or _spelled(node.layer)
         if form is None:
             raise UnavailableError(f"no torch function for {node.layer}")
         builder.add(node, form)
@@ -217,6 +193,12 @@ def _cast(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     return fx.graph.call_method("to", (x, getattr(fx.torch, node.layer.dtype)))
 
 
+def _spelled(layer: Layer) -> Form | None:
+    """The torch function that an elementwise layer names."""
+    spelling = layer.torch if isinstance(layer, Elementwise) else None
+    return None if spelling is None else _call(spelling.name, **spelling.attributes)
+
+
 def _call(function: str, **names: str) -> Form:
     """A torch function of x; `names` maps torch's keywords to the layer's attributes."""
 
@@ -227,26 +209,13 @@ def _call(function: str, **names: str) -> Form:
     return form
 
 
-# All but TokenConv, which only a rewrite creates: peers get the network before rewrites.
+# All but elementwise layers that name their function, and TokenConv, which only a rewrite creates: peers get the
+# network before rewrites.
 FORMS: dict[type[Layer], Form] = {
     ReLU: _relu,
-    LeakyReLU: _call("leaky_relu", negative_slope="slope"),
-    Clip: _call("clamp", min="low", max="high"),
     Cast: _cast,
     ToInts: _cast,
-    Sigmoid: _call("sigmoid"),
-    Tanh: _call("tanh"),
-    SiLU: _call("silu"),
-    GELU: _call("gelu", approximate="approximate"),
-    ELU: _call("elu", alpha="alpha"),
-    SELU: _call("selu"),
     HardSigmoid: _hard_sigmoid,
-    HardSwish: _call("hardswish"),
-    Softplus: _call("softplus"),
-    Softsign: _call("softsign"),
-    Mish: _call("mish"),
-    **{kind: _call(kind.__name__.lower()) for kind in (Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
-    **{kind: _call(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
     Softmax: _call("softmax", dim="axis"),
     LogSoftmax: _call("log_softmax", dim="axis"),
     Linear: _linear,

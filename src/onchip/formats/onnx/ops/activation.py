@@ -1,4 +1,4 @@
-"""Relu and its variants, Clip, Sigmoid, Tanh, Softplus, Softsign, Mish, HardSwish, Softmax, LogSoftmax."""
+"""Activations that are more than one operator, or have inputs: HardSwish, Mish, Celu, Selu, Clip, SiLU, Softmax."""
 
 from __future__ import annotations
 
@@ -14,41 +14,24 @@ from onchip.network.layers import (
     ELU,
     SELU,
     Clip,
-    HardSigmoid,
     HardSwish,
-    Layer,
-    LeakyReLU,
     LogSoftmax,
     Max,
     Min,
     Mish,
     Mul,
     ReLU,
-    Sigmoid,
     SiLU,
     Softmax,
-    Softplus,
-    Softsign,
-    Tanh,
 )
 from onchip.network.types import numpy_dtype
 
-_ELEMENTWISE: dict[str, type[Layer]] = {
-    "Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh, "Softplus": Softplus, "Softsign": Softsign, "Mish": Mish,
-    "HardSwish": HardSwish,
-}  # fmt: skip
 _SOFTMAX: dict[str, type[Softmax] | type[LogSoftmax]] = {"Softmax": Softmax, "LogSoftmax": LogSoftmax}
-_OP_TYPES = {layer.__name__: op_type for op_type, layer in _ELEMENTWISE.items()}
 
 
-@reads(*_ELEMENTWISE)
-def read_elementwise(graph: GraphReader, op: Op) -> None:
-    graph.add(op, _ELEMENTWISE[op.kind](), (graph.value(op),))
-
-
-@writes(*(layer for layer in _ELEMENTWISE.values() if layer not in (HardSwish, Mish)))
-def write_elementwise(graph: GraphWriter, node: Node) -> None:
-    graph.emit(_OP_TYPES[node.layer.kind], node, [graph.value(node)])
+@reads("HardSwish", "Mish")
+def read_product(graph: GraphReader, op: Op) -> None:
+    graph.add(op, HardSwish() if op.kind == "HardSwish" else Mish(), (graph.value(op),))
 
 
 @writes(HardSwish)
@@ -63,16 +46,6 @@ def write_mish(graph: GraphWriter, node: Node) -> None:
     """x * Tanh(Softplus(x)), which the reader recognises: Mish needs opset 18."""
     x = graph.value(node)
     graph.emit("Mul", node, [x, graph.emit_step("Tanh", node, [graph.emit_step("Softplus", node, [x])])])
-
-
-@reads("Elu")
-def read_elu(graph: GraphReader, op: Op) -> None:
-    graph.add(op, ELU(op.number("alpha", 1.0)), (graph.value(op),))
-
-
-@writes(ELU)
-def write_elu(graph: GraphWriter, node: Node) -> None:
-    graph.emit("Elu", node, [graph.value(node)], alpha=node.layer.attributes()["alpha"])
 
 
 @reads("Celu")
@@ -104,27 +77,6 @@ def _scalar(graph: GraphReader, op: Op, x: str, what: str, number: float) -> str
 @writes(SELU)
 def write_selu(graph: GraphWriter, node: Node) -> None:
     graph.emit("Selu", node, [graph.value(node)])
-
-
-@reads("HardSigmoid")
-def read_hard_sigmoid(graph: GraphReader, op: Op) -> None:
-    graph.add(op, HardSigmoid(op.number("alpha", 0.2), op.number("beta", 0.5)), (graph.value(op),))
-
-
-@writes(HardSigmoid)
-def write_hard_sigmoid(graph: GraphWriter, node: Node) -> None:
-    attributes = node.layer.attributes()
-    graph.emit("HardSigmoid", node, [graph.value(node)], alpha=attributes["slope"], beta=attributes["shift"])
-
-
-@reads("LeakyRelu")
-def read_leaky_relu(graph: GraphReader, op: Op) -> None:
-    graph.add(op, LeakyReLU(op.number("alpha", 0.01)), (graph.value(op),))
-
-
-@writes(LeakyReLU)
-def write_leaky_relu(graph: GraphWriter, node: Node) -> None:
-    graph.emit("LeakyRelu", node, [graph.value(node)], alpha=node.layer.attributes()["slope"])
 
 
 @reads("Clip")

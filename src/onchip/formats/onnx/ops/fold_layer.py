@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -14,20 +13,6 @@ from onchip.network.error_function import erf
 from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH
-
-_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "Relu": lambda x: np.maximum(x, 0),
-    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "Tanh": np.tanh,
-    "Softplus": lambda x: np.logaddexp(0, x),
-}
-
-
-@folds(*_FUNCTIONS)
-def fold_activation(graph: GraphReader, op: Op) -> Array:
-    array = graph.constant(op, 0)
-    graph.spend(op, array.size)
-    return _FUNCTIONS[op.kind](array.astype(np.float64)).astype(array.dtype)
 
 
 @folds("Gelu")

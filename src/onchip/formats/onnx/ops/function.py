@@ -1,89 +1,33 @@
-"""Elementwise functions (Abs, Sqrt, Exp, Sin, Erf, Floor, ...) and Pow; functions of constants are folded."""
+"""Pow, and functions that are composed of others: Tan, Sinh, Cosh, Asin, Acos."""
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 
-from onchip.formats.onnx.ops.base import Op, folds, reads, writes
+from onchip.formats.onnx.ops.base import Op, reads, writes
 from onchip.formats.onnx.ops.combine import combine, operands
 from onchip.formats.onnx.ops.graph_reader import GraphReader
 from onchip.formats.onnx.ops.graph_writer import GraphWriter
-from onchip.network.error_function import erf
 from onchip.network.graph import Node
 from onchip.network.layers import (
-    Abs,
     Add,
     Atan,
     Cast,
-    Ceil,
     Cos,
     Div,
-    Erf,
     Exp,
-    Floor,
-    Greater,
-    Layer,
-    Log,
-    Max,
     Mul,
     Pow,
     Reciprocal,
-    Round,
-    Sign,
     Sin,
     Sqrt,
     Sub,
 )
 from onchip.network.layers.cast import CastTo
-from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
-
-_FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
-    "Abs": (Abs, np.abs),
-    "Sign": (Sign, np.sign),
-    "Sqrt": (Sqrt, np.sqrt),
-    "Reciprocal": (Reciprocal, np.reciprocal),
-    "Exp": (Exp, np.exp),
-    "Log": (Log, np.log),
-    "Sin": (Sin, np.sin),
-    "Cos": (Cos, np.cos),
-    "Atan": (Atan, np.arctan),
-    "Erf": (Erf, erf),
-    "Floor": (Floor, np.floor),
-    "Ceil": (Ceil, np.ceil),
-    "Round": (Round, np.rint),
-}  # by ONNX operator: layer, NumPy function
-
-
-@reads(*_FUNCTIONS)
-def read_function(graph: GraphReader, op: Op) -> None:
-    x = graph.value(op)
-    if op.kind == "Abs" and graph.types[x].dtype.startswith("int"):
-        minus = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
-        graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
-    elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # (x > 0) - (x < 0)
-        zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
-        is_positive, is_negative = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
-        graph.add(op, Sub(), (is_positive, is_negative))
-    else:
-        graph.add(op, _FUNCTIONS[op.kind][0](), (x,))
-
-
-@folds(*_FUNCTIONS, "Neg")
-def fold_function(graph: GraphReader, op: Op) -> Array:
-    array = graph.constant(op, 0)
-    graph.spend(op, array.size)
-    function = np.negative if op.kind == "Neg" else _FUNCTIONS[op.kind][1]
-    return np.asarray(function(array), array.dtype)
-
-
-@writes(*(layer for layer, _ in _FUNCTIONS.values()))
-def write_function(graph: GraphWriter, node: Node) -> None:
-    graph.emit(node.layer.kind, node, [graph.value(node)])
 
 
 @reads("Tan", "Sinh", "Cosh")

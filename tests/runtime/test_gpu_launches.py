@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
+from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.program import (
     Budget,
     Input,
@@ -21,7 +23,6 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
     Weight,
-    pointers_first,
 )
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -42,6 +43,11 @@ def gpu(monkeypatch, driver):
 @pytest.fixture
 def program(tmp_path):
     return Program(tmp_path / "k.cu", "k<3>")
+
+
+class Pointers(CStruct):
+    source, c_name = Path("pointers.cu"), "Pointers"
+    _fields_ = (("each", ctypes.c_void_p * 5), ("rest", ctypes.c_uint32))
 
 
 # -- launches ------------------------------------------------------------------------------------------------
@@ -141,10 +147,10 @@ def test_threads_that_ask_for_shared_memory_leave_the_most_that_was_asked_for(gp
 
 
 def test_pointers_in_a_struct_are_those_of_the_call(gpu, driver, program, monkeypatch):
-    monkeypatch.setattr(
-        driver, "argument", lambda kernel, number, at: ctypes.string_at(at, (1, 44, 1, 1)[number]), raising=True
-    )
-    told = pointers_first((Input(1), Weight("w"), Scratch(24), Output(0), Int64(-1)), b"abcd")
+    sizes = 1, ctypes.sizeof(Pointers), 1, 1
+    monkeypatch.setattr(driver, "argument", lambda kernel, number, at: ctypes.string_at(at, sizes[number]))
+    pointers = Input(1), Weight("w"), Scratch(24), Output(0), Int64(-1)
+    told = Pointers.of(each=pointers, rest=int.from_bytes(b"abcd", "little"))
     config = LaunchConfig((1, 1, 1), (32, 1, 1), 0)
     launch = KernelLaunch(program, config, (Input(0), told, UInt32(5), Int64(6)), Budget(32))
     with gpu:
@@ -154,7 +160,7 @@ def test_pointers_in_a_struct_are_those_of_the_call(gpu, driver, program, monkey
             bound.enqueue([1, x], [y], scratch, 7)
             words = (x, weight.pointer, scratch + 24, y, 2**64 - 1)
             expected = b"".join(word.to_bytes(8, "little") for word in words) + b"abcd"
-            assert driver.launches[-1].words[1] == expected
+            assert driver.launches[-1].words[1] == expected.ljust(ctypes.sizeof(Pointers), b"\0")
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -37,15 +37,15 @@ from onchip.kernels.cuda.reduction.reduce import ReduceKernel
 from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxKernel
 from onchip.kernels.cuda.reduction.top_k import TopKKernel
 from onchip.kernels.cuda.scan.scan import ScanKernel
-from onchip.kernels.cuda.train.large_batch.launches import MlpTrain
-from onchip.kernels.cuda.train.large_batch.three_launch import MlpTrainThreeLaunch
-from onchip.kernels.cuda.train.layer_parallel.layer_parallel import MlpTrainLayerParallel
-from onchip.kernels.cuda.train.resident.resident import MlpTrainResident
+from onchip.kernels.cuda.train.large_batch.launches import MlpTrainKernel
+from onchip.kernels.cuda.train.large_batch.three_launch import MlpTrainThreeLaunchKernel
+from onchip.kernels.cuda.train.layer_parallel.layer_parallel import MlpTrainLayerParallelKernel
+from onchip.kernels.cuda.train.resident.resident import MlpTrainResidentKernel
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTrainLayerParallel(), MlpTrainResident(), MlpTrainThreeLaunch(), MlpTrain(),
+    MlpTrainLayerParallelKernel(), MlpTrainResidentKernel(), MlpTrainThreeLaunchKernel(), MlpTrainKernel(),
     View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(fits_in_block), Gemv(), GemmMma(fits_in_block),
     GemmSimt(fits_in_block),
     DepthwiseKernel(), ConvSm90(), ConvImplicitGemm(), ConvFirstLayer(), ConvLastLayer(), ConvLastLayerSm90(),

@@ -14,6 +14,7 @@ from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.train.layer_parallel import layer_parallel as mlp_train_layer_parallel
 from onchip.kernels.cuda.train.layer_parallel.layer_parallel import LayerParallelLowering, make_lowering
+from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
@@ -265,7 +266,7 @@ def test_random_delays_change_no_bit(batch, precision, monkeypatch):
 @pytest.mark.gpu
 def test_a_missing_block_is_an_error(monkeypatch):
     train_only_by(monkeypatch, "mlp_train_layer_parallel")
-    monkeypatch.setattr(mlp_train_layer_parallel, "DEADLINE_MS", 50)
+    monkeypatch.setattr(mlp_train_args, "DEADLINE_MS", 50)
     leave_out_a_block(monkeypatch, LayerParallelLowering)
     net, x, y, training = case_of("digits")
     with pytest.raises(KernelError, match="grid barrier timed out"):

@@ -14,7 +14,7 @@ from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.train.resident import resident as mlp_train_resident
+from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.cuda.train.resident.resident import UNITS, ResidentLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
@@ -307,7 +307,7 @@ def test_random_delays_change_no_bit(batch, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_missing_block_is_an_error(monkeypatch):
-    monkeypatch.setattr(mlp_train_resident, "DEADLINE_MS", 50)
+    monkeypatch.setattr(mlp_train_args, "DEADLINE_MS", 50)
     leave_out_a_block(monkeypatch, ResidentLowering)
     net, x, y, training = case(20, 40, 30, 3, n=40, batch_size=16)
     with pytest.raises(KernelError, match="grid barrier timed out"):

@@ -10,7 +10,6 @@ from typing import Self
 
 import numpy as np
 
-from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
@@ -27,6 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
+from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.train.large_batch.rows import MIN_ROWS, RowsPass
@@ -56,7 +56,6 @@ from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, 
 from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, layer_specs, split_evenly
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
-from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.plan.device import Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal
@@ -185,7 +184,39 @@ class TrainLowering:
         others = "; other layers: steps of 16" if self.rows_pass or self.stream_pass else ""
         return f"chunks of 16 K elements{others}; gradients over rows: {gradients}"
 
+    @property
+    def why(self) -> str:
+        launches = f"{self.launches_per_step} launches per step, many steps per graph; the dW gemms update the weights"
+        return launches + ("; uint8 rows" if self.byte_rows else "")
+
     groups = 1  # of blocks that report losses of a step
+
+    @cached_property
+    def launches_per_step(self) -> int:
+        return len(self.steps(1).launches) - 1
+
+    @property
+    def step_us(self) -> float:
+        """Least time of a step."""
+        return _WORK_US * self.launches_per_step
+
+    @property
+    def fast_bytes(self) -> int:
+        """Shared memory per block."""
+        return self.tiling.shared_bytes
+
+    def cost(self, net: Network) -> Cost:
+        """Cost of a step."""
+        first, precision = self.layers[0], self.job.precision
+        return Cost(
+            row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
+            row_bytes=2 * (self.byte_rows.stride if self.byte_rows else net.input.row_bytes),
+            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[self.job.optimiser]),
+            launches=self.launches_per_step,
+            rate=_SHARE / (3 if precision == "fp32" else 1),
+            precision="tf32" if precision == "fp32" else "",
+            min_us=self.step_us,
+        )
 
     def extra_memory(self) -> Mapping[str, int]:
         """Additional memory by name, in bytes; initialised to 0."""
@@ -473,49 +504,22 @@ def _warps(mnk: tuple[int, int, int]) -> Struct:
     return Warps.of(m=m, n=n, k=k)
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
+def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering | str:
+    """Returns the lowering, or the reason for a refusal."""
+    if job.batch > MAX_BATCH:
+        return f"batches of at most {MAX_BATCH:,} rows, got {job.batch:,}"
     return TrainLowering(find_layers(chain), job, device)
 
 
-def cost_of(net: Network, lowering: TrainLowering, launches: int, min_us: float) -> Cost:
-    """Cost of a step."""
-    job, first = lowering.job, lowering.layers[0]
-    return Cost(
-        row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
-        row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
-        fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-        launches=launches,
-        rate=_SHARE / (3 if job.precision == "fp32" else 1),
-        precision="tf32" if job.precision == "fp32" else "",
-        min_us=min_us,
-    )
-
-
-class MlpTrain:
+class MlpTrainKernel(TrainKernel):
     name = "mlp_train"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    architectures = ()
+    make_lowering = staticmethod(make_lowering)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if not job.is_training or start != 0:
-            return
-        chain = find_chain(net, 0, TRAINED)
-        why = why_not_trained(net, chain, job)
-        if not why and job.batch > MAX_BATCH:
-            why = f"batches of at most {MAX_BATCH:,} rows, got {job.batch:,}"
-        if why:
+        if job.is_training and start == 0 and (why := why_not_trained(net, find_chain(net, 0, TRAINED), job)):
             yield Refusal(self.name, net.nodes[0].name, why)
-            return
-        assert chain is not None
-        lowering = make_lowering(chain, job, device)
-        launches = len(lowering.steps(1).launches) - 1
-        cost = cost_of(net, lowering, launches, min_us=_WORK_US * launches)
-        yield Claim(
-            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, cost,
-            why=f"{launches} launches per step, many steps per graph; the dW gemms update the weights"
-            + ("; uint8 rows" if lowering.byte_rows else ""),
-            fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
-        )  # fmt: skip
+        yield from super().claims(net, start, device, job)
 
 
 # -- instances for make check-kernels ------------------------------------------------------------------------------
@@ -523,21 +527,8 @@ class MlpTrain:
 DIGITS, BACKPROP = (784, 320, 160, 10), (784, 56, 28, 10)
 
 
-def _instance(what: str, kernel: str, job: Job, *widths: int) -> Instance:
-    def launch(device: Device) -> KernelLaunch:
-        return _launch_of(kernel, job, widths, device)
-
-    return Instance(what, launch)
-
-
-def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -> KernelLaunch:
-    """First launch of a step whose kernel name contains `kernel`."""
-    chain = find_chain(mlp(*widths), 0, TRAINED)
-    assert chain is not None
-    for each in make_lowering(chain, job, device).steps(1).launches:
-        if kernel in each.program.name_expression:
-            return each
-    raise PlanError(f"no launch of {kernel} on this GPU")
+def _instance(name: str, kernel: str, job: Job, *widths: int) -> Instance:
+    return step_instance(name, make_lowering, job, widths, kernel=kernel)
 
 
 def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.chain import Chain
+from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import (
     Budget,
     Instance,
@@ -20,17 +20,14 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
+from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, cost_of
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
 from onchip.kernels.cuda.train.layer import find_layers, layer_specs
-from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import trained_chain
-from onchip.network.build import mlp
-from onchip.network.graph import Network
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Job
 
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
@@ -76,6 +73,23 @@ class ThreeLaunchLowering(TrainLowering):
             f"{self.byte_rows.splits} bf16 splits, K steps of 16 (first layer: {STAGE_K}), split-K over warps; "
             "gradients over rows in steps of 16, split-K over 8 warps"
         )
+
+    @property
+    def why(self) -> str:
+        rows = f"{CLUSTER} blocks run {CLUSTER_ROWS} rows through all layers after the first; uint8 rows"
+        return f"{self.launches_per_step} launches per step, many steps per graph; {rows}"
+
+    @property
+    def launches_per_step(self) -> int:
+        return 3
+
+    @property
+    def step_us(self) -> float:
+        return _STEP_US
+
+    @property
+    def fast_bytes(self) -> int:
+        return self.cluster_bytes
 
     @property
     def split_stride(self) -> int:
@@ -210,41 +224,15 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLaunchLowering
     return lowering
 
 
-class MlpTrainThreeLaunch:
+class MlpTrainThreeLaunchKernel(TrainKernel):
     name = "mlp_train_three_launch"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
-
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = trained_chain(net, start, job)
-        if chain is None or device.arch not in ARCHITECTURES:
-            return  # mlp_train reports the reason
-        lowering = make_lowering(chain, job, device)
-        if isinstance(lowering, str):
-            yield Refusal(self.name, net.nodes[0].name, lowering)
-            return
-        yield Claim(
-            self.name, f"mlp_train_three_launch<{chain.label},{job.loss}>", chain.nodes,
-            cost_of(net, lowering, launches=3, min_us=_STEP_US),
-            why="3 launches per step, many steps per graph; 8 blocks run 16 rows through all layers after the first; "
-            "uint8 rows",
-            fast_bytes=lowering.cluster_bytes, facts=lowering, order=lowering.order,
-        )  # fmt: skip
-
-
-# -- instances for make check-kernels ------------------------------------------------------------------------------
+    architectures = ARCHITECTURES
+    make_lowering = staticmethod(make_lowering)
 
 
 def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance:
-    def launch(device: Device) -> KernelLaunch:
-        chain = find_chain(mlp(*widths), 0, TRAINED)
-        assert chain is not None
-        lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
-        assert isinstance(lowering, ThreeLaunchLowering)
-        launches = lowering.steps(1).launches
-        return next(each for each in launches if kernel in each.program.name_expression)
-
-    return Instance(f"{kernel} {precision}, {batch:,} rows", launch)
+    job = Job(precision, batch, "cross_entropy", byte_scale=1 / 255)
+    return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, job, widths, kernel=kernel)
 
 
 INSTANCES = (

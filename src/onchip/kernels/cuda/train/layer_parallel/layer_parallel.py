@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Memory,
-    Program,
-    State,
-    Steps,
-    pointers_first,
-)
+from onchip.kernels.chain import Chain
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.precision import round_up
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, State, Steps
+from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.structs import state_if
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
-from onchip.kernels.cuda.train.resident.resident import DEADLINE_MS, MAX_LAYERS, MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
-from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import trained_chain, why_unsupported
-from onchip.network.build import mlp
-from onchip.network.graph import Network
+from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
+from onchip.kernels.cuda.train.resident.resident import MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
+from onchip.kernels.training import why_unsupported
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+from onchip.plan.kernel import OPTIMISERS, Job
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "layer_parallel.cu"
@@ -50,6 +40,17 @@ _BUDGET = Budget(registers=255, spill_bytes=320)
 # tiles per block spill and were not measured.
 _LAYER_US, _SPLIT_US, _ELEMENT_US, _TILE_US = 1.37, 0.95, 2.7e-5, 0.7
 _OWNED_TILES_OF_MANY = {1: 4, 2: 2, 3: 2}
+
+
+class LayerBuffers(CStruct):
+    source, c_name = SOURCE.with_suffix(".cuh"), "LayerBuffers"
+    _fields_ = (
+        ("w", c_void_p), ("mean", c_void_p), ("square", c_void_p), ("frag_mean", c_void_p), ("frag_square", c_void_p),
+        ("forward", c_void_p), ("backward", c_void_p), ("columns", c_void_p),
+    )  # fmt: skip
+
+
+ARGS = args_structs(SOURCE.with_suffix(".cuh"), "ParallelArgs", LayerBuffers)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class LayerParallelLowering(TrainLowering):
     @property
     def splits(self) -> int:
         return self.byte_rows.splits
+
+    @property
+    def why(self) -> str:
+        return f"one launch for all steps: persistent kernel, {self.blocks} blocks, each for one layer; uint8 rows"
 
     @property
     def order(self) -> str:
@@ -115,6 +120,14 @@ class LayerParallelLowering(TrainLowering):
         waits = _LAYER_US * len(self.layers) + _SPLIT_US * (self.splits - 1)
         elements = self.rows * (self.layers[0].D + (1 + self.splits) * sum(layer.N for layer in self.layers[:-1]))
         return waits + _ELEMENT_US * elements + _TILE_US * self.splits**2 * (self.owned - 1)
+
+    @property
+    def launches_per_step(self) -> int:
+        return 0  # one for all steps
+
+    @property
+    def fast_bytes(self) -> int:
+        return self.shared_bytes
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -185,34 +198,19 @@ class LayerParallelLowering(TrainLowering):
 
     def steps(self, count: int) -> Steps:
         moments = OPTIMISERS[self.job.optimiser]
-        codes = LOSSES.index(self.job.loss)
-        for i, layer in enumerate(self.layers, 1):
-            codes |= layer.activation[0] << 4 * i
-        widths = ", ".join(map(str, (self.layers[0].D, *(layer.N for layer in self.layers))))
-        program = Program(
-            SOURCE,
-            f"train_layer_parallel<{self.splits}, {self.owned}, {self.rows}, {moments}, {codes}ull, {widths}>",
-        )
-        pointers: list[Memory | Int64] = [
-            State("bytes"), State("targets"), State("order"), State("per_step_values"), State("progress"),
-            State("step_losses"), State("step_correct"), State("status"),
-        ]  # fmt: skip
-        sizes = self.extra_memory()
+        template = f"{self.splits}, {self.owned}, {self.rows}, {moments}, {template_codes(self)}"
+        program = Program(SOURCE, f"train_layer_parallel<{template}>")
+        sizes, layers = self.extra_memory(), []
         for i in range(len(self.layers)):
-            pointers.append(State(f"w{i}"))
-            pointers += [State(f"{each}{i}") if k < moments else Int64(0) for k, each in enumerate(("mean", "square"))]
-            names = (f"{each}{i}" for each in ("frag_mean", "frag_square", "forward", "backward", "columns"))
-            pointers += [State(name) if name in sizes else Int64(0) for name in names]
-        data = struct.pack(
-            "<qqqfI", self.job.batch, self.byte_rows.stride, self.apart, self.job.byte_scale, DEADLINE_MS
-        )
-        for layer in self.layers:
-            data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
-        data += bytes(-len(data) % 8)
+            names = ("frag_mean", "frag_square", "forward", "backward", "columns")
+            layers.append(LayerBuffers.of(
+                w=State(f"w{i}"), mean=state_if(moments > 0, f"mean{i}"), square=state_if(moments > 1, f"square{i}"),
+                **{name: state_if(f"{name}{i}" in sizes, f"{name}{i}") for name in names},
+            ))  # fmt: skip
         config = LaunchConfig(
             (self.blocks, self.networks, 1), (128 * WARPGROUPS, 1, 1), self.shared_bytes, cooperative=True
         )
-        return Steps((KernelLaunch(program, config, (pointers_first(tuple(pointers), data),), _BUDGET),))
+        return Steps((KernelLaunch(program, config, (pack_args(ARGS, self, layers),), _BUDGET),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> LayerParallelLowering | str:
@@ -244,54 +242,27 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> LayerParallelLoweri
     return f"more blocks than the {device.units} SMs"
 
 
-class MlpTrainLayerParallel:
+class MlpTrainLayerParallelKernel(TrainKernel):
     name = "mlp_train_layer_parallel"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
-
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = trained_chain(net, start, job)
-        if chain is None or device.arch not in ARCHITECTURES:
-            return  # mlp_train reports the reason
-        lowering = make_lowering(chain, job, device)
-        if isinstance(lowering, str):
-            yield Refusal(self.name, net.nodes[0].name, lowering)
-            return
-        yield Claim(
-            self.name, f"mlp_train_layer_parallel<{chain.label},{job.loss}>", chain.nodes,
-            cost_of(net, lowering, launches=0, min_us=lowering.step_us),
-            why=f"one launch for all steps: persistent kernel, {lowering.blocks} blocks, each for one layer; "
-            "uint8 rows",
-            fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
-        )  # fmt: skip
+    architectures = ARCHITECTURES
+    make_lowering = staticmethod(make_lowering)
 
 
-# -- instances for make check-kernels ------------------------------------------------------------------------------
-
-
-def _instance(what: str, job: Job, *widths: int, networks: int = 1) -> Instance:
-    def launch(_: Device) -> KernelLaunch:
-        chain = find_chain(mlp(*widths), 0, TRAINED)
-        assert chain is not None
-        lowering = make_lowering(chain, job, H200)
-        assert isinstance(lowering, LayerParallelLowering)
-        return lowering.for_networks(networks).steps(0).launches[0]
-
-    return Instance(what, launch)
+def _job(precision: str, batch: int = 64, loss: str = "cross_entropy", optimiser: str = "sgd") -> Job:
+    return Job(precision, batch, loss, optimiser, byte_scale=1 / 255)
 
 
 INSTANCES = (
     *(
-        _instance(f"digits {precision}", Job(precision, 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160, 10)
+        step_instance(f"digits {precision}", make_lowering, _job(precision), DIGITS, H200)
         for precision in ("fp32", "tf32", "bf16")
     ),
     *(
-        _instance(
-            f"digits {precision}, 8 networks", Job(precision, 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160,
-            10, networks=8,
-        )
+        step_instance(f"digits {precision}, 8 networks", make_lowering, _job(precision), DIGITS, H200, networks=8)
         for precision in ("fp32", "bf16")
     ),
-    _instance("digits fp32, adam", Job("fp32", 64, "cross_entropy", "adam", byte_scale=1 / 255), 784, 320, 160, 10),
-    _instance("four layers, momentum", Job("bf16", 32, "mse", "momentum", byte_scale=1 / 255), 20, 53, 29, 17, 5),
-)  # fmt: skip
+    step_instance("digits fp32, adam", make_lowering, _job("fp32", optimiser="adam"), DIGITS, H200),
+    step_instance(
+        "four layers, momentum", make_lowering, _job("bf16", 32, "mse", "momentum"), (20, 53, 29, 17, 5), H200
+    ),
+)

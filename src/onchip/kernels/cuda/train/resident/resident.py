@@ -3,53 +3,53 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.chain import Chain
+from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Memory,
-    Program,
-    State,
-    Steps,
-    pointers_first,
-)
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, State, Steps
+from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.structs import state_if
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
-from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import trained_chain, why_unsupported
-from onchip.network.build import mlp
-from onchip.network.graph import Network
+from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
+from onchip.kernels.training import why_unsupported
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+from onchip.plan.kernel import OPTIMISERS, Job
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
 THREADS, WARPS = 512, 16  # threads and warps per block
 UNITS = 8  # per tile that a block owns
-MAX_OUTPUTS, MAX_LAYERS = 32, 15
+MAX_OUTPUTS = 32
 ROWS = (16, 32, 64)  # per group, at most
 MAX_BYTES = 226 << 10  # dynamic shared memory per block
 MAX_PARTIALS = 8192  # floats of split-K partial sums
 STEP_VALUES_BYTES = 32  # static shared memory of StepValues
-DEADLINE_MS = 10_000  # longest wait for another block
 _BUDGET = Budget(registers=128, spill_bytes=640)  # spills around the waits of an exchange
 _MANY_TILES_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than in a single network
 # Measured on an H200 with 784-320-160-10, us per step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
 # groups of 32.
 _STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
 _ELEMENT_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # per element of a row that a block loads
+
+
+class LayerState(CStruct):
+    source, c_name = SOURCE.parent / "weights.cuh", "LayerState"
+    _fields_ = (
+        ("w", c_void_p), ("mean", c_void_p), ("square", c_void_p), ("col_mean", c_void_p), ("col_square", c_void_p),
+        ("forward", c_void_p), ("backward", c_void_p),
+    )  # fmt: skip
+
+
+ARGS = args_structs(SOURCE.parent / "step.cuh", "ResidentArgs", LayerState, "partner_buffer")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,12 @@ class ResidentLowering(TrainLowering):
         if not self.job.byte_scale:
             return None
         return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @property
+    def why(self) -> str:
+        where = f"{self.groups} x {self.blocks}" if self.groups > 1 else f"{self.blocks}"
+        rows = "; uint8 rows" if self.byte_rows else ""
+        return f"one launch for all steps: persistent kernel, {where} blocks with resident weights{rows}"
 
     @property
     def order(self) -> str:
@@ -119,6 +125,14 @@ class ResidentLowering(TrainLowering):
     @property
     def _widths(self) -> list[int]:
         return [self.layers[0].D, *(layer.N for layer in self.layers)]
+
+    @property
+    def launches_per_step(self) -> int:
+        return 0  # one for all steps
+
+    @property
+    def fast_bytes(self) -> int:
+        return self.shared_bytes
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -180,33 +194,23 @@ class ResidentLowering(TrainLowering):
 
     def steps(self, count: int) -> Steps:
         P = PRECISIONS[self.job.precision].name
-        X, name = ("unsigned char", "bytes") if self.byte_rows else ("float", "x")
+        X = "unsigned char" if self.byte_rows else "float"
         moments = OPTIMISERS[self.job.optimiser]
-        codes = LOSSES.index(self.job.loss)
-        for i, layer in enumerate(self.layers, 1):
-            codes |= layer.activation[0] << 4 * i
-        options = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.order_blocks}, {moments}, {codes}ull"
-        program = Program(SOURCE, f"train_resident<{options}, {', '.join(map(str, self._widths))}>")
-        pointers: list[Memory | Int64] = [
-            State(name), State("targets"), State("order"), State("per_step_values"), State("progress"),
-            State("step_losses"), State("step_correct"), State("status"), State("exchanged"),
+        options = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.order_blocks}, {moments}"
+        program = Program(SOURCE, f"train_resident<{options}, {template_codes(self)}>")
+        layers = [
+            LayerState.of(
+                w=State(f"w{i}"), mean=state_if(moments > 0, f"mean{i}"), square=state_if(moments > 1, f"square{i}"),
+                col_mean=state_if(moments > 0, f"col_mean{i}"), col_square=state_if(moments > 1, f"col_square{i}"),
+                forward=State(f"forward{i}"), backward=State(f"backward{i}"),
+            )
+            for i in range(len(self.layers))
         ]  # fmt: skip
-        for i in range(len(self.layers)):
-            pointers.append(State(f"w{i}"))
-            pointers += [State(f"{each}{i}") if k < moments else Int64(0) for k, each in enumerate(("mean", "square"))]
-            pointers += [
-                State(f"col_{each}{i}") if k < moments else Int64(0) for k, each in enumerate(("mean", "square"))
-            ]
-            pointers += [State(f"forward{i}"), State(f"backward{i}")]
-        stride = self.byte_rows.stride if self.byte_rows else self.layers[0].stride
-        data = struct.pack("<qqqfI", self.job.batch, stride, self.apart, self.job.byte_scale or 1.0, DEADLINE_MS)
-        for layer in self.layers:
-            data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
-        data += bytes(-len(data) % 8)
+        args = pack_args(ARGS, self, layers, partner_buffer=State("exchanged"))
         grid = self.groups * self.blocks, self.networks, 1
         config = LaunchConfig(grid, (THREADS, 1, 1), self.shared_bytes, cooperative=True)
         budget = _BUDGET if self.blocks == self.order_blocks else _MANY_TILES_BUDGET
-        return Steps((KernelLaunch(program, config, (pointers_first(tuple(pointers), data),), budget),))
+        return Steps((KernelLaunch(program, config, (args,), budget),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
@@ -237,54 +241,20 @@ def _blocks_of(tiles: Sequence[int], most: int) -> int:
     return max(-(-count // -(-count // blocks)) for count in tiles)
 
 
-class MlpTrainResident:
+class MlpTrainResidentKernel(TrainKernel):
     name = "mlp_train_resident"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
-
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = trained_chain(net, start, job)
-        if chain is None or device.arch not in ARCHITECTURES:
-            return  # mlp_train reports the reason
-        lowering = make_lowering(chain, job, device)
-        if isinstance(lowering, str):
-            yield Refusal(self.name, net.nodes[0].name, lowering)
-            return
-        where = f"{lowering.groups} x {lowering.blocks}" if lowering.groups > 1 else f"{lowering.blocks}"
-        yield Claim(
-            self.name, f"mlp_train_resident<{chain.label},{job.loss}>", chain.nodes,
-            cost_of(net, lowering, launches=0, min_us=lowering.step_us),
-            why=f"one launch for all steps: persistent kernel, {where} blocks with resident weights"
-            + ("; uint8 rows" if lowering.byte_rows else ""),
-            fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
-        )  # fmt: skip
+    architectures = ARCHITECTURES
+    make_lowering = staticmethod(make_lowering)
 
 
-# -- instances for make check-kernels ------------------------------------------------------------------------------
-
-
-def _instance(what: str, job: Job, *widths: int, networks: int = 1) -> Instance:
-    def launch(_: Device) -> KernelLaunch:
-        chain = find_chain(mlp(*widths), 0, TRAINED)
-        assert chain is not None
-        lowering = make_lowering(chain, job, H200)
-        assert isinstance(lowering, ResidentLowering)
-        return lowering.for_networks(networks).steps(0).launches[0]
-
-    return Instance(what, launch)
+def _job(precision: str, batch: int, byte_scale: float = 1 / 255) -> Job:
+    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
 
 
 INSTANCES = (
-    *(
-        _instance(name, Job(precision, batch, "cross_entropy", byte_scale=scale), 784, 320, 160, 10)
-        for name, precision, batch, scale in (
-            ("digits fp32, two groups", "fp32", 64, 1 / 255), ("digits bf16", "bf16", 16, 1 / 255),
-            ("digits fp32, floats", "fp32", 64, 0.0),
-        )
-    ),
-    _instance(
-        "digits fp32, eight networks", Job("fp32", 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160, 10,
-        networks=8,
-    ),
-    _instance("four layers, adam", Job("tf32", 32, "mse", "adam"), 20, 53, 29, 17, 5),
-)  # fmt: skip
+    step_instance("digits fp32, two groups", make_lowering, _job("fp32", 64), DIGITS, H200),
+    step_instance("digits bf16", make_lowering, _job("bf16", 16), DIGITS, H200),
+    step_instance("digits fp32, floats", make_lowering, _job("fp32", 64, 0.0), DIGITS, H200),
+    step_instance("digits fp32, eight networks", make_lowering, _job("fp32", 64), DIGITS, H200, networks=8),
+    step_instance("four layers, adam", make_lowering, Job("tf32", 32, "mse", "adam"), (20, 53, 29, 17, 5), H200),
+)

@@ -1,0 +1,67 @@
+"""The base class of kernels that train a whole MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Protocol, Self
+
+from onchip.errors import PlanError
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.kernel import CudaKernel
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Steps
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import trained_chain
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
+
+
+class TrainSteps(Protocol):
+    """The facts of a claim: a TrainLowering."""
+
+    @property
+    def why(self) -> str: ...
+    @property
+    def order(self) -> str: ...
+    @property
+    def fast_bytes(self) -> int: ...
+    def cost(self, net: Network) -> Cost: ...
+    def for_networks(self, count: int) -> Self: ...
+    def steps(self, count: int) -> Steps: ...
+
+
+class TrainKernel(CudaKernel):
+    make_lowering: ClassVar[staticmethod[[Chain, Job, Device], TrainSteps | str]]
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        chain = trained_chain(net, start, job)
+        if chain is None or (self.architectures and device.arch not in self.architectures):
+            return  # mlp_train reports the reason
+        lowering = self.make_lowering(chain, job, device)
+        if isinstance(lowering, str):
+            yield Refusal(self.name, net.nodes[0].name, lowering)
+            return
+        yield Claim(
+            self.name, f"{self.name}<{chain.label},{job.loss}>", chain.nodes, lowering.cost(net), lowering.why,
+            fast_bytes=lowering.fast_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+def step_instance(
+    name: str, make: Callable[[Chain, Job, Device], TrainSteps | str], job: Job, widths: tuple[int, ...],
+    device: Device | None = None, kernel: str = "", networks: int = 1,
+) -> Instance:  # fmt: skip
+    """The first launch of a step whose kernel name contains `kernel`; `device` replaces that of the check."""
+
+    def launch(checked: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        assert chain is not None
+        lowering = make(chain, job, device or checked)
+        assert not isinstance(lowering, str)
+        for each in lowering.for_networks(networks).steps(1).launches:
+            if kernel in each.program.name_expression:
+                return each
+        raise PlanError(f"no launch of {kernel} on this GPU")
+
+    return Instance(name, launch)

@@ -6,7 +6,7 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.elementwise.pointwise import Pointwise
+from onchip.kernels.cuda.elementwise.pointwise import PointwiseKernel
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -189,4 +189,4 @@ def emulated(gpu, net, precision="fp32"):
 
 
 def claims(net, start=0):
-    return list(Pointwise().claims(net, start, H200, Job()))
+    return list(PointwiseKernel().claims(net, start, H200, Job()))

@@ -9,13 +9,13 @@ from onchip.kernels.cuda.conv.implicit_gemm import ConvImplicitGemm
 from onchip.kernels.cuda.conv.last_layer.mma import ConvLastLayer
 from onchip.kernels.cuda.conv.last_layer.sm90 import ConvLastLayerSm90
 from onchip.kernels.cuda.conv.sm90 import ConvSm90
-from onchip.kernels.cuda.elementwise.pointwise import Pointwise
-from onchip.kernels.cuda.embedding.gather import Gather
-from onchip.kernels.cuda.embedding.lookups import Lookups
-from onchip.kernels.cuda.embedding.token_max import TokenMax
+from onchip.kernels.cuda.elementwise.pointwise import PointwiseKernel
+from onchip.kernels.cuda.embedding.gather import GatherKernel
+from onchip.kernels.cuda.embedding.lookups import LookupsKernel
+from onchip.kernels.cuda.embedding.token_max import TokenMaxKernel
 from onchip.kernels.cuda.gemm.batched import MatMulKernel
 from onchip.kernels.cuda.gemm.batched_mma import MatMulMma
-from onchip.kernels.cuda.gemm.gemv import Gemv
+from onchip.kernels.cuda.gemm.gemv import GemvKernel
 from onchip.kernels.cuda.gemm.mma import GemmMma
 from onchip.kernels.cuda.gemm.simt import GemmSimt
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90
@@ -46,11 +46,11 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     MlpTrainLayerParallelKernel(), MlpTrainResidentKernel(), MlpTrainThreeLaunchKernel(), MlpTrainKernel(),
-    View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(fits_in_block), Gemv(), GemmMma(fits_in_block),
+    View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(fits_in_block), GemvKernel(), GemmMma(fits_in_block),
     GemmSimt(fits_in_block),
     DepthwiseKernel(), ConvSm90(), ConvImplicitGemm(), ConvFirstLayer(), ConvLastLayer(), ConvLastLayerSm90(),
-    ConvDirect(), Pointwise(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(),
-    SequenceMaxKernel(), TokenMax(), ConvGather(), Lookups(), Gather(), RecurrentRegisterResident(), RecurrentMma(),
+    ConvDirect(), PointwiseKernel(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(),
+    SequenceMaxKernel(), TokenMaxKernel(), ConvGather(), LookupsKernel(), GatherKernel(), RecurrentRegisterResident(), RecurrentMma(),
     RecurrentKernel(), AttentionFused(), MatMulMma(), MatMulKernel(), ArgReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), RecipeKernels(),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cuda.embedding.gather import WORDS, Gather
+from onchip.kernels.cuda.embedding.gather import WORDS, GatherKernel
 from onchip.network.build import sequential
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv
@@ -67,20 +67,20 @@ def test_a_row_is_copied_in_the_widest_words_that_it_allows():
         (4, "float32", 16, 0), (6, "float32", 8, 2), (3, "float32", 4, 2), (3, "float16", 2, 2),
         (1024, "float32", 16, 8), (64, "float32", 16, 4), (20, "float32", 16, 3),
     ]:  # fmt: skip
-        (claim,) = Gather().claims(embedding(9, E, dtype=dtype), 0, H200, Job())
+        (claim,) = GatherKernel().claims(embedding(9, E, dtype=dtype), 0, H200, Job())
         assert (claim.facts.word_bytes, claim.facts.lane_bits) == (word_bytes, lane_bits)
         assert WORDS[word_bytes] in claim.facts.program.name_expression
 
 
 def test_what_it_costs_and_what_it_does_not_take():
-    (claim,) = Gather().claims(embedding(9, 6), 0, H200, Job())
+    (claim,) = GatherKernel().claims(embedding(9, 6), 0, H200, Job())
     assert claim.cost.row_bytes == 5 * (4 + 2 * 6 * 4)
     assert claim.facts.at(3).launches[0].config.grid == (1, 1, 1)
-    (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job())
+    (claim,) = GatherKernel().claims(token_conv(11, 3, 40, 7), 0, H200, Job())
     assert (claim.cost.row_flop, claim.cost.row_bytes) == (3 * 5 * 40, 7 * 4 + 4 * 5 * 40 * 4)
-    (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
+    (claim,) = GatherKernel().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
     assert claim.cost.row_bytes == 7 * 4 + (4 + 3 * 2) * 5 * 40
-    (claim,) = Gather().claims(token_conv(11, 3, 40, 7, dtype="float64"), 0, H200, Job(tables="fp16"))
+    (claim,) = GatherKernel().claims(token_conv(11, 3, 40, 7, dtype="float64"), 0, H200, Job(tables="fp16"))
     assert claim.recipes["table"].dtype == "float64"
 
 

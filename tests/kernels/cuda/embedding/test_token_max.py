@@ -14,7 +14,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cuda.embedding.token_max import MAX_SHARE_BITS, TokenMax
+from onchip.kernels.cuda.embedding.token_max import MAX_SHARE_BITS, TokenMaxKernel
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices
 from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxLowering
 from onchip.network.graph import Network, Node
@@ -89,7 +89,7 @@ EXACT = {
 
 
 def claim_of(net, **job):
-    (claim,) = TokenMax().claims(net, 0, H200, Job(**job))
+    (claim,) = TokenMaxKernel().claims(net, 0, H200, Job(**job))
     return claim
 
 
@@ -122,7 +122,7 @@ def test_few_sentences_are_shared_by_more_threads_and_long_ones_leave_room():
 
 def test_what_it_does_not_take_has_a_reason():
     def why(net, **job):
-        (refusal,) = TokenMax().claims(net, 0, H200, Job(**job))
+        (refusal,) = TokenMaxKernel().claims(net, 0, H200, Job(**job))
         return refusal.why
 
     assert "only monotonic activations before the max" in why(tokens(5, 6, (2, 3), layers=(GELU(), MAX)))
@@ -163,7 +163,7 @@ def test_tables_that_a_rewrite_rounds_are_products_of_16_bits_all_the_same():
             weights[f"{name}.half"] = Recipe.of(as_is, (name,), net.weights[name].shape, "float16")
             nodes[i] = dataclasses.replace(node, weights={**node.weights, "weight": f"{name}.half"})
     net = Network(net.inputs, tuple(nodes[:-3]), ("concat",), weights)
-    (claim,) = TokenMax().claims(net, 0, H200, Job("fp16"))
+    (claim,) = TokenMaxKernel().claims(net, 0, H200, Job("fp16"))
     made = reach(claim.recipes.values(), net.weights)
     assert {getattr(found, "op", "") for found in made.values()} & TABLES == {
         op_name(narrow_tables),
@@ -361,7 +361,7 @@ def test_what_is_not_finite_is_nan_in_8_bits_and_a_channel_of_zeros_stays_so(gpu
 
 def test_tables_of_8_bits_need_a_chip_that_converts_them_and_few_taps():
     def why(net, device=H200):
-        (refusal,) = TokenMax().claims(net, 0, device, Job(tables="fp8"))
+        (refusal,) = TokenMaxKernel().claims(net, 0, device, Job(tables="fp8"))
         return refusal.why
 
     assert "runs on sm_89, sm_90a" in why(tokens(5, 6, (2, 3)), A100)

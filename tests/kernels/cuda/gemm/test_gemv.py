@@ -11,7 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
-from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, Gemv, SkinnyGemm
+from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, GemvKernel, SkinnyGemm
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU
@@ -115,16 +115,16 @@ def test_few_rows_are_planned_for_it(device, precision):
 
 def test_it_is_asked_for_few_rows_only():
     net = linear(512, 512)
-    assert len(list(Gemv().claims(net, 0, H200, Job("fp16", MAX_ROWS)))) == 1
-    assert not list(Gemv().claims(net, 0, H200, Job("fp16", MAX_ROWS + 1)))
-    assert not list(Gemv().claims(net, 0, H200, Job("fp32", 1, loss="mse")))
+    assert len(list(GemvKernel().claims(net, 0, H200, Job("fp16", MAX_ROWS)))) == 1
+    assert not list(GemvKernel().claims(net, 0, H200, Job("fp16", MAX_ROWS + 1)))
+    assert not list(GemvKernel().claims(net, 0, H200, Job("fp32", 1, loss="mse")))
 
 
 def test_no_rows_are_no_launch():
-    (claim,) = Gemv().claims(linear(64, 64), 0, H200, Job("fp16", 1))
+    (claim,) = GemvKernel().claims(linear(64, 64), 0, H200, Job("fp16", 1))
     assert claim.facts.at(0).launches == ()
     assert claim.facts.at(1).launches[0].config.overlaps
-    (claim,) = Gemv().claims(linear(64, 64), 0, A100, Job("fp16", 1))
+    (claim,) = GemvKernel().claims(linear(64, 64), 0, A100, Job("fp16", 1))
     assert not claim.facts.at(1).launches[0].config.overlaps
 
 

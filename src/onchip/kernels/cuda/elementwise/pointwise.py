@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import bisect
-import struct
 from collections.abc import Iterator
+from ctypes import c_double, c_float, c_int64, c_uint8, c_uint32, c_void_p
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from onchip.kernels.cuda.common.fast_divide import magic_of
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     NOTHING,
     OVERLAPPING,
     Budget,
@@ -20,17 +21,16 @@ from onchip.kernels.cuda.common.program import (
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Memory,
     Program,
     Steps,
     Struct,
-    pointers_first,
 )
 from onchip.kernels.cuda.elementwise.steps import (
     ACC_BYTES,
     COMBINATIONS,
     COMMON_COMBINATIONS,
     COMMON_FUNCTIONS,
+    DTYPES,
     FUNCTIONS,
     INT_COMBINATIONS,
     INT_FUNCTIONS,
@@ -48,17 +48,16 @@ from onchip.kernels.cuda.elementwise.steps import (
     Step,
     TooLargeError,
     fits,
-    why_not,
+    is_elementwise,
 )
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Cast, Reshape
+from onchip.network.layers import Cast, Layer, Reshape
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, BYTES_PER_THREAD = 256, 64
 TILE_BYTES = THREADS * BYTES_PER_THREAD  # of elements per block, and of shared memory per slot
 BLOCKS_PER_SM = 5  # small inputs: one wave
@@ -67,7 +66,43 @@ ALIGNED_ROWS = 16  # any 16 rows are a multiple of 16 bytes
 # For 5 blocks per SM, or 3. sm_90 does not spill; others spill a little in float chains.
 COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
 BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # 3 blocks per SM, or 2
-_STEP = {"float": "<BBBxff", "double": "<BBB5xdd", "long long": "<BBB5xqq"}
+
+
+class LevelStruct(CStruct):
+    source, c_name = SOURCE, "Level"
+    _fields_ = (("by", Divider), ("stride", c_uint32))
+
+
+class OperandStruct(CStruct):
+    source, c_name = SOURCE, "Operand"
+    _fields_ = (
+        ("first", c_int64), ("type", c_uint8), ("access", c_uint8), ("levels", c_uint8), ("outer", c_uint32),
+        ("level", LevelStruct * MAX_LEVELS),
+    )  # fmt: skip
+
+
+def _structs(acc_type: str, number: Any) -> tuple[type[CStruct], type[CStruct]]:
+    """Step and Run of an accumulator type."""
+
+    class StepStruct(CStruct):
+        source, c_name = SOURCE, f"Step<{acc_type}>"
+        _fields_ = (("opcode", c_uint8), ("code", c_uint8), ("index", c_uint8), ("p", number), ("q", number))
+
+    class RunStruct(CStruct):
+        source, c_name = SOURCE, f"Run<{acc_type}>"
+        _fields_ = (
+            ("operand_at", c_void_p * MAX_OPERANDS), ("output_at", c_void_p * MAX_OUTPUTS), ("first", c_int64),
+            ("count", c_uint32), ("steps", c_uint32), ("outputs", c_uint8 * 8),
+            ("operands", OperandStruct * MAX_OPERANDS), ("step", StepStruct * MAX_STEPS),
+        )  # fmt: skip
+
+    return StepStruct, RunStruct
+
+
+STRUCTS = {
+    "float": _structs("float", c_float), "double": _structs("double", c_double),
+    "long long": _structs("long long", c_int64),
+}  # fmt: skip
 
 
 def program_of(acc_type: str, vector: int, per_thread: int, is_common: bool) -> Program:
@@ -115,34 +150,26 @@ class PointwiseLowering:
         return few if is_small else BYTES_PER_THREAD // ACC_BYTES[self.run.acc_type]
 
     def _packed(self, first: int, count: int) -> Struct:
-        """`Run` of elementwise/pointwise.cu, rows from `first` on."""
+        """Rows from `first` on."""
         run = self.run
-        none = Int64(0)
-        operands = [operand.pointer for operand in run.operands]
-        pointers: list[Memory | Int64] = [*operands, *[none] * (MAX_OPERANDS - len(operands))]
-        pointers += [*run.output_pointers, *[none] * (MAX_OUTPUTS - len(run.outputs))]
-        types = bytes(TYPES.index(dtype) for dtype in run.outputs)
-        data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
-        data += [_operand(operand if first else operand.for_first(count), first) for operand in run.operands]
-        data.append(bytes(OPERAND_BYTES * (MAX_OPERANDS - len(operands))))
-        form = _STEP[run.acc_type]
-        data += [struct.pack(form, step.opcode, step.code, step.index, *step.parameters) for step in run.steps]
-        data.append(bytes(struct.calcsize(form) * (MAX_STEPS - len(run.steps))))
-        return pointers_first(tuple(pointers), b"".join(data))
+        step, whole = STRUCTS[run.acc_type]
+        return whole.of(
+            operand_at=[operand.pointer for operand in run.operands], output_at=run.output_pointers,
+            first=first * run.row_size, count=count, steps=len(run.steps), outputs=list(map(TYPES.index, run.outputs)),
+            operands=[_operand(operand if first else operand.for_first(count), first) for operand in run.operands],
+            step=[
+                step.of(opcode=each.opcode, code=each.code, index=each.index, p=p, q=q)
+                for each in run.steps for p, q in (each.parameters,)
+            ],
+        )  # fmt: skip
 
 
-_LEVEL = "<4I"
-OPERAND_BYTES = 16 + MAX_LEVELS * struct.calcsize(_LEVEL)
-
-
-def _operand(operand: Operand, first: int) -> bytes:
-    """`Operand` of elementwise/pointwise.cu."""
-    head = struct.pack(
-        "<qBBBxI", first * operand.batch_stride, TYPES.index(operand.dtype), operand.access, len(operand.levels),
-        operand.outer,
+def _operand(operand: Operand, first: int) -> Struct:
+    return OperandStruct.of(
+        first=first * operand.batch_stride, type=TYPES.index(operand.dtype), access=operand.access,
+        levels=len(operand.levels), outer=operand.outer,
+        level=[LevelStruct.of(by=divider(size), stride=stride) for size, stride in operand.levels],
     )  # fmt: skip
-    levels = b"".join(struct.pack(_LEVEL, size, *magic_of(size), stride) for size, stride in operand.levels)
-    return (head + levels).ljust(OPERAND_BYTES, b"\0")
 
 
 def rows_per_launch(row_size: int) -> int:
@@ -152,24 +179,22 @@ def rows_per_launch(row_size: int) -> int:
     return int(row_size <= MAX_ELEMENTS and row_size % ALIGNED_ROWS == 0)
 
 
-class Pointwise:
+class PointwiseKernel(CudaKernel):
     name = "pointwise"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
+    layers = (Layer,)
+    dtypes = DTYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        layer = net.nodes[start].layer
+        return is_elementwise(layer) and not isinstance(layer, MOVES)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest chain, and the chain without its last Casts and Reshapes where a layer of another kind follows:
         that layer's kernel may fuse them. Not every prefix: a long chain has too many."""
         first = net.nodes[start]
-        if job.is_training or isinstance(first.layer, MOVES) or (why := why_not(net, first)) is None:
-            return
-        if not why and device.arch not in ARCHITECTURES:
-            why = f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
         row_size = net.types[first.name].row_size
-        if not why and row_size and not rows_per_launch(row_size):
-            why = f"needs rows of fewer than 2^31 elements, got {row_size:,}"
-        if why:
-            yield Refusal(self.name, first.name, why)
+        if row_size and not rows_per_launch(row_size):
+            yield Refusal(self.name, first.name, f"needs rows of fewer than 2^31 elements, got {row_size:,}")
             return
         acc_type, nodes = _longest(net, start)
         run = _written(net, nodes, acc_type)
@@ -182,15 +207,37 @@ class Pointwise:
         if isinstance(run, str):
             yield Refusal(self.name, first.name, run)
             return
-        yield from _in_layouts(net, _claim(net, nodes, run, device), run)
+        yield from self._chain(net, nodes, run, device)
         following = next(net.nodes_from(start + len(nodes)), None)
-        if following is None or why_not(net, following) is not None:
+        if following is None or is_elementwise(following.layer):
             return
         trailing = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
         if 0 < trailing < len(nodes):
             shorter = _written(net, nodes[:-trailing], acc_type)
             if not isinstance(shorter, str):  # it may have too many outputs
-                yield from _in_layouts(net, _claim(net, nodes[:-trailing], shorter, device), shorter)
+                yield from self._chain(net, nodes[:-trailing], shorter, device)
+
+    def _chain(self, net: Network, nodes: list[Node], run: Run, device: Device) -> Iterator[Claim]:
+        """The claim of a chain; also in NHWC if all values have channels and no operand is broadcast."""
+        kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
+        inside = {node.name for node in nodes}
+        read = {value for node in nodes for value in node.inputs if value not in inside}
+        moved = sum(net.types[name].row_bytes for name in (*read, *run.output_names))
+        fixed = sum(recipe.nbytes for recipe in run.recipes.values())
+        claim = self.claim(
+            net, nodes[0], PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
+            label=f"{self.name}<{kinds}>", nodes=tuple(node.name for node in nodes),
+            cost=Cost(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
+            why="one pass over memory" if len(nodes) > 1 else "single layer",
+            recipes=run.recipes, fast_bytes=run.slots * TILE_BYTES,
+        )  # fmt: skip
+        yield claim
+        may_be_nhwc = all(operand.access is Access.CONTIGUOUS for operand in run.operands)
+        may_be_nhwc = may_be_nhwc and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
+        # Network inputs and outputs stay row-major.
+        if may_be_nhwc and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
+            reads = dict.fromkeys(values_read(net, claim), Use(CHANNELS_LAST))
+            yield replace(claim, reads=reads, writes=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
 def _written(net: Network, nodes: list[Node], acc_type: str) -> Run | str:
@@ -216,44 +263,12 @@ def _fitting(net: Network, start: int, acc_type: str) -> list[Node]:
     size = net.types[first.name].row_size
     found: list[Node] = []
     for node in net.nodes_from(start):
-        if net.types[node.name].row_size != size or why_not(net, node) != "":
-            break
-        if not fits(net, node, acc_type):
+        if net.types[node.name].row_size != size or not is_elementwise(node.layer) or not fits(net, node, acc_type):
             break
         found.append(node)
         if len(found) == MAX_STEPS - 2:  # the first step loads, the last one stores
             break
     return found
-
-
-def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
-    kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
-    inside = {node.name for node in nodes}
-    read = {value for node in nodes for value in node.inputs if value not in inside}
-    moved = sum(net.types[name].row_bytes for name in (*read, *run.output_names))
-    fixed = sum(recipe.nbytes for recipe in run.recipes.values())
-    return Claim(
-        kernel=Pointwise.name,
-        label=f"{Pointwise.name}<{kinds}>",
-        nodes=tuple(node.name for node in nodes),
-        cost=Cost(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
-        why="one pass over memory" if len(nodes) > 1 else "single layer",
-        recipes=run.recipes,
-        fast_bytes=run.slots * TILE_BYTES,
-        facts=PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
-    )
-
-
-def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
-    """The claim; also in NHWC if all values have channels and no operand is broadcast."""
-    yield claim
-    read = values_read(net, claim)
-    may_be_nhwc = all(operand.access is Access.CONTIGUOUS for operand in run.operands)
-    may_be_nhwc = may_be_nhwc and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
-    # Network inputs and outputs stay row-major.
-    if may_be_nhwc and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
-        reads = dict.fromkeys(read, Use(CHANNELS_LAST))
-        yield replace(claim, reads=reads, writes=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
 def _instance(acc_type: str, vector: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:

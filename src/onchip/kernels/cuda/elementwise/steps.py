@@ -76,6 +76,7 @@ _COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # laye
 _REPRESENTED = {"float": (*FLOATS, "uint8"), "double": ("float64", *FLOATS, "uint8"), "long long": (*INTS, "bool")}
 _EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 represents all their values
 _BYTES = {"bool": "uint8"}
+DTYPES = (*TYPES, *_BYTES)  # of values
 
 MOVES = (Identity, Dropout, Reshape)
 _NORMS = (BatchNorm1d, BatchNorm2d)
@@ -158,19 +159,15 @@ class TooLargeError(Exception):
 # -- which layers ----------------------------------------------------------------------------------------------
 
 
-def why_not(net: Network, node: Node) -> str | None:
-    """Why no chain accepts the node; "" if one does, None if the node is not elementwise."""
-    layer, x_dtype = node.layer, net.types[node.inputs[0]].dtype
-    if not isinstance(layer, (*MOVES, *_NORMS, Cast)) and operation_of(layer) is None:
-        return None
-    if _BYTES.get(x_dtype, x_dtype) in TYPES:
-        return ""
-    return None if isinstance(layer, MOVES) else f"computes on {', '.join(TYPES)}, not {x_dtype}"
+def is_elementwise(layer: Layer) -> bool:
+    return isinstance(layer, (*MOVES, *_NORMS, Cast)) or operation_of(layer) is not None
 
 
 def fits(net: Network, node: Node, acc_type: str) -> bool:
     """Whether an elementwise node can be part of a chain of this accumulator type."""
     layer, x_dtype = node.layer, net.types[node.inputs[0]].dtype
+    if x_dtype not in DTYPES:
+        return False
     if isinstance(layer, MOVES):
         return x_dtype in _REPRESENTED[acc_type]
     if isinstance(layer, ToInts) and acc_type == "long long":

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.fast_divide import divider
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
     IDS,
     Argument,
@@ -38,7 +37,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}  # table dtypes, keyed by precision
 THREADS, PART, BLOCKS_PER_SM = 256, 16, 5  # PART: ids per partial sum
@@ -140,19 +138,15 @@ def _capped_grid(threads: int, units: int) -> LaunchConfig:
     return grid_1d(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
 
 
-class Gather:
+class GatherKernel(CudaKernel):
     name = "gather"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # rows are copied unchanged, sums accumulate in float32 or float64
+    layers = (Embedding, TokenConv)
+    dtypes = IDS
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if not isinstance(node.layer, Embedding | TokenConv) or job.is_training:
-            return
         y = net.types[node.name]
-        if device.arch not in ARCHITECTURES:
-            yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
-        elif isinstance(node.layer, TokenConv) and y.dtype not in FLOATS:
+        if isinstance(node.layer, TokenConv) and y.dtype not in FLOATS:
             yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {y.dtype}")
         elif isinstance(node.layer, TokenConv):
             yield self._token_conv(net, node, node.layer, device, job)
@@ -166,27 +160,22 @@ class Gather:
         ids, y = net.types[node.inputs[0]], net.types[node.name]
         V, E = net.weights[node.weights["weight"]].shape
         status = StatusWord(node.inputs[0], ids.row_shape, V)
-        return Claim(
-            kernel=self.name,
-            label=f"{self.name}<{V},{E}>",
-            nodes=(node.name,),
-            cost=Cost(0, ids.row_bytes + 2 * y.row_bytes),
-            why="single layer",
+        return self.claim(
+            net, node, GatherLowering(status, ids.dtype, E * DTYPE_BYTES[y.dtype], device.units),
+            label=f"{self.name}<{V},{E}>", cost=Cost(0, ids.row_bytes + 2 * y.row_bytes),
             recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), y.dtype)},
-            facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[y.dtype], device.units),
-        )
+        )  # fmt: skip
 
     def _sum(self, net: Network, node: Node, reader: Node, device: Device) -> Claim:
         ids, rows = net.types[node.inputs[0]], net.types[node.name]
         V, E = net.weights[node.weights["weight"]].shape
         status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(reader.layer, GlobalMean)
-        return Claim(
-            self.name, f"{self.name}<{V},{E},{reader.layer.kind}>", (node.name, reader.name),
-            Cost(net.row_flop(reader), ids.row_bytes + rows.row_bytes + net.types[reader.name].row_bytes),
-            "rows are summed as they are looked up",
-            {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
-            order=f"ids in order, partial sums of {PART}",
-            facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean),
+        return self.claim(
+            net, node, GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean),
+            label=f"{self.name}<{V},{E},{reader.layer.kind}>", nodes=(node.name, reader.name),
+            cost=Cost(net.row_flop(reader), ids.row_bytes + rows.row_bytes + net.types[reader.name].row_bytes),
+            why="rows are summed as they are looked up", order=f"ids in order, partial sums of {PART}",
+            recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
         )  # fmt: skip
 
     def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
@@ -197,19 +186,13 @@ class Gather:
         recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), stored)}
         if "bias" in node.weights:
             recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), y.dtype)
-        status = StatusWord(node.inputs[0], ids.row_shape, V)
-        return Claim(
-            kernel=self.name,
-            label=f"{self.name}<{V},{K},{C}>",
-            nodes=(node.name,),
+        lowering = TokenConvLowering(
+            StatusWord(node.inputs[0], ids.row_shape, V), (ids.dtype, stored, y.dtype), K, C, P, layer.stride,
+            layer.pads[0], "bias" in recipes, device.units,
+        )  # fmt: skip
+        return self.claim(
+            net, node, lowering, label=f"{self.name}<{V},{K},{C}>", order="taps in order", recipes=recipes,
             cost=Cost(net.row_flop(node), ids.row_bytes + y.row_bytes + K * y.row_size * DTYPE_BYTES[stored]),
-            why="single layer",
-            order="taps in order",
-            recipes=recipes,
-            facts=TokenConvLowering(
-                status, (ids.dtype, stored, y.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
-                device.units,
-            ),
         )  # fmt: skip
 
 
@@ -227,19 +210,19 @@ def _can_fuse_sum(net: Network, node: Node, reader: Node) -> bool:
 
 def _rows(ids: str, row_bytes: int) -> Instance:
     lowering = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
-    return Instance(f"{ids}, rows of {row_bytes} B", lambda device: lowering.at(1 << 16).launches[0])
+    return instance(f"{ids}, rows of {row_bytes} B", lowering, B=1 << 16)
 
 
 def _window(*dtypes: str) -> Instance:
     lowering = TokenConvLowering(
         StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1], dtypes[2]), 3, 64, 14, 1, 0, True, 132
     )
-    return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: lowering.at(1 << 16).launches[0])
+    return instance(f"token_conv, {', '.join(dtypes)}", lowering, B=1 << 16)
 
 
 def _summed(ids: str, dtype: str, E: int, S: int = 50) -> Instance:
     lowering = GatherSumLowering(StatusWord("ids", (S,), 1000), ids, dtype, E, True)
-    return Instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lambda device: lowering.at(4096).launches[0])
+    return instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lowering, B=4096)
 
 
 INSTANCES = (

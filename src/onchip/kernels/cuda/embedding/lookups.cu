@@ -19,9 +19,9 @@ struct Source {
     u32 count, words, lane_bits, status;  // items per batch row, words and log2 threads per item, status at
 };
 struct Sources {
-    const void* from[MAX_SOURCES];
+    const void* x[MAX_SOURCES];
     const void* ids[MAX_SOURCES];
-    void* to[MAX_SOURCES];
+    void* y[MAX_SOURCES];
     Source src[MAX_SOURCES];
 };
 
@@ -32,9 +32,9 @@ __global__ void __launch_bounds__(THREADS)
             u64* s7, long long B, u32 blocks) {
     const u32 which = blockIdx.x / blocks;
     const Source& src = sources.src[which];
-    const Word* const from = static_cast<const Word*>(sources.from[which]);
+    const Word* const from = static_cast<const Word*>(sources.x[which]);
     const Id* const ids = static_cast<const Id*>(sources.ids[which]);
-    Word* const to = static_cast<Word*>(sources.to[which]);
+    Word* const to = static_cast<Word*>(sources.y[which]);
     u64* const low = src.status & 1 ? (src.status & 2 ? s3 : s1) : (src.status & 2 ? s2 : s0);
     u64* const high = src.status & 1 ? (src.status & 2 ? s7 : s5) : (src.status & 2 ? s6 : s4);
     u64* const status = src.status & 4 ? high : low;

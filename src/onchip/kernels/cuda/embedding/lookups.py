@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
+from ctypes import c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     IDS,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -23,10 +24,10 @@ from onchip.kernels.cuda.common.program import (
     Program,
     StatusWord,
     Steps,
+    Struct,
     UInt32,
     Weight,
     grid_1d,
-    pointers_first,
 )
 from onchip.kernels.cuda.common.strides import View
 from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, THREADS, WORDS
@@ -36,12 +37,27 @@ from onchip.network.layers.base import row_axis
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 MAX_SOURCES, MAX_STATUSES = 16, 8  # per launch
 MAX_NODES = 512  # per claim
+
+
+class SourceStruct(CStruct):
+    source, c_name = SOURCE, "Source"
+    _fields_ = (
+        ("each", c_int64), ("row", c_int64), ("first", c_int64), ("V", c_int64), ("to_row", c_int64),
+        ("to_first", c_int64), ("count", c_uint32), ("words", c_uint32), ("lane_bits", c_uint32), ("status", c_uint32),
+    )  # fmt: skip
+
+
+class Sources(CStruct):
+    source, c_name = SOURCE, "Sources"
+    _fields_ = (
+        ("x", c_void_p * MAX_SOURCES), ("ids", c_void_p * MAX_SOURCES), ("y", c_void_p * MAX_SOURCES),
+        ("src", SourceStruct * MAX_SOURCES),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,14 +79,19 @@ class Source:
         """Width of the widest word that divides all sizes and offsets."""
         return math.gcd(self.item_bytes, self.to_row_bytes, self.to_bytes, *(() if self.ids else self.address), 16)
 
-    def packed(self, word: int, statuses: Sequence[StatusWord]) -> bytes:
-        """`Source` of embedding/lookups.cu."""
+    def packed(self, word: int, statuses: Sequence[StatusWord]) -> Struct:
         words, unit = self.item_bytes // word, 1 if self.ids else word
-        return struct.pack(
-            "<6q4I", *(n // unit for n in self.address), self.status.limit if self.status else 0,
-            self.to_row_bytes // word, self.to_bytes // word, self.count, words,
-            min(words - 1, THREADS - 1).bit_length(), statuses.index(self.status) if self.status else 0,
+        each, row, first = (n // unit for n in self.address)
+        return SourceStruct.of(
+            each=each, row=row, first=first, V=self.status.limit if self.status else 0,
+            to_row=self.to_row_bytes // word, to_first=self.to_bytes // word, count=self.count, words=words,
+            lane_bits=_lane_bits(words), status=statuses.index(self.status) if self.status else 0,
         )  # fmt: skip
+
+
+def _lane_bits(words: int) -> int:
+    """log2 of the threads per item: one per word, up to a block."""
+    return min(words - 1, THREADS - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -101,41 +122,74 @@ class LookupsLowering:
     def _launch(self, sources: list[Source], B: int) -> KernelLaunch:
         word = math.gcd(*(source.word_bytes for source in sources))
         statuses = list(dict.fromkeys(source.status for source in sources if source.status))
-        threads = max(B * s.count << min(s.item_bytes // word - 1, THREADS - 1).bit_length() for s in sources)
+        threads = max(B * source.count << _lane_bits(source.item_bytes // word) for source in sources)
         blocks = min(-(-threads // THREADS), -(-self.units * BLOCKS_PER_SM // len(sources)))
-        missing = [Int64(0)] * (MAX_SOURCES - len(sources))
-        pointers: list[Memory | Int64] = [*(source.memory for source in sources), *missing]
-        pointers += [*(source.ids or Int64(0) for source in sources), *missing]
-        pointers += [*(Output(source.output) for source in sources), *missing]
-        packed = b"".join(source.packed(word, statuses) for source in sources)
-        padded: list[Argument] = [*statuses, *[Int64(0)] * (MAX_STATUSES - len(statuses))]
+        packed = Sources.of(
+            x=[source.memory for source in sources], ids=[source.ids or NOTHING for source in sources],
+            y=[Output(source.output) for source in sources],
+            src=[source.packed(word, statuses) for source in sources],
+        )  # fmt: skip
+        padded: list[Argument] = [*statuses, *[NOTHING] * (MAX_STATUSES - len(statuses))]
         return KernelLaunch(
             Program(SOURCE, f"lookups<{IDS[self.ids_dtype]}, {WORDS[word]}>"), grid_1d(blocks * len(sources)),
-            (pointers_first(tuple(pointers), packed.ljust(MAX_SOURCES * 64, b"\0")), *padded, Int64(B), UInt32(blocks)),
-            Budget(registers=64), after=(),
+            (packed, *padded, Int64(B), UInt32(blocks)), Budget(registers=64), after=(),
         )  # fmt: skip
 
 
-class Lookups:
+class LookupsKernel(CudaKernel):
     name = "lookups"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # rows are copied unchanged
+    layers = (Embedding, Reshape, Slice)
+    dtypes = IDS
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        """A chain is claimed from its start only: trying every subchain is quadratic."""
+        starts_chain = not start or not _is_lookup_or_ids(net, net.nodes[start - 1])
+        return starts_chain and _is_lookup_or_ids(net, net.nodes[start])
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         """Consecutive Embeddings, the Slices of their ids, and their Concat if it follows."""
-        if job.is_training or device.arch not in ARCHITECTURES:
-            return
-        if start and _is_lookup_or_ids(net, net.nodes[start - 1]):
-            return  # a chain is claimed from its start only: trying every subchain is quadratic
         nodes = _chain(net, start)
-        for end in dict.fromkeys((len(nodes), len(nodes) - isinstance(nodes[-1].layer, Concat)) if nodes else ()):
+        for end in dict.fromkeys((len(nodes), len(nodes) - isinstance(nodes[-1].layer, Concat))):
             claimed = nodes[:end]
             while claimed and not isinstance(claimed[-1].layer, Embedding | Concat):
                 claimed = claimed[:-1]
-            if sum(isinstance(node.layer, Embedding | Concat) for node in claimed) > 1:
-                claim = _claim(net, claimed, device)
-                if claim is not None:
-                    yield claim
+            count = sum(isinstance(node.layer, Embedding | Concat) for node in claimed)
+            if count > 1 and (claim := self._claim_of(net, claimed, device)):
+                yield claim
+
+    def _claim_of(self, net: Network, nodes: list[Node], device: Device) -> Claim | None:
+        inside = {node.name: node for node in nodes}
+        read = dict.fromkeys(value for node in nodes for value in node.inputs)
+        values = [value for value in read if value not in inside]
+        outputs = [
+            node for node in nodes
+            if node.name in net.output_names or any(reader.name not in inside for reader in net.readers(node.name))
+        ]  # fmt: skip
+        if not outputs or outputs[-1] is not nodes[-1]:
+            return None
+        recipes: dict[str, Recipe] = {}
+        sources: list[Source] = []
+        for output, node in enumerate(outputs):
+            row_bytes, begin = net.types[node.name].row_bytes, 0
+            for value in node.inputs if isinstance(node.layer, Concat) else (node.name,):
+                source = _source(net, inside, values, recipes, value, (output, row_bytes, begin))
+                if source is None:
+                    return None
+                sources.append(source)
+                begin += source.count * source.item_bytes
+        dtypes = {net.types[values[source.ids.index]].dtype for source in sources if source.ids}
+        if len(dtypes) != 1:
+            return None
+        lowering = LookupsLowering(tuple(sources), dtypes.pop(), device.units)
+        id_bytes = DTYPE_BYTES[lowering.ids_dtype]
+        moved = sum(source.count * (2 * source.item_bytes + (id_bytes if source.ids else 0)) for source in sources)
+        looked_up = sum(source.ids is not None for source in sources)
+        label = f"{self.name}<{looked_up}{',Concat' if isinstance(nodes[-1].layer, Concat) else ''}>"
+        return self.claim(
+            net, nodes[0], lowering, label=label, nodes=tuple(node.name for node in nodes),
+            cost=Cost(0, moved, launches=lowering.launches), recipes=recipes,
+            why=f"{looked_up} look-ups, up to {MAX_SOURCES} per launch",
+        )  # fmt: skip
 
 
 def _is_lookup_or_ids(net: Network, node: Node) -> bool:
@@ -164,40 +218,6 @@ def _chain(net: Network, start: int) -> list[Node]:
         if len(nodes) == MAX_NODES:
             break
     return nodes
-
-
-def _claim(net: Network, nodes: list[Node], device: Device) -> Claim | None:
-    inside = {node.name: node for node in nodes}
-    read = dict.fromkeys(value for node in nodes for value in node.inputs)
-    values = [value for value in read if value not in inside]
-    outputs = [
-        node for node in nodes
-        if node.name in net.output_names or any(reader.name not in inside for reader in net.readers(node.name))
-    ]  # fmt: skip
-    if not outputs or outputs[-1] is not nodes[-1]:
-        return None
-    recipes: dict[str, Recipe] = {}
-    sources: list[Source] = []
-    for output, node in enumerate(outputs):
-        row_bytes, begin = net.types[node.name].row_bytes, 0
-        for value in node.inputs if isinstance(node.layer, Concat) else (node.name,):
-            source = _source(net, inside, values, recipes, value, (output, row_bytes, begin))
-            if source is None:
-                return None
-            sources.append(source)
-            begin += source.count * source.item_bytes
-    dtypes = {net.types[values[source.ids.index]].dtype for source in sources if source.ids}
-    if len(dtypes) != 1:
-        return None
-    lowering = LookupsLowering(tuple(sources), dtypes.pop(), device.units)
-    id_bytes = DTYPE_BYTES[lowering.ids_dtype]
-    moved = sum(source.count * (2 * source.item_bytes + (id_bytes if source.ids else 0)) for source in sources)
-    looked_up = sum(source.ids is not None for source in sources)
-    return Claim(
-        Lookups.name, f"{Lookups.name}<{looked_up}{',Concat' if isinstance(nodes[-1].layer, Concat) else ''}>",
-        tuple(node.name for node in nodes), Cost(0, moved, launches=lowering.launches),
-        f"{looked_up} look-ups, up to {MAX_SOURCES} per launch", recipes, facts=lowering,
-    )  # fmt: skip
 
 
 def _source(
@@ -237,7 +257,7 @@ def _instance(ids: str, item_bytes: int) -> Instance:
         for i in range(8)
     )
     lowering = LookupsLowering(sources, ids, 132)
-    return Instance(f"{ids}, rows of {item_bytes} B", lambda device: lowering.at(4096).launches[0])
+    return instance(f"{ids}, rows of {item_bytes} B", lowering, B=4096)
 
 
 INSTANCES = (_instance("int64", 64), _instance("int32", 4), _instance("int64", 6), _instance("int32", 3))

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import struct
 from collections.abc import Iterator, Sequence
+from ctypes import c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     IDS,
+    NOTHING,
     Budget,
     Input,
     Instance,
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Memory,
     Output,
     Program,
     StatusWord,
     Steps,
+    Struct,
     UInt32,
     Weight,
-    pointers_first,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.embedding.gather import HALF
@@ -58,12 +59,27 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, LANES, MAX_BRANCHES = 128, 8, 16  # as in token_max.cu
 MAX_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
 BLOCKS_PER_SM = 6
 # Share of the peak L2 bandwidth: an H200 reads the table rows of sentiment at 8.5 TB/s.
 L2_RATE = 0.25
+
+
+class BranchStruct(CStruct):
+    source, c_name = SOURCE, "Branch"
+    _fields_ = (
+        ("K", c_uint32), ("C", c_uint32), ("P", c_uint32), ("stride", c_uint32), ("before", c_uint32),
+        ("column", c_uint32), ("slices", c_uint32), ("window", c_uint32), ("activation", c_uint32 * 3),
+    )  # fmt: skip
+
+
+class BranchesStruct(CStruct):
+    source, c_name = SOURCE, "Branches"
+    _fields_ = (
+        ("tables", c_void_p * MAX_BRANCHES), ("biases", c_void_p * MAX_BRANCHES), ("peaks", c_void_p * MAX_BRANCHES),
+        ("branch", BranchStruct * MAX_BRANCHES),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,9 +123,11 @@ class TokenBranch:
         """Positions of a sentence that its windows cover, padding included."""
         return (self.P - 1) * self.stride + self.K
 
-    def packed(self, slices: int) -> bytes:
-        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices, self.window)
-        return struct.pack("<11I", *sizes, *activation_words(self.activation))
+    def packed(self, slices: int) -> Struct:
+        return BranchStruct.of(
+            K=self.K, C=self.C, P=self.P, stride=self.stride, before=self.before, column=self.column, slices=slices,
+            window=self.window, activation=activation_words(self.activation),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,34 +185,28 @@ class TokenMaxLowering:
 
     def _launch(self, B: int, bits: int, indices: Sequence[int]) -> KernelLaunch:
         slices = [slice_count(self.branches[n].C, self.dtypes[1]) for n in indices]
-        absent = [Int64(0)] * (MAX_BRANCHES - len(indices))
-        tables: list[Memory | Int64] = [Weight(f"table{n}") for n in indices]
-        biases: list[Memory | Int64] = [
-            Weight(f"bias{n}") if self.branches[n].has_bias else Int64(0) for n in indices
-        ]  # fmt: skip
-        has_peaks = self.dtypes[1] == FP8
-        peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in indices]
-        packed = b"".join(self.branches[n].packed(count) for n, count in zip(indices, slices, strict=True))
-        data = packed.ljust(MAX_BRANCHES * len(packed) // len(indices), b"\0")
-        branches = pointers_first((*tables, *absent, *biases, *absent, *peaks, *absent), data)
+        branches = BranchesStruct.of(
+            tables=[Weight(f"table{n}") for n in indices],
+            biases=[Weight(f"bias{n}") if self.branches[n].has_bias else NOTHING for n in indices],
+            peaks=[Weight(f"peaks{n}") for n in indices] if self.dtypes[1] == FP8 else [],
+            branch=[self.branches[n].packed(count) for n, count in zip(indices, slices, strict=True)],
+        )  # fmt: skip
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
         counts = UInt32(self.length_bytes), UInt32(len(indices)), UInt32(bits), UInt32(self.pitch)
-        lengths = Input(1) if self.length_bytes else Int64(0)
+        lengths = Input(1) if self.length_bytes else NOTHING
         grid = self._blocks(sum(slices), B, bits)
         config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared_bytes(bits))
         arguments = (Input(0), lengths, Output(0), self.ids, branches, *sizes, *counts)
         return KernelLaunch(self.program, config, arguments, Budget(registers=80, spill_bytes=32))  # on sm_120
 
 
-class TokenMax:
+class TokenMaxKernel(CudaKernel):
     name = "token_max"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # sums are float32; the job chooses the table dtype
+    layers = (TokenConv,)
+    dtypes = IDS
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, TokenConv):
-            return
         found = find_branches(net, start, ACTIVATIONS, casts=tuple(ELEMENT_TYPES))
         if found is None:
             yield Refusal(self.name, node.name, REFUSED)
@@ -204,13 +216,44 @@ class TokenMax:
             needed = f"{4 * lowering.pitch:,} B for the ids of a sentence"
             yield Refusal(self.name, node.name, f"needs {needed}, and a block has {device.fast_bytes:,}")
         else:
-            yield _claim(net, found, lowering, device, job)
+            yield self._branches(net, found, lowering, device, job)
+
+    def _branches(self, net: Network, found: Branches, lowering: TokenMaxLowering, device: Device, job: Job) -> Claim:
+        stored = lowering.dtypes[1]
+        recipes: dict[str, Recipe] = {}
+        for n, branch in enumerate(found.branches):
+            weights = branch.conv.weights
+            unsliced = unsliced_tables(net, weights["weight"], stored, device, job)
+            shape = net.weights[weights["weight"]].shape
+            recipes[f"table{n}"] = sliced(unsliced, (shape[0], shape[1], shape[2]), stored)
+            if stored == FP8:
+                recipes[f"peaks{n}"] = peaks_of(unsliced, shape[2])
+            if "bias" in weights:
+                recipes[f"bias{n}"] = Recipe.of(as_is, (weights["bias"],), net.weights[weights["bias"]].shape)
+        tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
+        ids = net.types[found.branches[0].conv.inputs[0]]
+        looked_up = DTYPE_BYTES[stored] * sum(net.row_lookup_elements(branch.conv) for branch in found.branches)
+        cost = GatherCost(
+            sum(map(net.row_flop, found.nodes)), ids.row_bytes + looked_up + net.types[found.nodes[-1].name].row_bytes,
+            launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
+            table_bytes=sum(table.nbytes for table in tables),
+            slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
+            why_slow=f"table rows come from L2 at {L2_RATE:.2g} of its peak",
+        )  # fmt: skip
+        taps = "+".join(str(branch.K) for branch in lowering.branches)
+        rows = sum(branch.K * branch.P for branch in lowering.branches)
+        return self.claim(
+            net, found.nodes[0], lowering, label=f"{self.name}<{taps},{lowering.branches[0].C},{stored}>",
+            nodes=tuple(node.name for node in found.nodes), cost=cost, recipes=recipes,
+            why=f"{rows} looked-up rows summed per sentence, maxima in registers",
+            order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
+            reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # once per slice
+        )  # fmt: skip
 
 
 def _why_not(net: Network, found: Branches, device: Device, job: Job) -> str:
-    architectures = FP8_ARCHITECTURES if job.tables == "fp8" else ARCHITECTURES
-    if device.arch not in architectures:
-        return f"runs on {', '.join(architectures)}, not {device.arch}"
+    if job.tables == "fp8" and device.arch not in FP8_ARCHITECTURES:
+        return f"runs on {', '.join(FP8_ARCHITECTURES)}, not {device.arch}"
     tables = [net.weight_type(branch.conv.weights["weight"]) for branch in found.branches]
     if unsupported := next((table.dtype for table in tables if table.dtype not in ELEMENT_TYPES), ""):
         return f"sums {', '.join(ELEMENT_TYPES)}, not {unsupported}"
@@ -248,43 +291,6 @@ def _stored(net: Network, found: Branches, job: Job) -> str:
     dtypes = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
     half = HALF.get(job.tables) or HALF.get(job.precision)
     return half or (dtypes.pop() if len(dtypes) == 1 else "float32")
-
-
-def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: Device, job: Job) -> Claim:
-    stored = lowering.dtypes[1]
-    recipes: dict[str, Recipe] = {}
-    for n, branch in enumerate(found.branches):
-        weights = branch.conv.weights
-        unsliced = unsliced_tables(net, weights["weight"], stored, device, job)
-        shape = net.weights[weights["weight"]].shape
-        recipes[f"table{n}"] = sliced(unsliced, (shape[0], shape[1], shape[2]), stored)
-        if stored == FP8:
-            recipes[f"peaks{n}"] = peaks_of(unsliced, shape[2])
-        if "bias" in weights:
-            recipes[f"bias{n}"] = Recipe.of(as_is, (weights["bias"],), net.weights[weights["bias"]].shape)
-    tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
-    ids = net.types[found.branches[0].conv.inputs[0]]
-    looked_up = DTYPE_BYTES[stored] * sum(net.row_lookup_elements(branch.conv) for branch in found.branches)
-    cost = GatherCost(
-        sum(map(net.row_flop, found.nodes)), ids.row_bytes + looked_up + net.types[found.nodes[-1].name].row_bytes,
-        launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
-        table_bytes=sum(table.nbytes for table in tables),
-        slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
-        why_slow=f"table rows come from L2 at {L2_RATE:.2g} of its peak",
-    )  # fmt: skip
-    taps = "+".join(str(branch.K) for branch in lowering.branches)
-    rows = sum(branch.K * branch.P for branch in lowering.branches)
-    return Claim(
-        kernel=TokenMax.name,
-        label=f"{TokenMax.name}<{taps},{lowering.branches[0].C},{stored}>",
-        nodes=tuple(node.name for node in found.nodes),
-        cost=cost,
-        why=f"{rows} looked-up rows summed per sentence, maxima in registers",
-        recipes=recipes,
-        order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
-        facts=lowering,
-        reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # once per slice
-    )
 
 
 def unsliced_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:

@@ -29,7 +29,6 @@ from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as in token_slices.cu
 FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
 MAX_TAPS = 128  # of fp8 tables: sums of up to 128 taps stay finite in float16

@@ -160,7 +160,7 @@ class GemvLowering:
         return Steps((gemm.launch(self.device, Input(0), Weight("weight"), bias, Output(0), residual),))
 
 
-class Gemv:
+class GemvKernel:
     name = "gemv"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
@@ -184,8 +184,8 @@ def _claim(net: Network, linear: Residual, device: Device, job: Job) -> Claim:
     gemm = SkinnyGemm(chain.vectors, layer.D_out, layer.D_in, job.precision, dtypes, layer.activation)
     planned = replace(gemm, M=job.batch * chain.vectors)
     return Claim(
-        kernel=Gemv.name,
-        label=f"{Gemv.name}<{linear.label}>",
+        kernel=GemvKernel.name,
+        label=f"{GemvKernel.name}<{linear.label}>",
         nodes=chain.nodes,
         cost=Cost(
             cost.row_flop,

@@ -8,7 +8,7 @@ A record holds, without a GPU:
   code       a digest of the machine code of each CUDA kernel instance (names of kernels are not part of it)
   results    a digest of the outputs of random networks on the CPU
   trainings  a digest of the losses and weights of random trainings on the CPU
-  plans      groups and launches of networks on a CPU and on an H200
+  plans      groups, costs and launches of networks on a CPU and on an H200
 
 Moved files, renamed kernels and new comments leave all of it as it is. Renames: a JSON object, old -> new, of the names
 in plans and instances; whole words are replaced. Prose (why a kernel was chosen or refused) is not compared.
@@ -143,16 +143,16 @@ def plans_of(part: int, parts: int) -> dict[str, Any]:
 
 
 def show_group(claim: Any, batch: int) -> list[Any]:
-    """Kernel, label, layers, and the launches of a GPU."""
+    """Kernel, label, layers, cost, and the launches of a GPU with a digest of their arguments."""
     launches = []
     if hasattr(claim.facts, "at") and not claim.is_view:
         for launch in claim.facts.at(batch).launches:
             config = launch.config
             launches.append([
                 launch.program.name_expression, config.grid, config.block, config.shared_bytes, config.cluster,
-                len(launch.arguments),
+                len(launch.arguments), digest(repr(launch.arguments).encode()),
             ])  # fmt: skip
-    return [claim.kernel, claim.label, list(claim.nodes), launches]
+    return [claim.kernel, claim.label, list(claim.nodes), dataclasses.astuple(claim.cost), launches]
 
 
 def array_digest(*arrays: Any) -> str:

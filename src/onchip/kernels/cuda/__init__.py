@@ -46,11 +46,14 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     MlpTrainLayerParallelKernel(), MlpTrainResidentKernel(), MlpTrainThreeLaunchKernel(), MlpTrainKernel(),
-    View("cuda"), MlpTensorCore(), MlpFused(), MlpPair(), GemmSm90(fits_in_block), GemvKernel(), GemmMma(fits_in_block),
-    GemmSimt(fits_in_block),
+    View("cuda"),
+    MlpTensorCore(), MlpFused(), MlpPair(),
+    GemmSm90(fits_in_block), GemvKernel(), GemmMma(fits_in_block), GemmSimt(fits_in_block),
     DepthwiseKernel(), ConvSm90(), ConvImplicitGemm(), ConvFirstLayer(), ConvLastLayer(), ConvLastLayerSm90(),
-    ConvDirect(), PointwiseKernel(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(),
-    SequenceMaxKernel(), TokenMaxKernel(), ConvGather(), LookupsKernel(), GatherKernel(), RecurrentRegisterResident(), RecurrentMma(),
-    RecurrentKernel(), AttentionFused(), MatMulMma(), MatMulKernel(), ArgReduceKernel(), TopKKernel(), NormKernel(),
-    SelectKernel(), ResizeKernel(), RecipeKernels(),
+    ConvDirect(),
+    PointwiseKernel(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(), SequenceMaxKernel(),
+    TokenMaxKernel(), ConvGather(), LookupsKernel(), GatherKernel(),
+    RecurrentRegisterResident(), RecurrentMma(), RecurrentKernel(),
+    AttentionFused(), MatMulMma(), MatMulKernel(),
+    ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernels(),
 )  # fmt: skip

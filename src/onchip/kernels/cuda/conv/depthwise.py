@@ -26,11 +26,12 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.conv.direct import bias_recipe, conv_recipes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise
 from onchip.network.layers.conv import conv_groups
-from onchip.network.recipe import Recipe, as_is, transposed
+from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
@@ -129,18 +130,10 @@ def _windows(net: Network, node: Node, is_nhwc: bool, device: Device) -> Windows
 
 def _recipes(net: Network, node: Node, is_nhwc: bool, dtype: str) -> dict[str, Recipe]:
     """Weights as (N, 1, taps...) for NCHW, (taps..., 1, N) for NHWC."""
+    if is_nhwc:
+        return conv_recipes(net, node, dtype)
     name = node.weights["weight"]
-    shape = net.weights[name].shape
-    axes = (*range(2, len(shape)), 1, 0)
-    recipes = {
-        "weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)
-        if is_nhwc
-        else Recipe.of(as_is, (name,), shape, dtype)
-    }
-    if "bias" in node.weights:
-        bias = node.weights["bias"]
-        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape, dtype)
-    return recipes
+    return {"weight": Recipe.of(as_is, (name,), net.weights[name].shape, dtype), **bias_recipe(net, node, dtype)}
 
 
 def _instance(name: str, dtype: str, is_nhwc: bool, taps: int = 3, stride: int = 1, multiplier: int = 1) -> Instance:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.kernel import CudaKernel
+from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
     FLOATS,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -36,7 +37,6 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 TRANSPOSED, X_NHWC, Y_NHWC = 1, 2, 4  # flags of conv/direct.cu
 MAX_OFFSET = 1 << 30  # limit of an offset in an image, padding included
 Pair = tuple[int, int]
@@ -181,9 +181,7 @@ class ConvDirectLowering:
         return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
 
     def at(self, B: int) -> Steps:
-        if B == 0:
-            return Steps(())
-        return Steps((self.launch(B, self.tile(B)),))
+        return Steps((self.launch(B, self.tile(B)),) if B else ())
 
     def launch(self, B: int, tile: Tile) -> KernelLaunch:
         """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, in, out, taps, stride, before,
@@ -202,7 +200,7 @@ class ConvDirectLowering:
         flags = TRANSPOSED * g.is_transposed | X_NHWC * self.nhwc[0] | Y_NHWC * self.nhwc[1]
         pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.tap_step)
         arguments: tuple[Argument, ...] = (
-            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else NOTHING, Output(0), Int64(B),
             *map(UInt32, (g.C, g.N, g.groups)), *(Int64(first | second << 32) for first, second in pairs),
             UInt32(flags), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
@@ -210,80 +208,75 @@ class ConvDirectLowering:
         return KernelLaunch(Program(SOURCE, name), config, arguments, budget)
 
 
-class ConvDirect:
+class ConvDirect(CudaKernel):
     name = "conv_direct"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Convolution, TransposedConvolution, Linear)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
         node = net.nodes[start]
-        if isinstance(node.layer, Linear) and net.types[node.name].dtype == "float64":
-            if not job.is_training and device.arch in ARCHITECTURES:
-                yield _linear_claim(net, node, device)
-            return
-        if not isinstance(node.layer, Convolution | TransposedConvolution) or job.is_training:
-            return
+        return not isinstance(node.layer, Linear) or net.types[node.name].dtype == "float64"
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        found = geometry_of(net, node)
-        if device.arch not in ARCHITECTURES or x.dtype not in FLOATS:
-            why = f"convolves {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
+        g = _linear_geometry(net, node) if isinstance(node.layer, Linear) else geometry_of(net, node)
+        if g.reach >= MAX_OFFSET:
+            why = f"supports images of up to {MAX_OFFSET:,} elements, padding included, not {x}"
+            yield Refusal(self.name, node.name, why)
             return
-        if found.reach >= MAX_OFFSET:
-            yield Refusal(self.name, node.name, f"{x}: images of up to {MAX_OFFSET:,} elements, padding included")
+        if isinstance(node.layer, Linear):
+            yield self._linear_claim(net, node, g, device)
             return
         nodes = (node,) if "float64" in (x.dtype, y.dtype) else with_activation(net, start, ACTIVATIONS)
         last = nodes[-1]
         activation = last.layer if isinstance(last.layer, Elementwise) else None
         recipes = conv_recipes(net, node, "float64" if x.dtype == "float64" else "float32")
-        weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
-        taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
+        taps = "x".join(map(str, net.weights[node.weights["weight"]].shape[2:]))
         fused = f",{activation.kind}" if activation is not None else ""
-        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}{fused}>"
         for nhwc in _layouts(net, node, last):
-            lowering = ConvDirectLowering(found, (x.dtype, y.dtype), nhwc, "bias" in recipes, device.units, activation)
+            lowering = ConvDirectLowering(g, (x.dtype, y.dtype), nhwc, "bias" in recipes, device.units, activation)
             if lowering.is_direct and nhwc[0] != nhwc[1]:
                 continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
             # FFMA whatever the job's precision: the result is only more exact.
             cost = Cost(
-                sum(map(net.row_flop, nodes)),
-                x.row_bytes + y.row_bytes,
-                weight_bytes,
-                1,
-                "fp32",
-                lowering.rate(job.batch),
-                min_us=lowering.min_us(job.batch),
-            )
-            yield Claim(
-                self.name, label, tuple(each.name for each in nodes), cost,
-                "one output per thread: few channels per group" if lowering.is_direct else "single layer",
-                recipes, order=f"taps, then channels, partial sums of {PART}", facts=lowering,
+                sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
+                precision="fp32", rate=lowering.rate(job.batch), min_us=lowering.min_us(job.batch),
+            )  # fmt: skip
+            yield self.claim(
+                net, node, lowering, label=f"{self.name}<{g.groups * g.C},{g.groups * g.N},{taps}{fused}>",
+                nodes=tuple(each.name for each in nodes), cost=cost, recipes=recipes,
+                why="one output per thread: few channels per group" if lowering.is_direct else "single layer",
+                order=f"taps, then channels, partial sums of {PART}",
                 reads={node.inputs[0]: Use(CHANNELS_LAST if nhwc[0] else ROWS, is_read_often=True)},
                 writes={last.name: CHANNELS_LAST} if nhwc[1] else {},
             )  # fmt: skip
 
+    def _linear_claim(self, net: Network, node: Node, g: Geometry, device: Device) -> Claim:
+        x, y, name = net.types[node.inputs[0]], net.types[node.name], node.weights["weight"]
+        weight = Recipe.of(transposed, (name,), (g.C, g.N), "float64", axes=(1, 0))
+        recipes = {"weight": weight, **bias_recipe(net, node, "float64")}
+        rate = DOUBLE_RATE * max(tile.rate_for(g.N) for tile in DOUBLE_TILES)
+        return self.claim(
+            net, node, ConvDirectLowering(g, (x.dtype, y.dtype), (True, True), "bias" in recipes, device.units),
+            label=f"{self.name}<{g.C},{g.N}>", why="float64 on CUDA cores", recipes=recipes,
+            cost=Cost(
+                net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
+                precision="fp32", rate=rate,
+            ),
+            order=f"k in order, partial sums of {PART}", reads={node.inputs[0]: Use(is_read_often=True)},
+        )  # fmt: skip
 
-def _linear_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
-    """A float64 Linear, as a 1x1 convolution in NHWC."""
-    x, y = net.types[node.inputs[0]], net.types[node.name]
-    name, bias = node.weights["weight"], node.weights.get("bias")
-    N, K = net.weights[name].shape
-    sides = (1, x.row_size // K)
-    geometry = Geometry(False, K, N, 1, sides, sides, (1, 1), (1, 1), (0, 0), (1, 1))
-    if geometry.reach >= MAX_OFFSET:
-        return Refusal(ConvDirect.name, node.name, f"{x} in float64: rows of up to {MAX_OFFSET:,} elements")
-    recipes = {"weight": Recipe.of(transposed, (name,), (K, N), "float64", axes=(1, 0))}
-    if bias is not None:
-        recipes["bias"] = Recipe.of(as_is, (bias,), (N,), "float64")
-    weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
-    rate = DOUBLE_RATE * max(tile.rate_for(N) for tile in DOUBLE_TILES)
-    return Claim(
-        ConvDirect.name, f"{ConvDirect.name}<{K},{N}>", (node.name,),
-        Cost(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate),
-        "float64 on CUDA cores", recipes, order=f"k in order, partial sums of {PART}",
-        reads={node.inputs[0]: Use(is_read_often=True)},
-        facts=ConvDirectLowering(geometry, ("float64", "float64"), (True, True), bias is not None, device.units),
-    )  # fmt: skip
+
+def _linear_geometry(net: Network, node: Node) -> Geometry:
+    """A Linear as a 1x1 convolution in NHWC."""
+    N, K = net.weights[node.weights["weight"]].shape
+    sides = (1, net.types[node.inputs[0]].row_size // K)
+    return Geometry(False, K, N, 1, sides, sides, (1, 1), (1, 1), (0, 0), (1, 1))
+
+
+def by_axis(**pairs: Pair) -> dict[str, int]:
+    """Fields of a struct: stride=(h, w) becomes stride_h and stride_w."""
+    return {f"{name}_{axis}": size for name, pair in pairs.items() for axis, size in zip("hw", pair, strict=True)}
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> Pair:
@@ -310,10 +303,14 @@ def conv_recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
     channels = (0, 1) if isinstance(node.layer, TransposedConvolution) else (1, 0)
     axes = (*range(2, len(shape)), *channels)
     recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)}
-    if "bias" in node.weights:
-        bias = node.weights["bias"]
-        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape, dtype)
-    return recipes
+    return recipes | bias_recipe(net, node, dtype)
+
+
+def bias_recipe(net: Network, node: Node, dtype: str = "float32") -> dict[str, Recipe]:
+    """The bias, if there is one."""
+    if (name := node.weights.get("bias")) is None:
+        return {}
+    return {"bias": Recipe.of(as_is, (name,), net.weights[name].shape, dtype)}
 
 
 def _layouts(net: Network, first: Node, last: Node) -> list[tuple[bool, bool]]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_int32, c_uint32
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Argument,
     Budget,
     Input,
@@ -28,40 +26,40 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     UInt32,
     Weight,
 )
 from onchip.kernels.cuda.common.window import POOLS
-from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
+from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, by_axis, geometry_of
+from onchip.kernels.cuda.conv.fusion import (
+    ConvKernel,
+    ConvLowering,
+    ConvRun,
+    find_conv,
+    order_of,
+    with_conversion,
+)
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
     ISSUED_PER_MMA,
     PART,
     THREADS,
-    activation_of,
-    are_floats,
-    convolution_of,
-    cost_of,
     even_share,
-    find_nodes,
     fragment_shape,
     in_fragments,
-    label_of,
     multiplied_fragments,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import is_monotonic
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.layers import Cast, Convolution, MaxPool1d, MaxPool2d, ToPixels
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 MAX_CHANNELS = 15  # of x: more fill a step and are stored as NHWC
 TILE_POSITIONS = (1024, 512, 256, 128, 64, 32)  # positions per tile, at most
 MAX_LINE = 64  # positions per row of a tile with several rows
@@ -79,6 +77,20 @@ MAX_INEXACT_K = 8
 WARP_TILE_ISSUED, TILE_ISSUED, STEP_ISSUED, MMA_ISSUED = 120, 40, 24, 6
 # Per launch: 2 us more than an empty kernel with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
 LAUNCH_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the number of tf32 splits
+
+
+class Tiles(CStruct):
+    source, c_name = SOURCE, "Tiles"
+    _fields_ = (
+        ("C", c_int32), ("H", c_int32), ("W", c_int32), ("N", c_int32), ("HO", c_int32), ("WO", c_int32),
+        ("taps_h", c_int32), ("taps_w", c_int32), ("stride_h", c_int32), ("stride_w", c_int32), ("before_h", c_int32),
+        ("before_w", c_int32), ("dilation_h", c_int32), ("dilation_w", c_int32), ("images", c_int32), ("rows", c_int32),
+        ("columns", c_int32), ("patch_rows", c_int32), ("pitch", c_int32), ("tiles", c_uint32),
+        ("vector_size", c_int32), ("steps", c_int32), ("is_nhwc", c_int32), ("is_staged", c_int32),
+        ("down_bits", c_int32), ("across_bits", c_int32), ("YH", c_int32), ("YW", c_int32), ("by_columns", Divider),
+        ("by_rows", Divider), ("by_units", Divider), ("by_patch_rows", Divider), ("by_channels", Divider),
+        ("by_across", Divider), ("by_down", Divider), ("by_groups", Divider),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,17 +126,11 @@ NO_POOL = Pool("NoPool", (1, 1))
 
 
 @dataclass(frozen=True)
-class ConvFirstLayerLowering:
-    """A convolution, its activation and a pool, lowered to one launch."""
+class ConvFirstLayerLowering(ConvLowering):
+    """With a pool, sides_out of the geometry is cropped to its windows."""
 
-    geometry: Geometry  # sides_out is cropped to whole pool windows
-    precision: str
-    dtypes: tuple[str, str]
-    is_nhwc: bool  # whether y is NHWC
-    activation: Elementwise | None
-    has_bias: bool
-    units: int
     fast_bytes: int
+    is_nhwc: bool = False  # whether y is NHWC
     pool: Pool = NO_POOL
 
     @property
@@ -249,29 +255,29 @@ class ConvFirstLayerLowering:
         return LAUNCH_US + WEIGHT_US[PRECISIONS[self.precision].splits] * g.C * math.prod(g.taps) * g.N
 
     def at(self, B: int) -> Steps:
-        if B == 0:
-            return Steps(())
-        return Steps((self.launch(B),))
+        return Steps((self.launch(B),) if B else ())
 
     def launch(self, B: int) -> KernelLaunch:
         """conv_first_layer(x, w, bias, y, B, tiles, activation code and parameters)"""
         g, tile = self.geometry, self.tile(B)
         patch_rows, pitch = self.patch(tile)
-        down, right = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
-        sizes = struct.pack(
-            "<19iI8i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
-            tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
-            math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_nhwc,
-            self.staged_bytes(tile) > 0, *(size.bit_length() - 1 for size in self.pool.window), *self.y_sides,
+        (H, W), (HO, WO), (YH, YW) = g.sides_in, g.sides_out, self.y_sides
+        window_h, window_w = self.pool.window
+        tiles = Tiles.of(
+            C=g.C, H=H, W=W, N=g.N, HO=HO, WO=WO,
+            **by_axis(taps=g.taps, stride=g.stride, before=g.before, dilation=g.dilation),
+            images=tile.images, rows=tile.rows, columns=tile.columns, patch_rows=patch_rows, pitch=pitch,
+            tiles=tile.count(B, g.sides_out), vector_size=math.gcd(W, 16 // DTYPE_BYTES[self.dtypes[0]]),
+            steps=self.steps, is_nhwc=self.is_nhwc, is_staged=self.staged_bytes(tile) > 0,
+            down_bits=window_h.bit_length() - 1, across_bits=window_w.bit_length() - 1, YH=YH, YW=YW,
+            by_columns=divider(tile.columns // window_w), by_rows=divider(tile.rows // window_h),
+            by_units=divider(pitch // UNIT), by_patch_rows=divider(patch_rows), by_channels=divider(g.C),
+            by_across=divider(math.ceil(WO / tile.columns)), by_down=divider(math.ceil(HO / tile.rows)),
+            by_groups=divider(self.channels // (COLUMNS * self.group)),
         )  # fmt: skip
-        divisors = (
-            tile.columns // self.pool.window[1], tile.rows // self.pool.window[0], pitch // UNIT, patch_rows, g.C,
-            right, down, self.channels // (COLUMNS * self.group),
-        )  # fmt: skip
-        dividers = b"".join(divider(n).data for n in divisors)
         arguments: tuple[Argument, ...] = (
-            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
-            Struct(sizes + dividers), *map(UInt32, activation_words(self.activation)),
+            Input(0), Weight("weight"), self.bias, Output(0), Int64(B), tiles,
+            *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared = self.shared_bytes(tile)
         blocks = self.units * self.resident(tile)
@@ -283,71 +289,80 @@ class ConvFirstLayerLowering:
         return KernelLaunch(program, config, arguments, budget)
 
 
-class ConvFirstLayer:
+class ConvFirstLayer(ConvKernel):
     name = "conv_first_layer"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Cast, Convolution)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution of few NCHW channels with its activation, surrounding Casts and a pool."""
-        nodes = find_nodes(net, start)
-        if not nodes or job.is_training or device.arch not in ARCHITECTURES:
+    def applies(self, net: Network, start: int) -> bool:
+        run = find_conv(net, start)
+        if run is None or not isinstance(run.conv.layer, Convolution):
+            return False
+        geometry = geometry_of(net, run.conv)
+        return geometry.groups == 1 and geometry.C <= MAX_CHANNELS
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution of few NCHW channels with its activation, surrounding Casts and a pool."""
+        begun = find_conv(net, start)
+        assert begun is not None
+        run = with_conversion(net, start, begun)
+        if isinstance(run.nodes[-1].layer, ToPixels):
+            run = ConvRun(run.nodes[:-1], run.conv)
+        if not run.are_floats(net):
             return
-        if isinstance(nodes[-1].layer, ToPixels):
-            nodes = nodes[:-1]
-        node = convolution_of(nodes)
-        geometry = geometry_of(net, node)
-        if geometry.groups > 1 or geometry.C > MAX_CHANNELS or not are_floats(net, nodes):
-            return
+        geometry = geometry_of(net, run.conv)
         K = geometry.C * math.prod(geometry.taps)
         if PRECISIONS[job.precision].splits > 1 and K <= MAX_INEXACT_K:
-            yield Refusal(self.name, node.name, f"is not exact enough for K = {K} in {job.precision}")
+            yield Refusal(self.name, run.conv.name, f"is not exact enough for K = {K} in {job.precision}")
             return
-        yield from self._claims(net, nodes, geometry, NO_POOL, device, job)
-        found = _with_pool(net, start, nodes)
-        if found is not None and are_floats(net, found[0]):
+        yield from self._claims(net, run, geometry, NO_POOL, device, job)
+        found = _with_pool(net, start, run)
+        if found is not None and found[0].are_floats(net):
             pooled, pool = found
             cropped = replace(geometry, sides_out=pool.crop(geometry.sides_out))
             yield from self._claims(net, pooled, cropped, pool, device, job)
 
     def _claims(
-        self, net: Network, nodes: tuple[Node, ...], geometry: Geometry, pool: Pool, device: Device, job: Job
+        self, net: Network, run: ConvRun, geometry: Geometry, pool: Pool, device: Device, job: Job
     ) -> Iterator[Claim | Refusal]:
-        node, last = convolution_of(nodes), nodes[-1]
-        dtypes = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
-        make = functools.partial(
-            ConvFirstLayerLowering, geometry, job.precision, dtypes, activation=activation_of(nodes),
-            has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes, pool=pool,
+        lowering = ConvFirstLayerLowering.of(
+            net, run, geometry, device, job, fast_bytes=device.fast_bytes, pool=pool
         )  # fmt: skip
-        if why := make(False).why_not():
-            yield Refusal(self.name, node.name, why)
+        if why := lowering.why_not():
+            yield Refusal(self.name, run.conv.name, why)
             return
-        for is_nhwc in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
-            yield _claim(net, nodes, make(is_nhwc), job)
+        y, recipes = run.output_name, _recipes(net, run.conv, lowering)
+        for is_nhwc in (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,):
+            lowering = replace(lowering, is_nhwc=is_nhwc)
+            yield self.claim_run(
+                net, run, lowering, label=f"{self.name}<{run.label(net, hidden=(Cast,))}>",
+                cost=run.cost(net, job.precision, recipes, lowering.rate(job.batch), lowering.min_us),
+                why="tensor cores, a patch of x in shared memory: few channels", recipes=recipes,
+                fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
+                order=order_of(job.precision, "mma.sync", PART, "channels, then taps"),
+                reads={run.input_name: Use(ROWS, is_read_often=True)}, writes={y: CHANNELS_LAST} if is_nhwc else {},
+            )  # fmt: skip
 
 
-def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Pool] | None:
-    """The nodes, extended by a supported pool and the layers that may follow it; and the pool."""
-    following = net.nodes[start + len(nodes) : start + len(nodes) + 3]
+def _with_pool(net: Network, start: int, run: ConvRun) -> tuple[ConvRun, Pool] | None:
+    """The run, extended by a supported pool and the layers that may follow it; and the pool."""
+    following = net.nodes[start + len(run.nodes) : start + len(run.nodes) + 3]
     pool = _pool_of(following[0]) if following else None
-    if pool is None:
+    pooled = run.extended(net, following[0]) if pool is not None else None
+    if pool is None or pooled is None:
         return None
-    found = list(nodes)
-    for node in following:
-        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
+    for node in following[1:]:
+        longer = pooled.extended(net, node)
+        if longer is None or not _may_follow(node, pooled, pool.mode == "MaxPool"):
             break
-        if len(found) > len(nodes) and not _may_follow(node, found, pool.mode == "MaxPool"):
-            break
-        found.append(node)
-    return (tuple(found), pool) if len(found) > len(nodes) else None
+        pooled = longer
+    return pooled, pool
 
 
-def _may_follow(node: Node, found: list[Node], is_largest: bool) -> bool:
+def _may_follow(node: Node, run: ConvRun, is_largest: bool) -> bool:
     """Whether a node may follow the pool: an activation that commutes with it, and the last Cast."""
     if isinstance(node.layer, Cast):
-        conv = found.index(convolution_of(tuple(found)))
-        return not any(isinstance(before.layer, Cast) for before in found[conv:])
-    has_activation = activation_of(tuple(found)) is not None
+        return "Cast" not in run.epilogue()
+    has_activation = run.activation is not None
     return is_largest and not has_activation and isinstance(node.layer, ACTIVATIONS) and is_monotonic(node.layer)
 
 
@@ -363,33 +378,13 @@ def _pool_of(node: Node) -> Pool | None:
     return Pool("MaxPool" if isinstance(layer, MaxPool1d | MaxPool2d) else "MeanPool", (down, right))
 
 
-def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLayerLowering, job: Job) -> Claim:
-    recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
-    order = f"channels, then taps in steps of {precision.step} by mma.sync"
-    return Claim(
-        ConvFirstLayer.name, label_of(ConvFirstLayer.name, net, nodes), tuple(node.name for node in nodes),
-        cost_of(
-            net, nodes, sum(recipe.nbytes for recipe in recipes.values()), job.precision, lowering.rate(job.batch),
-            lowering.min_us,
-        ),
-        "tensor cores, a patch of x in shared memory: few channels", recipes,
-        fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
-        order=order + (f", partial sums of {PART}" if precision.splits > 1 else ""), facts=lowering,
-        reads={nodes[0].inputs[0]: Use(ROWS, is_read_often=True)},
-        writes={nodes[-1].name: CHANNELS_LAST} if lowering.is_nhwc else {},
-    )  # fmt: skip
-
-
 def _recipes(net: Network, node: Node, lowering: ConvFirstLayerLowering) -> dict[str, Recipe]:
     name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
     arranged = Recipe.of(
         window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word),
         net.weight_type(name).dtype, per_word=per_word, columns=lowering.channels,
     )  # fmt: skip
-    recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
-    if lowering.has_bias:
-        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
-    return recipes
+    return {"weight": multiplied_fragments(arranged, lowering.precision), **bias_recipe(net, node)}
 
 
 @recipe_op
@@ -410,7 +405,7 @@ def _instance(
 
     def launch(device: Device) -> KernelLaunch:
         return ConvFirstLayerLowering(
-            geometry, precision, dtypes, True, None, True, device.units, device.fast_bytes, pool
+            geometry, precision, dtypes, None, True, device.units, device.fast_bytes, True, pool
         ).launch(1024)  # fmt: skip
 
     return Instance(name, launch)

@@ -1,15 +1,22 @@
-"""A convolution with the layers fused into it, as conv/sm90.py and conv/implicit_gemm.py claim them."""
+"""What the kernels of convolutions share: the layers fused with one, the claim of them, and the lowering's fields."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES
+from onchip.kernels.cuda.common.kernel import CudaKernel
+from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.program import ELEMENT_TYPES, NOTHING, Int64, Memory, Weight
+from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
-from onchip.plan.kernel import Use
+from onchip.network.layers import Add, Cast, Convolution, Elementwise, Embedding, Layer, ToPixels, TransposedConvolution
+from onchip.network.recipe import Recipe
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Cost, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 
@@ -30,10 +37,6 @@ class ConvRun:
         return self.nodes[-1].name
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(node.name for node in self.nodes)
-
-    @property
     def activation(self) -> Elementwise | None:
         return next((node.layer for node in self.nodes if isinstance(node.layer, Elementwise)), None)
 
@@ -43,39 +46,65 @@ class ConvRun:
         return len({self.input_name, self.residual}) - 1 if self.residual else None
 
     def dtypes(self, net: Network) -> tuple[str, str]:
-        return net.types[self.input_name].dtype, net.types[self.output_name].dtype
+        """Of x, or of the values that an Embedding looks up, and of y."""
+        first = self.nodes[0]
+        x = first.name if isinstance(first.layer, Embedding) else self.input_name
+        return net.types[x].dtype, net.types[self.output_name].dtype
 
     def are_floats(self, net: Network) -> bool:
-        """Whether input, weights and output have dtypes that the tensor cores support."""
+        """Whether weights and values, except for pixels at the end, have dtypes that the tensor cores support."""
         weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
-        return {*self.dtypes(net), *weights} <= ELEMENT_TYPES.keys()
+        floats = (node.name for node in self.nodes if not isinstance(node.layer, ToPixels))
+        return {*(net.types[value].dtype for value in (self.input_name, *floats)), *weights} <= ELEMENT_TYPES.keys()
 
-    def row_flop(self, net: Network) -> int:
-        return sum(map(net.row_flop, self.nodes))
-
-    def row_bytes(self, net: Network) -> int:
+    def cost(
+        self, net: Network, precision: str, recipes: Mapping[str, Recipe], rate: float, min_us: float,
+        extra_bytes: int = 0,
+    ) -> Cost:  # fmt: skip
+        """At a share of the tensor cores' rate. extra_bytes: per row, in addition to the values at both ends."""
+        is_split = PRECISIONS[precision].splits > 1
         values = dict.fromkeys((self.input_name, self.residual, self.output_name))
-        return sum(net.types[value].row_bytes for value in values if value)
+        return Cost(
+            sum(map(net.row_flop, self.nodes)) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
+            sum(net.types[value].row_bytes for value in values if value) + extra_bytes,
+            sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
+            precision="tf32" if is_split else "", rate=rate, min_us=min_us,
+        )  # fmt: skip
 
-    def label(self, net: Network) -> str:
-        """Channels, taps, and the fused layers."""
+    def label(self, net: Network, hidden: tuple[type[Layer], ...] = ()) -> str:
+        """Channels, taps, and the fused layers, except for `hidden` ones."""
         C, N = (net.types[value].row_shape[0] for value in (self.conv.inputs[0], self.conv.name))
         taps = "x".join(map(str, net.weights[self.conv.weights["weight"]].shape[2:]))
-        return ",".join([f"{C},{N},{taps}", *self.epilogue])
+        return ",".join([f"{C},{N},{taps}", *self.epilogue(hidden)])
 
-    @property
-    def epilogue(self) -> list[str]:
-        return [node.layer.kind for node in self.nodes[self.nodes.index(self.conv) + 1 :]]
+    def epilogue(self, hidden: tuple[type[Layer], ...] = ()) -> list[str]:
+        after = self.nodes[self.nodes.index(self.conv) + 1 :]
+        return [node.layer.kind for node in after if not isinstance(node.layer, hidden)]
 
-    def reads(self, net: Network) -> dict[str, Use]:
-        return {
-            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, value == self.input_name)
-            for value in (self.residual, self.input_name)
-            if value
-        }
+    def extended(self, net: Network, node: Node) -> ConvRun | None:
+        """The run and a node that reads only its output; None if any other node reads that."""
+        follows = node.inputs == (self.output_name,) and is_closed(net, [*self.nodes, node])
+        return ConvRun((*self.nodes, node), self.conv) if follows else None
 
-    def writes(self, net: Network) -> dict[str, str]:
-        return {self.output_name: CHANNELS_LAST} if has_channels(net.types[self.output_name]) else {}
+
+def find_conv(net: Network, start: int) -> ConvRun | None:
+    """The convolution that begins at a node, or follows a Cast there, if the tensor cores support its dtypes."""
+    nodes = net.nodes[start : start + (2 if isinstance(net.nodes[start].layer, Cast) else 1)]
+    conv = nodes[-1]
+    if not isinstance(conv.layer, Convolution | TransposedConvolution):
+        return None
+    if len(nodes) > 1 and (conv.inputs != (nodes[0].name,) or not is_closed(net, list(nodes))):
+        return None
+    run = ConvRun(nodes, conv)
+    return run if run.are_floats(net) else None
+
+
+def with_conversion(net: Network, start: int, run: ConvRun) -> ConvRun:
+    """Extend a run by an activation, and by a Cast or ToPixels, where they follow."""
+    for kinds in (ACTIVATIONS, (Cast, ToPixels)):
+        for node in net.nodes[start + len(run.nodes) : start + len(run.nodes) + 1]:
+            run = (isinstance(node.layer, kinds) and run.extended(net, node)) or run
+    return run
 
 
 def find_runs(net: Network, start: int, operand_dtype: str) -> list[ConvRun]:
@@ -83,15 +112,13 @@ def find_runs(net: Network, start: int, operand_dtype: str) -> list[ConvRun]:
 
     operand_dtype  the tensor cores' operand dtype: a preceding Cast to it is fused
     """
-    first = net.nodes[start]
-    has_cast = isinstance(first.layer, Cast) and first.layer.dtype == operand_dtype != net.types[first.inputs[0]].dtype
-    nodes = net.nodes[start : start + 1 + has_cast]
-    conv = nodes[-1]
-    if not isinstance(conv.layer, Convolution | TransposedConvolution):
+    run = find_conv(net, start)
+    if run is None:
         return []
-    if has_cast and (conv.inputs != (first.name,) or not is_closed(net, list(nodes))):
+    x, operand = (net.types[value].dtype for value in (run.input_name, run.conv.inputs[0]))
+    if len(run.nodes) > 1 and not x != operand == operand_dtype:
         return []
-    return with_epilogue(net, start, ConvRun(nodes, conv))
+    return [each for each in with_epilogue(net, start, run) if each.are_floats(net)]
 
 
 def with_epilogue(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
@@ -117,3 +144,52 @@ def _is_residual_sum(net: Network, node: Node) -> bool:
     """Whether an Add has two distinct inputs of the same shape."""
     shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
     return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1
+
+
+@dataclass(frozen=True)
+class ConvLowering:
+    """A convolution and the layers fused with it, lowered to one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]  # of x (or of the table) and y
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+
+    @classmethod
+    def of(cls, net: Network, run: ConvRun, geometry: Geometry, device: Device, job: Job, **fields: Any) -> Self:
+        """`fields` of a subclass."""
+        dtypes, has_bias = run.dtypes(net), "bias" in run.conv.weights
+        return cls(geometry, job.precision, dtypes, run.activation, has_bias, device.units, **fields)
+
+    @property
+    def bias(self) -> Memory | Int64:
+        return Weight("bias") if self.has_bias else NOTHING
+
+
+class ConvKernel(CudaKernel):
+    """A convolution on the tensor cores, with the layers around it, from a Cast on."""
+
+    layers: ClassVar[tuple[type[Layer], ...]] = (Cast, Convolution, TransposedConvolution)
+    dtypes = tuple(ELEMENT_TYPES)
+
+    def claim_run(self, net: Network, run: ConvRun, lowering: ConvLowering, **changes: Any) -> Claim:
+        """By default in NHWC at both ends."""
+        fields = {
+            "nodes": tuple(node.name for node in run.nodes), "label": f"{self.name}<{run.label(net)}>",
+            "reads": {
+                value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, value == run.input_name)
+                for value in (run.residual, run.input_name) if value
+            },
+            "writes": {run.output_name: CHANNELS_LAST} if has_channels(net.types[run.output_name]) else {},
+        }  # fmt: skip
+        return self.claim(net, run.conv, lowering, **(fields | changes))
+
+
+def order_of(precision: str, instruction: str, part: int, k: str = "taps, then channels") -> str:
+    """The reduction order. part: K elements per partial sum of fp32."""
+    operand = PRECISIONS[precision]
+    return f"{k} in steps of {operand.step} by {instruction}" + (
+        f", partial sums of {part}" if operand.splits > 1 else ""
+    )

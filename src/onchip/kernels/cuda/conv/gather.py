@@ -8,45 +8,64 @@ from collections.abc import Iterator
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import ELEMENT_TYPES, IDS, StatusWord
 from onchip.kernels.cuda.common.weights import multiplied_weight
-from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvRun, with_epilogue
-from onchip.kernels.cuda.conv.implicit_gemm import (
-    ARCHITECTURES,
-    MIN_COLUMNS,
-    ImplicitGemmLowering,
-    bias_recipe,
-    cost_of,
-    instance_of,
-    order_of,
-    tap_weight,
-)
-from onchip.kernels.cuda.mma.mma_tile import TILES, scale_of
+from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvRun, order_of, with_epilogue
+from onchip.kernels.cuda.conv.implicit_gemm import MIN_COLUMNS, ImplicitGemmLowering, instance_of, tap_weight
+from onchip.kernels.cuda.mma.mma_tile import PART, TILES, scale_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
-
-__all__ = ["ARCHITECTURES", "INSTANCES", "ConvGather", "spread_rows"]
+from onchip.plan.kernel import Claim, Job, Use
 
 
-class ConvGather:
+class ConvGather(ConvKernel):
     name = "conv_gather"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = (Embedding,)
+    dtypes = tuple(IDS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim an Embedding, its only reader and the layers that may follow; then shorter fusions."""
+    def applies(self, net: Network, start: int) -> bool:
+        return _embedding_run(net, start) is not None
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        """An Embedding, its only reader and the layers that may follow; then shorter fusions."""
         unfused = _embedding_run(net, start)
-        if unfused is None or job.is_training or device.arch not in ARCHITECTURES:
-            return
+        assert unfused is not None
         for run in with_epilogue(net, start, unfused):
-            claim = _claim(net, run, device, job)
+            claim = self._claim(net, run, device, job)
             if claim is not None:
                 yield claim
+
+    def _claim(self, net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None:
+        first, node, geometry = run.nodes[0], run.conv, _geometry(net, run)
+        ids, embedded, y = (net.types[value] for value in (run.input_name, first.name, run.output_name))
+        weights = (net.weight_type(name).dtype for name in node.weights.values())
+        if geometry is None or geometry.N < MIN_COLUMNS:
+            return None
+        if not {embedded.dtype, y.dtype, *weights} <= ELEMENT_TYPES.keys():
+            return None
+        V, E = net.weights[first.weights["weight"]].shape
+        lowering = ImplicitGemmLowering.of(
+            net, run, geometry, device, job, scale=scale_of(device, job.precision), residual=run.residual_input,
+            ids=(ids.dtype, StatusWord(run.input_name, ids.row_shape, V)),
+        )  # fmt: skip
+        if lowering.why_not():
+            return None  # the gather kernel claims the Embedding instead
+        is_conv = isinstance(node.layer, Conv1d)
+        weight = (tap_weight if is_conv else _row_weight)(net, node, lowering)
+        table = Recipe.of(as_is, (first.weights["weight"],), (V, E), embedded.dtype)
+        recipes = {"weight": weight, **bias_recipe(net, node), "table": table}
+        taps = f"{geometry.taps[1]}," if geometry.taps[1] > 1 else ""
+        label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.epilogue()])
+        reads = {run.input_name: Use(is_read_often=True)}
+        return self.claim_run(
+            net, run, lowering, label=f"{self.name}<{label}>",
+            cost=lowering.cost(net, run, recipes, job, embedded.row_bytes),
+            why="the GEMM loads the looked-up rows directly", recipes=recipes,
+            order=order_of(job.precision, "mma", PART), **({} if is_conv else {"reads": reads, "writes": {}}),
+        )  # fmt: skip
 
 
 def _embedding_run(net: Network, start: int) -> ConvRun | None:
@@ -82,35 +101,6 @@ def _geometry(net: Network, run: ConvRun) -> Geometry | None:
     taps, positions = (S, 1) if reshapes else (1, S)
     N = net.weights[node.weights["weight"]].shape[0]
     return Geometry(False, E, N, 1, (1, S), (1, positions), (1, taps), (1, 1), (0, 0), (1, 1))
-
-
-def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None:
-    first, node, geometry = run.nodes[0], run.conv, _geometry(net, run)
-    ids, embedded, y = (net.types[value] for value in (run.input_name, first.name, run.output_name))
-    weights = (net.weight_type(name).dtype for name in node.weights.values())
-    if geometry is None or geometry.N < MIN_COLUMNS or not {embedded.dtype, y.dtype, *weights} <= ELEMENT_TYPES.keys():
-        return None
-    V, E = net.weights[first.weights["weight"]].shape
-    status = StatusWord(run.input_name, ids.row_shape, V)
-    lowering = ImplicitGemmLowering(
-        geometry, job.precision, (embedded.dtype, y.dtype), run.activation, "bias" in node.weights, device.units,
-        scale_of(device, job.precision), run.residual_input, (ids.dtype, status),
-    )  # fmt: skip
-    if ids.dtype not in IDS or lowering.why_not():
-        return None  # the gather kernel claims the Embedding instead
-    is_conv = isinstance(node.layer, Conv1d)
-    weight = tap_weight if is_conv else _row_weight
-    table = Recipe.of(as_is, (first.weights["weight"],), (V, E), embedded.dtype)
-    recipes = {"weight": weight(net, node, lowering), **bias_recipe(node, geometry), "table": table}
-    taps = f"{geometry.taps[1]}," if geometry.taps[1] > 1 else ""
-    label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.epilogue])
-    return Claim(
-        ConvGather.name, f"{ConvGather.name}<{label}>", run.names,
-        cost_of(net, run, lowering, recipes, job, embedded.row_bytes), "the GEMM loads the looked-up rows directly",
-        recipes, order=order_of(job.precision), facts=lowering,
-        reads={**(run.reads(net) if is_conv else {}), run.input_name: Use(is_read_often=True)},
-        writes=run.writes(net) if is_conv else {},
-    )  # fmt: skip
 
 
 def _row_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Recipe:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from ctypes import c_int32, c_uint32
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     IDS,
+    NOTHING,
     Argument,
     Input,
     Instance,
@@ -32,22 +33,19 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
-from onchip.kernels.cuda.conv.direct import MAX_OFFSET, Geometry, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
+from onchip.kernels.cuda.conv.direct import MAX_OFFSET, Geometry, bias_recipe, by_axis, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of
 from onchip.kernels.cuda.conv.sm90 import taps_in_order
 from onchip.kernels.cuda.conv.windows import MAX_PHASES, Windows
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Elementwise
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.plan import values_read
-from onchip.plan.rewrites.phases import AxisPhase
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 MIN_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
 MAX_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
 
@@ -57,16 +55,26 @@ WINDOW_RATE, FLOAT32_RATE = 0.6, 0.42
 MIN_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
 
 
-@dataclass(frozen=True)
-class ImplicitGemmLowering:
-    """A convolution, a residual and its activation, lowered to one launch."""
+class PhaseStruct(CStruct):
+    source, c_name = SOURCE, "Phase"
+    _fields_ = (("by_taps", Divider), ("taps_before", c_uint32), ("begin", c_int32), ("positions", c_int32))
 
-    geometry: Geometry
-    precision: str
-    dtypes: tuple[str, str]  # dtypes of x (or of the table) and y
-    activation: Elementwise | None
-    has_bias: bool
-    units: int
+
+class WindowsStruct(CStruct):
+    source, c_name = SOURCE, "Windows"
+    _fields_ = (
+        ("H", c_int32), ("W", c_int32), ("C", c_int32), ("channels", c_int32), ("channels_out", c_int32),
+        ("lines_out", c_int32), ("columns_out", c_int32), ("stride_h", c_int32), ("stride_w", c_int32),
+        ("before_h", c_int32), ("before_w", c_int32), ("dilation_h", c_int32), ("dilation_w", c_int32),
+        ("alignment", c_int32), ("phases_h", c_int32), ("taps_w", c_uint32), ("row_units", c_uint32),
+        ("by_units", Divider), ("by_positions", Divider), ("by_line", Divider), ("by_groups", Divider),
+        ("by_phases", Divider), ("by_phases_w", Divider), ("down", PhaseStruct * MAX_PHASES),
+        ("right", PhaseStruct * MAX_PHASES),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImplicitGemmLowering(ConvLowering):
     scale: float  # factor on the tiles' rates (mma/mma_tile.py)
     residual: int | None = None  # input index of the residual
     ids: tuple[str, StatusWord] | None = None  # their dtype and status word; pixels are then rows of a table
@@ -144,20 +152,19 @@ class ImplicitGemmLowering:
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
-        sources: tuple[Argument, Argument, Argument] = (Input(0), Int64(0), Int64(0))
+        sources: tuple[Argument, Argument, Argument] = (Input(0), NOTHING, NOTHING)
         if self.ids is not None:
             sources = Weight("table"), Input(0), self.ids[1]
         x, ids, status = sources
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        residual: Argument = Int64(0) if self.residual is None else Input(self.residual)
-        return Steps((self.launch(B, self.tile(B), x, ids, Weight("weight"), bias, residual, Output(0), status),))
+        residual = NOTHING if self.residual is None else Input(self.residual)
+        return Steps((self.launch(B, self.tile(B), x, ids, Weight("weight"), self.bias, residual, Output(0), status),))
 
     def launch(self, B: int, tile: MmaTile, *arrays: Argument) -> KernelLaunch:
         """conv_implicit_gemm(x, ids, w, bias, residual, y, status, V, M, N, windows, activation)"""
         ids, rows = ("void", 0) if self.ids is None else (IDS[self.ids[0]], self.ids[1].limit)
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         sizes = Int64(rows), Int64(self.positions(B)), Int64(self.geometry.N)
-        arguments = (*arrays, *sizes, Struct(self._packed()), *map(UInt32, activation_words(self.activation)))
+        arguments = (*arrays, *sizes, self._windows(), *map(UInt32, activation_words(self.activation)))
         head = f"{PRECISIONS[self.precision].name}, {x_type}, {y_type}, {ids}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
         program = Program(SOURCE, f"conv_implicit_gemm<{head}, {tiled}>")
@@ -165,92 +172,57 @@ class ImplicitGemmLowering:
         config = LaunchConfig((self.tile_count(B, tile), 1, 1), (tile.threads, 1, 1), shared)
         return KernelLaunch(program, config, arguments, tile.budget(self.precision))
 
-    def _packed(self) -> bytes:
-        """The struct `Windows` of the .cu file."""
+    def _windows(self) -> Struct:
         g, windows = self.geometry, self.windows
-        down, right = windows.phases
-        window = (*windows.stride, *windows.before, *g.dilation)
-        head = struct.pack(
-            "<15i2I", *g.sides_in, g.C, g.groups * g.C, g.groups * g.N, *g.sides_out, *window,
-            self.alignment, len(down), sum(phase.taps for phase in right),
-            sum(windows.taps()) * self.channels // self.unit,
+        (H, W), (HO, WO), (down, right) = g.sides_in, g.sides_out, windows.phases
+        units = self.channels // self.unit
+        phases_down, phases_right = (
+            [
+                PhaseStruct.of(
+                    by_taps=divider(phase.taps), taps_before=taps_before, begin=begin, positions=phase.outputs
+                )
+                for phase, taps_before, begin in windows.along(axis)
+            ]
+            for axis in (0, 1)
+        )
+        return WindowsStruct.of(
+            H=H, W=W, C=g.C, channels=g.groups * g.C, channels_out=g.groups * g.N, lines_out=HO, columns_out=WO,
+            **by_axis(stride=windows.stride, before=windows.before, dilation=g.dilation), alignment=self.alignment,
+            phases_h=len(down), taps_w=sum(phase.taps for phase in right), row_units=sum(windows.taps()) * units,
+            by_units=divider(units), by_positions=divider(math.prod(windows.positions)),
+            by_line=divider(windows.positions[1]), by_groups=divider(g.groups), by_phases=divider(windows.count),
+            by_phases_w=divider(len(right)), down=phases_down, right=phases_right,
         )  # fmt: skip
-        positions = math.prod(windows.positions), windows.positions[1]
-        counts = (self.channels // self.unit, *positions, g.groups, windows.count, len(right))
-        axes = (_packed(axis, before) for axis, before in zip(windows.phases, windows.before, strict=True))
-        return head + b"".join(divider(count).data for count in counts) + b"".join(axes)
+
+    def cost(self, net: Network, run: ConvRun, recipes: Mapping[str, Recipe], job: Job, extra_bytes: int = 0) -> Cost:
+        return run.cost(net, self.precision, recipes, self.rate(max(1, job.batch)), MIN_US, extra_bytes)
 
 
-def _packed(axis: tuple[AxisPhase, ...], before: int) -> bytes:
-    taps_before, data = 0, b""
-    for phase in axis:
-        data += divider(phase.taps).data if phase.taps else bytes(12)
-        data += struct.pack("<I2i", taps_before, before - phase.before, phase.outputs)
-        taps_before += phase.taps
-    return data.ljust(MAX_PHASES * 24, b"\0")
-
-
-class ConvImplicitGemm:
+class ConvImplicitGemm(ConvKernel):
     name = "conv_implicit_gemm"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution with the Casts, residual and activation around it; then shorter fusions."""
-        if job.is_training or device.arch not in ARCHITECTURES:
-            return
+    def applies(self, net: Network, start: int) -> bool:
+        run = find_conv(net, start)
+        return run is not None and geometry_of(net, run.conv).N >= MIN_COLUMNS
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution with the Casts, residual and activation around it; then shorter fusions."""
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
-            geometry = geometry_of(net, run.conv)
-            if not run.are_floats(net) or geometry.N < MIN_COLUMNS:
-                continue
-            lowering = ImplicitGemmLowering(
-                geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
-                scale_of(device, job.precision), run.residual_input,
+            lowering = ImplicitGemmLowering.of(
+                net, run, geometry_of(net, run.conv), device, job, scale=scale_of(device, job.precision),
+                residual=run.residual_input,
             )  # fmt: skip
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            recipes = {"weight": tap_weight(net, run.conv, lowering), **bias_recipe(run.conv, geometry)}
-            claim = Claim(
-                self.name, f"{self.name}<{run.label(net)}>", run.names,
-                cost_of(net, run, lowering, recipes, job), "tensor cores, one tile of positions per block", recipes,
-                order=order_of(job.precision), facts=lowering, reads=run.reads(net), writes=run.writes(net),
+            recipes = {"weight": tap_weight(net, run.conv, lowering), **bias_recipe(net, run.conv)}
+            claim = self.claim_run(
+                net, run, lowering, cost=lowering.cost(net, run, recipes, job),
+                why="tensor cores, one tile of positions per block", recipes=recipes,
+                order=order_of(job.precision, "mma", PART),
             )  # fmt: skip
             assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
             yield claim
-
-
-def cost_of(
-    net: Network,
-    run: ConvRun,
-    lowering: ImplicitGemmLowering,
-    recipes: dict[str, Recipe],
-    job: Job,
-    extra_bytes: int = 0,
-) -> Cost:
-    """extra_bytes: per row, in addition to the values at both ends"""
-    is_split = PRECISIONS[job.precision].splits > 1
-    return Cost(
-        run.row_flop(net) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
-        run.row_bytes(net) + extra_bytes,
-        sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
-        precision="tf32" if is_split else "",
-        rate=lowering.rate(max(1, job.batch)),
-        min_us=MIN_US,
-    )
-
-
-def order_of(precision: str) -> str:
-    operand = PRECISIONS[precision]
-    return f"taps, then channels in steps of {operand.step} by mma" + (
-        f", partial sums of {PART}" if operand.splits > 1 else ""
-    )
-
-
-def bias_recipe(node: Node, g: Geometry) -> dict[str, Recipe]:
-    if "bias" not in node.weights:
-        return {}
-    return {"bias": Recipe.of(as_is, (node.weights["bias"],), (g.groups * g.N,))}
 
 
 def tap_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Recipe:
@@ -288,7 +260,7 @@ def instance_of(
         lowering = ImplicitGemmLowering(
             geometry, precision, dtypes, None, True, device.units, scale_of(device, precision), ids=ids_and_status
         )
-        return lowering.launch(64, tile, *[Int64(0)] * 7)
+        return lowering.launch(64, tile, *[NOTHING] * 7)
 
     return Instance(name, launch)
 

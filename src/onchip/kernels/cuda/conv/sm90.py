@@ -13,6 +13,7 @@ import numpy as np
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    NOTHING,
     Argument,
     Input,
     Instance,
@@ -22,24 +23,22 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     UInt32,
     Weight,
     WindowMap,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
-from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
+from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of
 from onchip.kernels.cuda.conv.sm90_images import UNIT_CYCLES, ImageConv, image_conv
 from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, PART, TMA_BYTES, WgmmaGemm, split_has_slices
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Elementwise
 from onchip.network.layers.conv import conv_groups
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -49,15 +48,7 @@ MIN_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
 
 
 @dataclass(frozen=True)
-class ConvSm90Lowering:
-    """A convolution, a residual and its activation, lowered to one launch."""
-
-    geometry: Geometry
-    precision: str
-    dtypes: tuple[str, str]
-    activation: Elementwise | None
-    has_bias: bool
-    units: int
+class ConvSm90Lowering(ConvLowering):
     residual: int | None = None  # input index of the residual
     split_k: int = 1
 
@@ -158,11 +149,11 @@ class ConvSm90Lowering:
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        x, w, y = Input(0), Weight("weight"), Output(0)
         residual = None if self.residual is None else Input(self.residual)
         if self.images is not None and self.uses_images(B):
-            return Steps((self.images.launch(B, self.units, Input(0), Weight("weight"), bias, residual, Output(0)),))
-        return Steps((self.launch(B, Input(0), Weight("weight"), bias, residual or Int64(0), Output(0)),))
+            return Steps((self.images.launch(B, self.units, x, w, self.bias, residual, y),))
+        return Steps((self.launch(B, x, w, self.bias, residual or NOTHING, y),))
 
     def launch(self, B: int, x: Memory, w: Memory, bias: Argument, residual: Argument, y: Argument) -> KernelLaunch:
         """conv_sm90(x, w, bias, residual, y, M, N, x_tile_rows, split_k, windows, activation)"""
@@ -175,7 +166,7 @@ class ConvSm90Lowering:
         )  # fmt: skip
         arguments = (
             pixels, gemm.weight_map(w, tiling.tile), bias, residual, y, Int64(gemm.M), Int64(gemm.N),
-            UInt32(tiling.x_tile_rows), UInt32(self.split_k), Struct(windows.packed(self.chunks, self.channels)),
+            UInt32(tiling.x_tile_rows), UInt32(self.split_k), windows.packed(self.chunks, self.channels),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         program = Program(SOURCE, f"conv_sm90<{tiling.template}, {tiling.split}, {self.slice_taps}>")
@@ -187,72 +178,47 @@ def _wh(pair: tuple[int, int]) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-class ConvSm90:
+class ConvSm90(ConvKernel):
     name = "conv_sm90"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    architectures = ARCHITECTURES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution with the Casts, residual and activation around it; then shorter fusions."""
-        if job.is_training or device.arch not in ARCHITECTURES:
-            return
+    def applies(self, net: Network, start: int) -> bool:
+        run = find_conv(net, start)
+        if run is None:
+            return False
+        geometry = _dense(geometry_of(net, run.conv))
+        return min(geometry.N, geometry.C) >= MIN_CHANNELS
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution with the Casts, residual and activation around it; then shorter fusions."""
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
-            lowering = _lowering(net, run, job, device)
-            if lowering is None:
-                continue
+            geometry = _dense(geometry_of(net, run.conv))
+            lowering = ConvSm90Lowering.of(net, run, geometry, device, job, residual=run.residual_input)
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            yield _claim(net, run, replace(lowering, split_k=lowering.best_split_k(max(1, job.batch))), job)
+            yield self._claim(net, run, replace(lowering, split_k=lowering.best_split_k(max(1, job.batch))), job)
 
-
-def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvSm90Lowering | None:
-    """None if the kernel does not apply and there is nothing to report."""
-    geometry = _dense(geometry_of(net, run.conv))
-    if not run.are_floats(net) or min(geometry.N, geometry.C) < MIN_CHANNELS:
-        return None
-    return ConvSm90Lowering(
-        geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
-        run.residual_input,
-    )  # fmt: skip
-
-
-def _claim(net: Network, run: ConvRun, lowering: ConvSm90Lowering, job: Job) -> Claim:
-    precision, batch = PRECISIONS[job.precision], max(1, job.batch)
-    recipes = _recipes(net, run.conv, lowering)
-    label = run.label(net) + (f",split-K {lowering.split_k}" if lowering.split_k > 1 else "")
-    order = f"taps, then channels in steps of {precision.step} by wgmma"
-    order += f", partial sums of {PART}" if precision.splits > 1 else ""
-    order += f", split-K {lowering.split_k}" if lowering.split_k > 1 else ""
-    flop, row_flop = net.row_flop(run.conv), run.row_flop(net)
-    by_images = lowering.images is not None and lowering.uses_images(batch)
-    rate = lowering.rate(batch, overlaps=not by_images)
-    rate *= min(1.0, flop / (2 * lowering.fmas))
-    if lowering.images is not None and by_images:
-        skipped_flop = max(0, flop - lowering.images.row_flop)
-        rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - skipped_flop / flop)
-        row_flop -= skipped_flop
-    claim = Claim(
-        kernel=ConvSm90.name,
-        label=f"{ConvSm90.name}<{label}>",
-        nodes=run.names,
-        cost=Cost(
-            row_flop * (3 if precision.splits > 1 else 1),  # 3xTF32: three gemms per fp32 gemm
-            run.row_bytes(net),
-            sum(recipe.nbytes for recipe in recipes.values()),
-            precision="tf32" if precision.splits > 1 else "",
-            rate=rate,
-            min_us=0.0 if by_images else lowering.min_us(batch),
-        ),
-        why=f"tensor cores, one tile of {'images' if by_images else 'positions'} per block",
-        recipes=recipes,
-        order=order,
-        facts=lowering,
-        reads=run.reads(net),
-        writes=run.writes(net),
-    )
-    assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
-    return claim
+    def _claim(self, net: Network, run: ConvRun, lowering: ConvSm90Lowering, job: Job) -> Claim:
+        batch, recipes = max(1, job.batch), _recipes(net, run.conv, lowering)
+        split = f",split-K {lowering.split_k}" if lowering.split_k > 1 else ""
+        order = order_of(job.precision, "wgmma", PART) + (f", split-K {lowering.split_k}" if split else "")
+        flop, skipped_flop = net.row_flop(run.conv), 0
+        by_images = lowering.images is not None and lowering.uses_images(batch)
+        rate = lowering.rate(batch, overlaps=not by_images)
+        rate *= min(1.0, flop / (2 * lowering.fmas))
+        if lowering.images is not None and by_images:
+            skipped_flop = max(0, flop - lowering.images.row_flop)
+            rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - skipped_flop / flop)
+        cost = run.cost(net, job.precision, recipes, rate, 0.0 if by_images else lowering.min_us(batch))
+        claim = self.claim_run(
+            net, run, lowering, label=f"{self.name}<{run.label(net)}{split}>",
+            cost=replace(cost, row_flop=cost.row_flop - skipped_flop),
+            why=f"tensor cores, one tile of {'images' if by_images else 'positions'} per block",
+            recipes=recipes, order=order,
+        )  # fmt: skip
+        assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
+        return claim
 
 
 def _recipes(net: Network, node: Node, lowering: ConvSm90Lowering) -> dict[str, Recipe]:
@@ -266,10 +232,7 @@ def _recipes(net: Network, node: Node, lowering: ConvSm90Lowering) -> dict[str, 
     if g.is_transposed:
         weight = Recipe.of(taps_in_order, (weight,), (g.N, g.C, len(order)), dtype, order=order)
     spread = Recipe.of(spread_taps, (weight,), shape, dtype, channels=channels)
-    recipes = {"weight": multiplied_weight(spread, shape, lowering.precision)}
-    if lowering.has_bias:
-        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (g.N,))
-    return recipes
+    return {"weight": multiplied_weight(spread, shape, lowering.precision), **bias_recipe(net, node)}
 
 
 def _dense(g: Geometry) -> Geometry:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
+from ctypes import c_int16, c_uint16, c_uint32
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     Argument,
@@ -24,7 +25,7 @@ from onchip.kernels.cuda.common.program import (
     TensorMap,
     UInt32,
 )
-from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.kernels.cuda.conv.direct import Geometry, Pair, by_axis
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, LINE, WARPGROUP
 from onchip.network.layers import Elementwise
@@ -36,6 +37,26 @@ MAX_STEPS, SKIPPED = 100, 0xFFFF
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
 # Cycles of an SM: a unit and slice at the sustained wgmma rate, and the epilogue of a tile; bytes per cycle from L2.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
+
+
+class StepStruct(CStruct):
+    source, c_name = SOURCE, "Step"
+    _fields_ = (("down", c_int16), ("right", c_int16), ("taps", c_uint16 * UNITS))
+
+
+class UnitStruct(CStruct):
+    source, c_name = SOURCE, "Unit"
+    _fields_ = (("down", c_uint16), ("right", c_uint16), ("n", c_uint32))
+
+
+class Cells(CStruct):
+    source, c_name = SOURCE, "Cells"
+    _fields_ = (
+        ("chunks", c_uint32), ("channels", c_uint32), ("tiles_n", c_uint32), ("tile_n", c_uint32), ("lines", c_uint32),
+        ("columns", c_uint32), ("cell_h", c_uint32), ("cell_w", c_uint32), ("step_h", c_uint32), ("step_w", c_uint32),
+        ("lines_in", c_uint32), ("columns_in", c_uint32), ("lines_out", c_uint32), ("columns_out", c_uint32),
+        ("steps", c_uint32), ("units", UnitStruct * UNITS), ("list", StepStruct * MAX_STEPS),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,15 +136,15 @@ class ImageConv:
     def tiles(self, B: int) -> int:
         return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
 
-    def _packed(self) -> bytes:
-        g, (down, right) = self.geometry, self.axes
-        data = struct.pack(
-            "<15I", self.chunks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells,
-            down.cell, right.cell, down.step, right.step, *g.sides_in, *g.sides_out, len(self.steps),
+    def _cells(self) -> Struct:
+        (H, W), (HO, WO), (down, right) = self.geometry.sides_in, self.geometry.sides_out, self.axes
+        return Cells.of(
+            chunks=self.chunks, channels=self.channels, tiles_n=self.tiles_n, tile_n=self.tile_n, lines=down.cells,
+            columns=right.cells, **by_axis(cell=(down.cell, right.cell), step=(down.step, right.step)),
+            lines_in=H, columns_in=W, lines_out=HO, columns_out=WO, steps=len(self.steps),
+            units=[UnitStruct.of(down=h, right=w, n=n) for h, w, n in self.units],
+            list=[StepStruct.of(down=h, right=w, taps=taps) for h, w, taps in self.steps],
         )  # fmt: skip
-        data += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
-        data += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
-        return data.ljust(15 * 4 + UNITS * 8 + MAX_STEPS * 12, b"\0")
 
     @property
     def stages(self) -> int:
@@ -145,7 +166,7 @@ class ImageConv:
             TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, tile_images), LINE),
             TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
             *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, residual or y)),
-            bias, UInt32(g.N), UInt32(tile_images), UInt32(tiles), Struct(self._packed()),
+            bias, UInt32(g.N), UInt32(tile_images), UInt32(tiles), self._cells(),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(

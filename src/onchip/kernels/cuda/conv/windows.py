@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import math
-import struct
+from collections.abc import Iterator
+from ctypes import c_int32, c_uint32
 from dataclasses import dataclass
+from pathlib import Path
 
-from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.program import Struct
+from onchip.kernels.cuda.conv.direct import Geometry, Pair, by_axis
 from onchip.plan.rewrites.phases import AxisPhase, axis_phase
 
+SOURCE = Path(__file__).with_name("sm90.cu")
 MAX_CORNER, MAX_REACH, MAX_STRIDE = 127, 255, 8  # limits of TMA im2col mode
 MAX_PHASES = 8  # per axis, same as in the .cu file
+
+
+class PhaseStruct(CStruct):
+    source, c_name = SOURCE, "Phase"
+    _fields_ = (("taps", c_uint32), ("taps_before", c_uint32), ("begin", c_uint32), ("positions", c_uint32))
+
+
+class WindowsStruct(CStruct):
+    source, c_name = SOURCE, "Windows"
+    _fields_ = (
+        ("chunks", c_uint32), ("channels", c_uint32), ("taps_w", c_uint32), ("positions", c_uint32),
+        ("columns", c_uint32), ("lines_out", c_uint32), ("columns_out", c_uint32), ("phases_h", c_uint32),
+        ("phases_w", c_uint32), ("stride_h", c_int32), ("stride_w", c_int32), ("before_h", c_int32),
+        ("before_w", c_int32), ("dilation_h", c_int32), ("dilation_w", c_int32), ("down", PhaseStruct * MAX_PHASES),
+        ("right", PhaseStruct * MAX_PHASES),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,20 +122,27 @@ class Windows:
         taps = list(range(phase.first, phase.first + phase.taps * step, step))
         return taps[::-1] if self.geometry.is_transposed else taps
 
-    def packed(self, chunks: int, channels: int) -> bytes:
-        """The struct. chunks: slices of k per tap; channels: per tap of the weight."""
+    def along(self, axis: int) -> Iterator[tuple[AxisPhase, int, int]]:
+        """The phases along an axis; the taps of the previous ones; the first pixel, relative to the base pixel."""
+        taps_before = 0
+        for phase in self.phases[axis]:
+            yield phase, taps_before, self.before[axis] - phase.before
+            taps_before += phase.taps
+
+    def packed(self, chunks: int, channels: int) -> Struct:
+        """chunks: slices of k per tap; channels: per tap of the weight"""
         g, (down, right) = self.geometry, self.phases
-        taps_w = sum(phase.taps for phase in right)
-        positions = math.prod(self.positions), self.positions[1]
-        head = (chunks, channels, taps_w, *positions, *g.sides_out, len(down), len(right))
-        window = (*self.stride, *self.before, *g.dilation)
-        axes = b"".join(_packed(axis, before) for axis, before in zip(self.phases, self.before, strict=True))
-        return struct.pack("<9I6i", *head, *window) + axes
-
-
-def _packed(axis: tuple[AxisPhase, ...], before: int) -> bytes:
-    taps_before, data = 0, b""
-    for phase in axis:
-        data += struct.pack("<4I", phase.taps, taps_before, before - phase.before, phase.outputs)
-        taps_before += phase.taps
-    return data.ljust(MAX_PHASES * 16, b"\0")
+        phases_down, phases_right = (
+            [
+                PhaseStruct.of(taps=phase.taps, taps_before=taps_before, begin=begin, positions=phase.outputs)
+                for phase, taps_before, begin in self.along(axis)
+            ]
+            for axis in (0, 1)
+        )
+        return WindowsStruct.of(
+            chunks=chunks, channels=channels, taps_w=sum(phase.taps for phase in right),
+            positions=math.prod(self.positions), columns=self.positions[1], lines_out=g.sides_out[0],
+            columns_out=g.sides_out[1], phases_h=len(down), phases_w=len(right),
+            **by_axis(stride=self.stride, before=self.before, dilation=g.dilation),
+            down=phases_down, right=phases_right,
+        )  # fmt: skip

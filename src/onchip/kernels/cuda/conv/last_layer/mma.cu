@@ -20,11 +20,11 @@ constexpr int BLOCK_WARPS = 8, BLOCK_THREADS = 32 * BLOCK_WARPS;  // warps, and 
 constexpr int STEP_BYTES = 32;                                    // bytes of channels per step of k
 
 struct Axis {
-    int in, out;         // pixels of x, positions of y
-    int cell, step;      // positions per cell; pixels from one cell to the next
-    int first;           // the pixel at the first tap of the first cell
-    int taps, dilation;  // taps of a cell's window, and their distance in pixels
-    int cells, pixels;   // cells per tile, and pixels of x under it
+    int side_in, side_out;  // pixels of x, positions of y
+    int cell, step;         // positions per cell; pixels from one cell to the next
+    int first;              // the pixel at the first tap of the first cell
+    int taps, dilation;     // taps of a cell's window, and their distance in pixels
+    int cells, pixels;      // cells per tile, and pixels of x under it
     Divider by_cells, by_pixels, by_tiles;  // by_tiles: per image
 };
 
@@ -90,12 +90,12 @@ __device__ __forceinline__ void load_pixels(const Layer& t, const Tile& tile, co
     for (int line = group.first; line < t.images * t.h.pixels; line += group.count) {
         u32 image = line;
         const int h = h0 + static_cast<int>(pop_index(image, t.h.by_pixels));
-        const bool has_line = h >= 0 && h < t.h.in && tile.image + image < B;
-        const X* const from = x + ((tile.image + image) * t.h.in + (has_line ? h : 0)) * t.w.in * t.C;
+        const bool has_line = h >= 0 && h < t.h.side_in && tile.image + image < B;
+        const X* const from = x + ((tile.image + image) * t.h.side_in + (has_line ? h : 0)) * t.w.side_in * t.C;
         char* const to = smem + line * t.w.pixels * t.pitch;
         for (int pixel = first, chunk = first_chunk; pixel < t.w.pixels;) {
             const int c = chunk * E, w = w0 + pixel;
-            const bool is_valid = has_line && w >= 0 && w < t.w.in && c < t.C;
+            const bool is_valid = has_line && w >= 0 && w < t.w.side_in && c < t.C;
             const X* const src = is_valid ? from + (w * t.C + c) : x;
             char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Element));
             if constexpr (IS_DIRECT) {
@@ -158,22 +158,23 @@ template <class Unit, class Y>
 __device__ __forceinline__ void store_tile(const Layer& t, const Tile& tile, const Y* y_tile, Y* y, long long B) {
     const int planes = t.is_nhwc ? 1 : t.N, inner = t.is_nhwc ? t.N : 1;  // contiguous per position
     const int top = tile.top * t.h.cell, left = tile.left * t.w.cell;
-    const int lines = min(t.lines(), t.h.out - top), positions = min(t.positions(), t.w.out - left);
+    const int lines = min(t.lines(), t.h.side_out - top), positions = min(t.positions(), t.w.side_out - left);
     const long long images = min(static_cast<long long>(t.images), B - tile.image);
-    const bool joins_lines = t.positions() == t.w.out, joins_planes = joins_lines && t.lines() == t.h.out;
+    const bool joins_lines = t.positions() == t.w.side_out, joins_planes = joins_lines && t.lines() == t.h.side_out;
     const int all_lines = static_cast<int>(images) * planes * lines,
               run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
     const u32 runs = all_lines / run_lines, runs_per_plane = joins_planes ? 1 : lines / run_lines;
     constexpr u32 V = sizeof(Unit) / sizeof(Y);
     const u32 units = run_lines * positions * inner / V;
-    const long long line_out = static_cast<long long>(t.w.out) * inner;
-    Y* const to = y + (tile.image * planes * t.h.out + top) * line_out + left * inner;
+    const long long line_out = static_cast<long long>(t.w.side_out) * inner;
+    Y* const to = y + (tile.image * planes * t.h.side_out + top) * line_out + left * inner;
     const RowGroup group(runs);
     for (u32 run = group.first; run < runs; run += group.count) {
         const u32 plane = run / runs_per_plane, line = run % runs_per_plane;
         const Unit* const from =
             reinterpret_cast<const Unit*>(y_tile + (plane * t.lines() + line) * t.positions() * inner);
-        Unit* const dst = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
+        Unit* const dst =
+            reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.side_out + line) * line_out);
         for (u32 at = group.member; at < units; at += group.size) dst[at] = from[at];
     }
 }

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_int32, c_uint32
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Argument,
     Budget,
     Input,
@@ -24,32 +24,28 @@ from onchip.kernels.cuda.common.program import (
     Output,
     Program,
     Steps,
-    Struct,
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.kernels.cuda.conv.direct import Geometry, Pair, bias_recipe, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
-from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
+from onchip.kernels.cuda.conv.last_layer.match import LastLayerKernel, find_last_layers
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
     PART,
-    cost_of,
     even_share,
     fragment_shape,
     in_fragments,
-    label_of,
     multiplied_fragments,
 )
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Elementwise
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 Y_TYPES = ELEMENT_TYPES | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3)  # tiles of 8 columns per warp tile
 READ_BYTES = 16  # alignment of a pixel's channels
@@ -74,16 +70,26 @@ Axes = tuple[CellAxis, CellAxis]
 Tile = tuple[int, int, int]  # images; rows of cells, and cells per row
 
 
-@dataclass(frozen=True)
-class ConvLastLayerLowering:
-    """A convolution with its activation and an optional ToPixels, lowered to one launch."""
+class AxisStruct(CStruct):
+    source, c_name = SOURCE, "Axis"
+    _fields_ = (
+        ("side_in", c_int32), ("side_out", c_int32), ("cell", c_int32), ("step", c_int32), ("first", c_int32),
+        ("taps", c_int32), ("dilation", c_int32), ("cells", c_int32), ("pixels", c_int32), ("by_cells", Divider),
+        ("by_pixels", Divider), ("by_tiles", Divider),
+    )  # fmt: skip
 
-    geometry: Geometry
-    precision: str
-    dtypes: tuple[str, str]
-    activation: Elementwise | None
-    has_bias: bool
-    units: int
+
+class LayerStruct(CStruct):
+    source, c_name = SOURCE, "Layer"
+    _fields_ = (
+        ("C", c_int32), ("N", c_int32), ("steps", c_int32), ("chunks", c_int32), ("pitch", c_int32),
+        ("images", c_int32), ("is_nhwc", c_uint32), ("unit", c_int32), ("holds_weights", c_uint32), ("h", AxisStruct),
+        ("w", AxisStruct), ("by_chunks", Divider),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConvLastLayerLowering(ConvLowering):
     fast_bytes: int
     is_nhwc: bool = False  # whether y is NHWC
     cell_size: Pair = (1, 1)  # in positions of y; transposed: in pixels of x
@@ -262,9 +268,7 @@ class ConvLastLayerLowering:
         return LAUNCH_US + STEP_US[PRECISIONS[self.precision].splits] * down.taps * right.taps * self.steps
 
     def at(self, B: int) -> Steps:
-        if B == 0:
-            return Steps(())
-        return Steps((self.launch(B),))
+        return Steps((self.launch(B),) if B else ())
 
     def unit(self, tile: Tile) -> int:
         """Bytes per store of y: 16 or 4 if contiguous runs are multiples, else one element."""
@@ -282,23 +286,25 @@ class ConvLastLayerLowering:
         """conv_last_layer(x, w, bias, y, B, layer, activation code and parameters)"""
         g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
         assert tile is not None
-        chunks = self.all_columns // (COLUMNS * self.group)
-        sizes = struct.pack(
-            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_nhwc, self.unit(tile),
-            self._holds_weights(self.axes),
-        )  # fmt: skip
-        for axis, cells in zip(self.axes, tile[1:], strict=True):
-            pixels = axis.pixels(cells)
-            sides = axis.side_in, axis.side_out
-            window = axis.first, axis.taps, axis.dilation
-            sizes += struct.pack("<9i", *sides, axis.cell, axis.step, *window, cells, pixels)
-            sizes += b"".join(divider(n).data for n in (cells, pixels, math.ceil(axis.cells / cells)))
         x_dtype, y_dtype = self.dtypes
-        chunk = READ_BYTES // DTYPE_BYTES[x_dtype] if x_dtype == precision.dtype else 4
-        sizes += divider(self.steps * precision.step // chunk).data
+        read = READ_BYTES // DTYPE_BYTES[x_dtype] if x_dtype == precision.dtype else 4  # channels per load
+        h, w = (
+            AxisStruct.of(
+                side_in=axis.side_in, side_out=axis.side_out, cell=axis.cell, step=axis.step, first=axis.first,
+                taps=axis.taps, dilation=axis.dilation, cells=cells, pixels=axis.pixels(cells),
+                by_cells=divider(cells), by_pixels=divider(axis.pixels(cells)),
+                by_tiles=divider(math.ceil(axis.cells / cells)),
+            )
+            for axis, cells in zip(self.axes, tile[1:], strict=True)
+        )  # fmt: skip
+        layer = LayerStruct.of(
+            C=g.C, N=g.N, steps=self.steps, chunks=self.all_columns // (COLUMNS * self.group), pitch=self.pitch,
+            images=tile[0], is_nhwc=self.is_nhwc, unit=self.unit(tile), holds_weights=self._holds_weights(self.axes),
+            h=h, w=w, by_chunks=divider(self.steps * precision.step // read),
+        )  # fmt: skip
         arguments: tuple[Argument, ...] = (
-            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
-            Struct(sizes), *map(UInt32, activation_words(self.activation)),
+            Input(0), Weight("weight"), self.bias, Output(0), Int64(B), layer,
+            *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared_bytes = self.shared_bytes(tile)
         blocks = self.units * max(1, min(self.max_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
@@ -310,38 +316,24 @@ class ConvLastLayerLowering:
         return KernelLaunch(Program(SOURCE, f"conv_last_layer<{', '.join(template)}>"), config, arguments, budget)
 
 
-class ConvLastLayer:
+class ConvLastLayer(LastLayerKernel):
     name = "conv_last_layer"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution to few channels (conv/last_layer/match.py)."""
-        if job.is_training or device.arch not in ARCHITECTURES:
-            return
-        for run in find_last_layers(net, start):
-            lowering = ConvLastLayerLowering(
-                run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
-                device.fast_bytes, run.is_nhwc,
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        for run, is_nhwc in find_last_layers(net, start):
+            lowering = ConvLastLayerLowering.of(
+                net, run, geometry_of(net, run.conv), device, job, fast_bytes=device.fast_bytes, is_nhwc=is_nhwc
             ).with_best_cells()  # fmt: skip
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            yield _claim(net, run, lowering, job)
-
-
-def _claim(net: Network, run: LastLayers, lowering: ConvLastLayerLowering, job: Job) -> Claim:
-    recipes, precision = _recipes(net, run.conv, lowering), PRECISIONS[job.precision]
-    weight_bytes, tile = sum(recipe.nbytes for recipe in recipes.values()), lowering.tile(job.batch)
-    assert tile is not None
-    order = f"taps, then channels in steps of {precision.step} by mma.sync"
-    order += f", partial sums of {PART}" if precision.splits > 1 else ""
-    return Claim(
-        ConvLastLayer.name, label_of(ConvLastLayer.name, net, run.nodes), run.names,
-        cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), lowering.min_us),
-        "tensor cores, few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
-        order=order, facts=lowering, reads=run.reads, writes=run.writes,
-    )  # fmt: skip
+            tile, recipes = lowering.tile(job.batch), _recipes(net, run.conv, lowering)
+            assert tile is not None
+            yield self.claim_last(
+                net, run, is_nhwc, lowering, why="tensor cores, few channels", recipes=recipes,
+                cost=run.cost(net, job.precision, recipes, lowering.rate(job.batch), lowering.min_us),
+                order=order_of(job.precision, "mma.sync", PART), fast_bytes=lowering.shared_bytes(tile),
+            )  # fmt: skip
 
 
 def _recipes(net: Network, node: Node, lowering: ConvLastLayerLowering) -> dict[str, Recipe]:
@@ -353,10 +345,7 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLayerLowering) -> dict[
         net.weight_type(name).dtype, per_word=precision.per_word, channels=channels, columns=lowering.all_columns,
         down=down.table, right=right.table, channel_axis=0 if lowering.geometry.is_transposed else 1,
     )  # fmt: skip
-    recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
-    if lowering.has_bias:
-        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
-    return recipes
+    return {"weight": multiplied_fragments(arranged, lowering.precision), **bias_recipe(net, node)}
 
 
 @recipe_op

@@ -24,7 +24,7 @@ constexpr int STEP_BYTES = 32, STEPS = LINE / STEP_BYTES;  // bytes per step of 
 constexpr int MAX_STAGES = 8;
 
 struct Axis {
-    int out;                // positions of y
+    int side_out;           // positions of y
     int cell, step;         // positions per cell; pixels from one cell to the next
     int first;              // the pixel at the first tap of the first cell
     int taps, dilation;     // taps of a cell's window, and their distance in pixels
@@ -72,8 +72,8 @@ __device__ __forceinline__ void list_stores(const Layer& t, Store* stores, int t
     for (u32 i = threadIdx.x; i < planes * t.lines() * t.by_units.size; i += threads) {
         u32 plane = i;
         const int unit = pop_index(plane, t.by_units), line = pop_index(plane, t.by_lines);
-        const int lines = static_cast<int>(plane) * t.h.out + line;
-        stores[i] = {lines * t.w.out * inner + unit * V, static_cast<short>(line), static_cast<short>(unit)};
+        const int lines = static_cast<int>(plane) * t.h.side_out + line;
+        stores[i] = {lines * t.w.side_out * inner + unit * V, static_cast<short>(line), static_cast<short>(unit)};
     }
 }
 // Stores a warp's tile of y from (top, left) of an image on, clipped to y.
@@ -83,8 +83,8 @@ __device__ __forceinline__ void store_tile(const Layer& t, const Store* stores, 
     constexpr int V = sizeof(Unit) / sizeof(Y);
     const int planes = t.is_nhwc ? 1 : t.N, inner = t.is_nhwc ? t.N : 1;
     const int all = planes * t.lines() * t.by_units.size;
-    const int lines = t.h.out - top, units = (t.w.out - left) * inner / V;  // in bounds
-    Y* const dst = y + ((static_cast<long long>(image) * planes * t.h.out + top) * t.w.out + left) * inner;
+    const int lines = t.h.side_out - top, units = (t.w.side_out - left) * inner / V;  // in bounds
+    Y* const dst = y + ((static_cast<long long>(image) * planes * t.h.side_out + top) * t.w.side_out + left) * inner;
 #pragma unroll 2
     for (int i = threadIdx.x % 32; i < all; i += 32) {
         const Store store = stores[i];

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
+from ctypes import c_int32, c_uint32
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import act_name, activation_words
-from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
@@ -18,26 +19,25 @@ from onchip.kernels.cuda.common.program import (
     Budget,
     Input,
     Instance,
-    Int64,
     KernelLaunch,
     LaunchConfig,
     Output,
     Program,
     Steps,
-    Struct,
     TensorMap,
     UInt32,
     Weight,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight
-from onchip.kernels.cuda.conv.direct import Geometry
+from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
-from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
-from onchip.kernels.cuda.conv.warp_mma import COLUMNS, cost_of, label_of
-from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES
+from onchip.kernels.cuda.conv.last_layer.match import LastLayerKernel, find_last_layers
+from onchip.kernels.cuda.conv.warp_mma import COLUMNS
+from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, PART
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -65,16 +65,26 @@ LAUNCH_CLOCKS = 3_500  # prologue and last epilogue: one image took 1.9 us, 100 
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class ConvLastLayerSm90Lowering:
-    """A convolution with its activation and an optional ToPixels, lowered to one launch."""
+class AxisStruct(CStruct):
+    source, c_name = SOURCE, "Axis"
+    _fields_ = (
+        ("side_out", c_int32), ("cell", c_int32), ("step", c_int32), ("first", c_int32), ("taps", c_int32),
+        ("dilation", c_int32), ("cells", c_int32), ("warp_cells", c_int32), ("by_tiles", Divider),
+        ("by_patches", Divider),
+    )  # fmt: skip
 
-    geometry: Geometry
-    precision: str
-    dtypes: tuple[str, str]
-    activation: Elementwise | None
-    has_bias: bool
-    units: int
+
+class LayerStruct(CStruct):
+    source, c_name = SOURCE, "Layer"
+    _fields_ = (
+        ("N", c_int32), ("chunks", c_int32), ("steps", c_int32), ("columns", c_int32), ("pitch", c_int32),
+        ("patch_bytes", c_int32), ("stages", c_int32), ("is_nhwc", c_uint32), ("unit", c_int32), ("stores", c_int32),
+        ("h", AxisStruct), ("w", AxisStruct), ("by_units", Divider), ("by_lines", Divider),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConvLastLayerSm90Lowering(ConvLowering):
     fast_bytes: int
     is_nhwc: bool = False  # whether y is NHWC
     cell_height: int = 1  # in positions of y; transposed: in pixels of x
@@ -227,9 +237,7 @@ class ConvLastLayerSm90Lowering:
         return min(1.0, useful / self._clocks(patch)) * busy * clocks / (clocks + LAUNCH_CLOCKS)
 
     def at(self, B: int) -> Steps:
-        if B == 0:
-            return Steps(())
-        return Steps((self.launch(B),))
+        return Steps((self.launch(B),) if B else ())
 
     @property
     def unit(self) -> int:
@@ -241,28 +249,30 @@ class ConvLastLayerSm90Lowering:
     def launch(self, B: int) -> KernelLaunch:
         """conv_last_layer_sm90(x, w, bias, y, patches, layer, activation code and parameters)"""
         g, patch, (x_dtype, y_dtype) = self.geometry, self.patch(B), self.dtypes
-        lines, columns = self.pixels(patch)
-        unit, stages, axes = self.unit, self.stages(patch), self.axes
-        pitch = LINE * (8 if self.is_row else axes[0].step * columns)
-        sizes = struct.pack(
-            "<10i", g.N, self.chunks, self.last_steps, columns, pitch, self.chunk_bytes(patch), stages, self.is_nhwc,
-            unit, self.stores,
-        )  # fmt: skip
+        (lines, columns), unit, axes = self.pixels(patch), self.unit, self.axes
         per_axis = zip(axes, self.tile, self.warp_tile, patch, self.tiles, strict=True)
-        for axis, cells, warp_tile, count, tiles in per_axis:
-            sizes += struct.pack(
-                "<8i", axis.side_out, axis.cell, axis.step, axis.first, axis.taps, axis.dilation, cells, warp_tile
+        h, w = (
+            AxisStruct.of(
+                side_out=axis.side_out, cell=axis.cell, step=axis.step, first=axis.first, taps=axis.taps,
+                dilation=axis.dilation, cells=cells, warp_cells=warp_cells, by_tiles=divider(count),
+                by_patches=divider(math.ceil(tiles / count)),
             )
-            sizes += divider(count).data + divider(math.ceil(tiles / count)).data
+            for axis, cells, warp_cells, count, tiles in per_axis
+        )  # fmt: skip
         positions = self.warp_tile[1] * axes[1].cell * (g.N if self.is_nhwc else 1)
-        for n in (positions * DTYPE_BYTES[y_dtype] // unit, self.warp_tile[0] * axes[0].cell):
-            sizes += divider(n).data
+        layer = LayerStruct.of(
+            N=g.N, chunks=self.chunks, steps=self.last_steps, columns=columns,
+            pitch=LINE * (8 if self.is_row else axes[0].step * columns), patch_bytes=self.chunk_bytes(patch),
+            stages=self.stages(patch), is_nhwc=self.is_nhwc, unit=unit, stores=self.stores, h=h, w=w,
+            by_units=divider(positions * DTYPE_BYTES[y_dtype] // unit),
+            by_lines=divider(self.warp_tile[0] * axes[0].cell),
+        )  # fmt: skip
         rows = self.taps * self.chunks * self.group * COLUMNS
         arguments: tuple[Argument, ...] = (
             TensorMap(Input(0), x_dtype, (g.C, g.sides_in[1], g.sides_in[0], B), (CHUNK, columns, lines, 1), LINE),
             TensorMap(Weight("weight"), x_dtype, (CHUNK, rows), (CHUNK, self.group * COLUMNS), LINE),
-            Weight("bias") if self.has_bias else Int64(0), Output(0), UInt32(B * self._count(patch)),
-            Struct(sizes), *map(UInt32, activation_words(self.activation)),
+            self.bias, Output(0), UInt32(B * self._count(patch)), layer,
+            *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         threads = WARPGROUPS * WARPGROUP + 32
         config = LaunchConfig(
@@ -275,39 +285,29 @@ class ConvLastLayerSm90Lowering:
         return KernelLaunch(Program(SOURCE, f"conv_last_layer_sm90<{', '.join(template)}>"), config, arguments, budget)
 
 
-class ConvLastLayerSm90:
+class ConvLastLayerSm90(LastLayerKernel):
     name = "conv_last_layer_sm90"
-    device_kind = "cuda"
     precisions = ("fp16", "bf16")
+    architectures = ARCHITECTURES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim a convolution to few channels (conv/last_layer/match.py)."""
-        if job.is_training or job.precision not in self.precisions or device.arch not in ARCHITECTURES:
-            return
-        for run in find_last_layers(net, start):
-            lowering = ConvLastLayerSm90Lowering(
-                run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
-                device.fast_bytes, run.is_nhwc,
-            )  # fmt: skip
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        for run, is_nhwc in find_last_layers(net, start):
+            lowering = ConvLastLayerSm90Lowering.of(
+                net, run, geometry_of(net, run.conv), device, job, fast_bytes=device.fast_bytes, is_nhwc=is_nhwc
+            )
             why, best = lowering.why_not(), None
             if not why and (best := lowering.with_best_cells()) is None:
                 why = f"weights and two patches of pixels take more than {device.fast_bytes:,} B of shared memory"
             if best is None:
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            yield _claim(net, run, best, job)
-
-
-def _claim(net: Network, run: LastLayers, lowering: ConvLastLayerSm90Lowering, job: Job) -> Claim:
-    recipes = _recipes(net, run.conv, lowering)
-    weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
-    return Claim(
-        ConvLastLayerSm90.name, label_of(ConvLastLayerSm90.name, net, run.nodes), run.names,
-        cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), 0.0),
-        "tensor cores, windows read from a patch in shared memory: few channels", recipes,
-        fast_bytes=lowering.shared_bytes(lowering.patch(job.batch)),
-        order="taps, then channels in steps of 16 by wgmma", facts=lowering, reads=run.reads, writes=run.writes,
-    )  # fmt: skip
+            recipes = _recipes(net, run.conv, best)
+            yield self.claim_last(
+                net, run, is_nhwc, best, recipes=recipes,
+                cost=run.cost(net, job.precision, recipes, best.rate(job.batch), 0.0),
+                why="tensor cores, windows read from a patch in shared memory: few channels",
+                order=order_of(job.precision, "wgmma", PART), fast_bytes=best.shared_bytes(best.patch(job.batch)),
+            )  # fmt: skip
 
 
 def _recipes(net: Network, node: Node, lowering: ConvLastLayerSm90Lowering) -> dict[str, Recipe]:
@@ -318,10 +318,7 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLayerSm90Lowering) -> d
         cell_rows, (name,), shape, net.weight_type(name).dtype, columns=columns, down=down.table, right=right.table,
         channel_axis=0 if lowering.geometry.is_transposed else 1,
     )  # fmt: skip
-    recipes = {"weight": multiplied_weight(arranged, shape, lowering.precision)}
-    if lowering.has_bias:
-        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
-    return recipes
+    return {"weight": multiplied_weight(arranged, shape, lowering.precision), **bias_recipe(net, node)}
 
 
 @recipe_op

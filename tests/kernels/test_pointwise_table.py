@@ -9,8 +9,8 @@ import pytest
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cpu.elementwise.rowwise import Rowwise
-from onchip.kernels.cpu.train.mlp import MlpTrain
+from onchip.kernels.cpu.elementwise.rowwise import RowwiseKernel
+from onchip.kernels.cpu.train.mlp import MlpTrainKernel
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.pointwise import ACTIVATIONS, BINARY, CPU_ACTIVATIONS, OPERATIONS, TRAINED, UNARY, operation_of
@@ -149,9 +149,9 @@ def test_what_has_no_slope_is_no_activation():
 def test_the_cpu_computes_the_same(row, layer):
     x = values()
     net = sequential(TensorType(("B", 1)), [("y", layer)], {})
-    (claim,) = Rowwise().claims(net, 0, this_cpu(), Job())
+    (claim,) = RowwiseKernel().claims(net, 0, this_cpu(), Job())
     y = np.empty_like(x)
-    Rowwise().bind(claim, {})([x[:, None]], [y[:, None]], 1)
+    RowwiseKernel().bind(claim, {})([x[:, None]], [y[:, None]], 1)
     assert_computes(row, layer, x, y)
 
 
@@ -229,7 +229,7 @@ def test_parameters_of_compiled_kernels_are_the_bits_of_floats():
 def test_what_can_be_trained_is_what_the_kernel_trains():
     for kind in CPU_ACTIVATIONS:
         net = mlp(5, 4, 3, activation=kind.__name__)
-        (answer,) = MlpTrain().claims(net, 0, this_cpu(), Job(loss="mse"))
+        (answer,) = MlpTrainKernel().claims(net, 0, this_cpu(), Job(loss="mse"))
         assert hasattr(answer, "cost") == (kind in TRAINED)
     assert set(TRAINED) < set(ACTIVATIONS) <= set(CPU_ACTIVATIONS)
 

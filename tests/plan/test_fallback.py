@@ -6,7 +6,7 @@ import pytest
 
 from every_network import every_network
 from onchip.kernels.cpu import INFERENCE, KERNELS
-from onchip.kernels.cpu.plain import Plain
+from onchip.kernels.cpu.plain import PlainKernel
 from onchip.network.build import sequential
 from onchip.network.graph import Network
 from onchip.network.layers import ReLU
@@ -16,7 +16,7 @@ from onchip.plan.planner import make_plan
 from random_networks import random_network
 from takers import CPU, Take
 
-COMPILED = [kernel for kernel in INFERENCE if not isinstance(kernel, Plain)]
+COMPILED = [kernel for kernel in INFERENCE if not isinstance(kernel, PlainKernel)]
 
 
 @functools.cache

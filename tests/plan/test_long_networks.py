@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cpu.mlp.fused import MlpFused
+from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cuda.mlp.tensor_core import MAX_LAYERS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
@@ -142,7 +142,7 @@ def test_inside_a_chain_mlp_fused_offers_nothing_that_it_does_not_offer_before()
     def claims(dtype, start):
         weights = {"a.weight": np.zeros((5, 6), dtype), "b.weight": np.zeros((4, 5), np.float32)}
         net = sequential(TensorType(("B", 6)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
-        return [type(answer) for answer in MlpFused().claims(net, start, CPU, Job())]
+        return [type(answer) for answer in MlpFusedKernel().claims(net, start, CPU, Job())]
 
     assert (claims("float32", 0), claims("float32", 2)) == ([Claim], [])
     assert (claims("float64", 0), claims("float64", 2)) == ([Refusal], [Claim])

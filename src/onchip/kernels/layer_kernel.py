@@ -9,7 +9,8 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Layer
 from onchip.network.types import TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.layout import ROWS
 
 
 class LayerKernel:
@@ -52,11 +53,14 @@ class LayerKernel:
         """The claim's facts, or why the kernel cannot run the layer."""
         raise NotImplementedError
 
-    def claim(self, net: Network, node: Node, facts: object, **changes: Any) -> Claim:
-        """The claim of one layer; `changes` replace fields."""
+    def claim(self, net: Network, node: Node, facts: object, layout: str = ROWS, **changes: Any) -> Claim:
+        """The claim of one layer, its inputs and output in this layout; `changes` replace fields."""
+        is_other = layout != ROWS
         fields: dict[str, Any] = {
             "kernel": self.name, "label": self.label(net, node), "nodes": (node.name,), "cost": self.cost(net, node),
             "why": "single layer", "order": self.order, "facts": facts,
+            "reads": dict.fromkeys(node.inputs, Use(layout)) if is_other else {},
+            "writes": {node.name: layout} if is_other else {},
         }  # fmt: skip
         return Claim(**(fields | changes))
 

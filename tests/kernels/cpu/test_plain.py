@@ -8,7 +8,7 @@ from checks import assert_error_within
 from layer_cases import CASES, WIDE, Case, network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cpu.plain import Plain
+from onchip.kernels.cpu.plain import PlainKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     LAYERS,
@@ -37,7 +37,7 @@ CPU = Device("a CPU", "cpu", "", 2, {"fp32": 1e11}, 1e10, 3.0, 1 << 20, 1 << 33,
 
 
 def claim_of(net, job=None) -> Claim:
-    (claim,) = Plain().claims(net, 0, CPU, job or Job())
+    (claim,) = PlainKernel().claims(net, 0, CPU, job or Job())
     return claim
 
 
@@ -45,7 +45,7 @@ def runner(net, threads=1):
     """A network of one node as a function of its inputs, through the kernel's claim and launch."""
     claim = claim_of(net)
     weights = {role: materialise(recipe, net.weights) for role, recipe in claim.recipes.items()}
-    launch = Plain().bind(claim, weights)
+    launch = PlainKernel().bind(claim, weights)
     made = net.types["y"]
 
     def run(*xs):
@@ -219,7 +219,7 @@ def test_numpy_is_slower_than_the_chip(layer, slower):
 
 def test_not_for_training():
     net = network(CASES[0])
-    assert list(Plain().claims(net, 0, CPU, Job(loss="half_sse"))) == []
+    assert list(PlainKernel().claims(net, 0, CPU, Job(loss="half_sse"))) == []
 
 
 @pytest.mark.parametrize("kind", [Linear, Conv1d, Conv2d, ConvTranspose2d])

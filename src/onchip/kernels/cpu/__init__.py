@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onchip.kernels.cpu.conv.fused import ConvFused
+from onchip.kernels.cpu.conv.fused import ConvFusedKernel
 from onchip.kernels.cpu.conv.match import conv_begins
-from onchip.kernels.cpu.elementwise.pointwise import Pointwise
-from onchip.kernels.cpu.elementwise.rowwise import Rowwise
+from onchip.kernels.cpu.elementwise.pointwise import PointwiseKernel
+from onchip.kernels.cpu.elementwise.rowwise import RowwiseKernel
 from onchip.kernels.cpu.embedding.lookup import LookUpKernel
-from onchip.kernels.cpu.embedding.token_max import TokenMax
+from onchip.kernels.cpu.embedding.token_max import TokenMaxKernel
 from onchip.kernels.cpu.gemm.matmul import MatMulKernel
-from onchip.kernels.cpu.layout.move import Move
-from onchip.kernels.cpu.layout.resize import Resize
-from onchip.kernels.cpu.layout.select import Select
-from onchip.kernels.cpu.layout.taps import Taps
-from onchip.kernels.cpu.mlp.fused import MlpFused
-from onchip.kernels.cpu.plain import Plain
+from onchip.kernels.cpu.layout.move import MoveKernel
+from onchip.kernels.cpu.layout.resize import ResizeKernel
+from onchip.kernels.cpu.layout.select import SelectKernel
+from onchip.kernels.cpu.layout.taps import TapsKernel
+from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
+from onchip.kernels.cpu.plain import PlainKernel
 from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
-from onchip.kernels.cpu.reduction.norm import Norm
-from onchip.kernels.cpu.reduction.reduce import Reduce
+from onchip.kernels.cpu.reduction.norm import NormKernel
+from onchip.kernels.cpu.reduction.reduce import ReduceKernel
 from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxKernel
 from onchip.kernels.cpu.reduction.top_k import TopKKernel
 from onchip.kernels.cpu.scan.scan import ScanKernel
-from onchip.kernels.cpu.scan.short_scan import ShortScan
+from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
-from onchip.kernels.cpu.train.mlp import MlpTrain, Trainer
+from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
 from onchip.network.recipe import Array
@@ -48,9 +48,10 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFused(), ConvFused(), TokenMax(), RecurrentKernel(), Pointwise(ends_before=conv_begins), Rowwise(), Reduce(),
-    TopKKernel(), Norm(), Select(), Resize(), Taps(), LookUpKernel(), MatMulKernel(), Move(), SequenceMaxKernel(),
-    ShortScan(), ScanKernel(), Plain(),
+    MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
+    PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
+    SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
+    ShortScanKernel(), ScanKernel(), PlainKernel(),
 )  # fmt: skip
-TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
+TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

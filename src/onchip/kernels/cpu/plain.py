@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from onchip.kernels.chain import in_layouts
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,
@@ -54,7 +55,7 @@ from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job
 
 _ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm)
 _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
@@ -97,14 +98,12 @@ class Facts:
     reads: tuple[int, ...]  # input index of each operand: a value that is read twice is one input
 
 
-class Plain:
+class PlainKernel(CpuKernel):
     name = "plain"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Layer,)
+    dtypes = DTYPE_BYTES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training:
-            return
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
         values = tuple(dict.fromkeys(node.inputs))
         moved = sum(net.types[name].row_bytes for name in (*values, node.name))
@@ -121,9 +120,9 @@ class Plain:
         slower = _GATHERED if isinstance(node.layer, LinearResize) else slower
         input_index = {name: i for i, name in enumerate(values)}
         cost = NumpyCost(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
-        claim = Claim(
-            self.name, f"plain<{node.layer.kind}>", (node.name,), cost, "single layer, in NumPy", recipes,
-            order=_order(node.layer), facts=Facts(node.layer, tuple(input_index[name] for name in node.inputs)),
+        facts = Facts(node.layer, tuple(input_index[name] for name in node.inputs))
+        claim = self.claim(
+            net, node, facts, cost=cost, why="single layer, in NumPy", recipes=recipes, order=_order(node.layer),
             is_fallback=True,
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if _is_elementwise(net, node) else (claim,)

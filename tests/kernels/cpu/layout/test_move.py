@@ -5,7 +5,7 @@ import pytest
 
 import onchip
 from onchip.kernels import reference
-from onchip.kernels.cpu.layout.move import Move
+from onchip.kernels.cpu.layout.move import MoveKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Identity, Interleave, Permute
 from onchip.network.types import TensorType, numpy_dtype
@@ -33,8 +33,8 @@ def test_every_element_is_at_its_position(dtype):
         nodes = (*ends, Node("y", layer, tuple(end.name for end in ends)), Node("z", Identity(), ("y",)))
         given = {name: TensorType(("B", *row), dtype) for name, row in zip(names, shapes, strict=True)}
         net = Network(given, nodes, ("z",), {})
-        for claim in Move().claims(net, len(ends), H200, Job()):
-            launch, is_last = Move().bind(claim, {}), bool(claim.writes)
+        for claim in MoveKernel().claims(net, len(ends), H200, Job()):
+            launch, is_last = MoveKernel().bind(claim, {}), bool(claim.writes)
             for B in (1, 5):
                 rng = np.random.default_rng(B)
                 xs = [rng.integers(0, 100, (B, *row)).astype(numpy_dtype(dtype)) for row in shapes]
@@ -50,7 +50,7 @@ def test_values_change_their_layout():
     x = np.random.default_rng(0).standard_normal((3, 5, 3, 70)).astype(np.float32)
     last, back = np.empty((3, 3, 70, 5), np.float32), np.empty_like(x)
     for given, wanted, source, target in ((ROWS, CHANNELS_LAST, x, last), (CHANNELS_LAST, ROWS, last, back)):
-        Move().bind(Move().conversion(net, "x", given, wanted, H200, Job()), {})([source], [target], 2)
+        MoveKernel().bind(MoveKernel().conversion(net, "x", given, wanted, H200, Job()), {})([source], [target], 2)
     assert np.array_equal(last, np.moveaxis(x, 1, -1))
     assert np.array_equal(back, x)
 

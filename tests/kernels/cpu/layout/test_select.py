@@ -6,7 +6,7 @@ import pytest
 import onchip
 from layer_cases import CASES
 from onchip.kernels import reference
-from onchip.kernels.cpu.layout.select import Select, segments_of
+from onchip.kernels.cpu.layout.select import SelectKernel, segments_of
 from onchip.network.build import sequential
 from onchip.network.layers import Identity, Pad, Selection, Slice
 from onchip.network.types import TensorType, numpy_dtype
@@ -27,8 +27,8 @@ def test_every_element_is_at_its_position(dtype):
         if dtype != "float32" and layer.fill % 1:
             continue
         net = sequential(TensorType(("B", *row), dtype), [("a", Identity()), ("y", layer), ("z", Identity())], {})
-        for claim in Select().claims(net, 1, H200, Job()):
-            run, is_last = Select().bind(claim, {}), bool(claim.writes)
+        for claim in SelectKernel().claims(net, 1, H200, Job()):
+            run, is_last = SelectKernel().bind(claim, {}), bool(claim.writes)
             for B in (1, 5):
                 x = np.random.default_rng(B).integers(0, 100, (B, *row)).astype(numpy_dtype(dtype))
                 truth = reference.forward(net, x)

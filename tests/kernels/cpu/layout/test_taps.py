@@ -9,7 +9,7 @@ import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.compiler.emit import LANES
-from onchip.kernels.cpu.layout.taps import Taps
+from onchip.kernels.cpu.layout.taps import TapsKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
 from onchip.network.types import TensorType
@@ -47,9 +47,9 @@ CASES = [
 def test_taps_are_summed(row, axis, taps, outputs, is_masked):
     net = weighted_taps(row, axis, taps, outputs, is_masked)
     x = np.random.default_rng(0).standard_normal((33, *row), dtype=np.float32)
-    (claim,) = Taps().claims(net, 0, this_cpu(), Job())
+    (claim,) = TapsKernel().claims(net, 0, this_cpu(), Job())
     got = np.empty((33, *net.output.row_shape), np.float32)
-    launch = Taps().bind(claim, {role: net.weights[recipe.sources[0]] for role, recipe in claim.recipes.items()})
+    launch = TapsKernel().bind(claim, {role: net.weights[recipe.sources[0]] for role, recipe in claim.recipes.items()})
     launch((x,), (got,), 2)
     assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for rows in (slice(5, 7), slice(0, 1), slice(0, 0)):
@@ -73,10 +73,10 @@ def test_nan_and_inf_reach_only_the_sums_that_read_them(row, axis):
 @pytest.mark.parametrize("value", ["chosen", "split", "scaled"])
 def test_values_with_other_readers_are_not_fused(value):
     net = weighted_taps((3, 8, 32), 3, 4, 20, also=(value,))
-    assert not list(Taps().claims(net, 0, this_cpu(), Job()))
+    assert not list(TapsKernel().claims(net, 0, this_cpu(), Job()))
 
 
 def test_other_axes_than_the_split_one_are_not_claimed():
     net = weighted_taps((4, 4, 4), 2, 4, 4)
     nodes = tuple(dataclasses.replace(node, layer=GlobalSum((3,))) if node.name == "y" else node for node in net.nodes)
-    assert not list(Taps().claims(net.replace(nodes=nodes), 0, this_cpu(), Job()))
+    assert not list(TapsKernel().claims(net.replace(nodes=nodes), 0, this_cpu(), Job()))

@@ -31,11 +31,13 @@ from onchip.kernels.cpu.conv.operations.rows import LookUp
 from onchip.kernels.cpu.conv.program import SUPPORTED, Program
 from onchip.kernels.cpu.conv.scratch import Scratch
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Linear, TransposedConvolution
 from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
@@ -55,14 +57,12 @@ class Facts:
     nhwc: tuple[bool, bool]  # whether x, and whether y, is stored as NHWC
 
 
-class ConvFused:
+class ConvFusedKernel(CpuKernel):
     name = "conv_fused"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = SUPPORTED
+    dtypes = DTYPE_BYTES  # starting_at decides
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training or not isinstance(net.nodes[start].layer, SUPPORTED):
-            return
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         subgraph = subgraphs_of(net).starting_at(net, start)
         if isinstance(subgraph, str):
             if subgraph and isinstance(net.nodes[start].layer, Convolution | TransposedConvolution):

@@ -35,6 +35,7 @@ from onchip.kernels.cpu.elementwise.block import (
     run_blocks,
 )
 from onchip.kernels.cpu.elementwise.ints import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, TO_INT_CASTS, int_code
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.microkernels.activation import code_of
 from onchip.kernels.cpu.microkernels.function import COMBINATIONS, FUNCTIONS, combination_code
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
@@ -48,6 +49,7 @@ from onchip.network.layers import (
     Dropout,
     Elementwise,
     Identity,
+    Layer,
     Reshape,
     Slice,
     ToInts,
@@ -55,7 +57,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 MAX_NODES, NEAR = 64, 8
@@ -285,23 +287,25 @@ def _begins(net: Network) -> list[int]:
     return _BEGINS[net]
 
 
-class Pointwise:
+class PointwiseKernel(CpuKernel):
+    """The longest chain; a single activation is left to rowwise. Claims start at the chain's first node or a few nodes
+    later, where another kernel fused the first layers; not at every node of a long chain."""
+
     name = "pointwise"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Layer,)
+    dtypes = DTYPE_BYTES  # _begins decides
 
     def __init__(self, ends_before: Callable[[Network, int], bool] = lambda net, start: False) -> None:
         """ends_before  whether another kernel may start at this layer; then a shorter chain is claimed as well"""
         self.ends_before = ends_before
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The longest chain; a single activation is left to rowwise. Claims start at the chain's first node or a few
-        nodes later, where another kernel fused the first layers; not at every node of a long chain."""
-        first, begins = net.nodes[start], _begins(net)
-        distance = start - begins[start]
-        is_start = begins[start] >= 0 and (distance <= NEAR or distance % MAX_NODES == 0)
-        if job.is_training or not is_start or isinstance(first.layer, _MOVES):
-            return
+    def applies(self, net: Network, start: int) -> bool:
+        begin = _begins(net)[start]
+        is_start = begin >= 0 and (start - begin <= NEAR or (start - begin) % MAX_NODES == 0)
+        return is_start and not isinstance(net.nodes[start].layer, _MOVES)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        begins = _begins(net)
         nodes = [
             net.nodes[i]
             for i in range(start, min(start + MAX_NODES, len(net.nodes)))

@@ -12,15 +12,16 @@ from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.microkernels.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Layer, LogSoftmax, Softmax
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim, Job
 
 _BLOCK_ELEMENTS = 1 << 12  # per task, at least
 _THREAD_ELEMENTS = 1 << 13  # per thread: below this, a thread is not woken
@@ -58,27 +59,21 @@ class Facts:
     row_shape: tuple[int, ...]
 
 
-class Rowwise:
+class RowwiseKernel(CpuKernel):
     name = "rowwise"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (*CPU_ACTIVATIONS, Softmax, LogSoftmax)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, (*CPU_ACTIVATIONS, Softmax, LogSoftmax)):
-            return
+    def cost(self, net: Network, node: Node) -> CoreCost:
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype != "float32":
-            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
-            return
         # A copy from memory to memory, then an in-place update in cache.
-        cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
-        claim = Claim(
-            self.name, f"rowwise<{node.layer.kind}>", (node.name,), cost, "single layer",
-            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "",
-            facts=Facts(node.layer, x.row_shape),
-        )  # fmt: skip
-        yield from in_layouts(net, node, claim) if isinstance(node.layer, Elementwise) else (claim,)
+        return CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        node = net.nodes[start]
+        is_elementwise = isinstance(node.layer, Elementwise)
+        facts = Facts(node.layer, net.types[node.inputs[0]].row_shape)
+        claim = self.claim(net, node, facts, order="" if is_elementwise else "in order")
+        yield from in_layouts(net, node, claim) if is_elementwise else (claim,)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         facts = claim.facts

@@ -19,10 +19,12 @@ from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int32_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
+from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.tokens import check_token_ids
 from onchip.network.types import DTYPE_BYTES
@@ -101,15 +103,17 @@ class Facts:
     name: str  # the value with the ids
 
 
-class LookUpKernel:
+class LookUpKernel(CpuKernel):
     name = "lookup"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Embedding, TokenConv)
+    dtypes = ID_DTYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
         node = net.nodes[start]
-        if job.is_training or not (isinstance(node.layer, Embedding) or _has_one_tap(net, node)):
-            return
+        return isinstance(node.layer, Embedding) or _has_one_tap(net, node)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
         names = [node.weights[role] for role in ("weight", "bias") if role in node.weights]
         ids, y = net.types[node.inputs[0]], net.types[node.name]
         other = next((name for name in names if net.weight_type(name).dtype != "float32"), None)

@@ -27,6 +27,7 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, compiled
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.embedding.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16, FLOAT32, VECS, gather_max
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.activation import activate, code_of
 from onchip.kernels.cpu.microkernels.tile import padded, padded_bias
@@ -37,6 +38,7 @@ from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, find_branches
 from onchip.network.graph import Network
 from onchip.network.layers import TokenConv
+from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
@@ -137,14 +139,12 @@ class Facts:
     dtype: int
 
 
-class TokenMax:
+class TokenMaxKernel(CpuKernel):
     name = "token_max"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (TokenConv,)
+    dtypes = ID_DTYPES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training or not isinstance(net.nodes[start].layer, TokenConv):
-            return
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         found = find_branches(net, start, CPU_ACTIVATIONS)
         if found is None:
             yield Refusal(self.name, net.nodes[start].name, REFUSED)

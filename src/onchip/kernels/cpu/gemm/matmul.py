@@ -20,6 +20,7 @@ from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, 
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import TILE_SHARE, CoreCost
 from onchip.kernels.cpu.gemm.strided import Run, View, find_run
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels import tile
 from onchip.kernels.cpu.microkernels.activation import SOFTMAX, normalise
@@ -163,10 +164,8 @@ class Facts:
     weights: tuple[str, ...]  # names in the network; recipes call them w0, w1, ...
 
 
-class MatMulKernel:
+class MatMulKernel(CpuKernel):
     name = "matmul"
-    device_kind = "cpu"
-    precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         run = None if job.is_training else find_run(net, start)

@@ -26,6 +26,7 @@ from onchip.kernels.cpu.compiler.jit import (
 )
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
@@ -129,30 +130,21 @@ class Facts:
     nbytes: int  # of an element
 
 
-class Move:
+class MoveKernel(CpuKernel):
     name = "move"
-    device_kind = "cpu"
-    precisions = ("fp32",)  # a copy: any dtype
+    layers = (Permute, Concat, Interleave)
+    dtypes = DTYPE_BYTES  # a copy
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, Permute | Concat | Interleave):
-            return
-        values = tuple(dict.fromkeys(node.inputs))
-        moved = net.types[node.name].row_bytes
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node, y = net.nodes[start], net.types[net.nodes[start].name]
         for layout in (ROWS, CHANNELS_LAST) if _may_be_nhwc(net, node) else (ROWS,):
-            is_last = layout == CHANNELS_LAST
             boxes = _boxes(net, node, layout)
             if any(len(box.axes(2)) > 2 + _MAX_OUTER for box in boxes):
                 yield Refusal(self.name, node.name, f"at most {2 + _MAX_OUTER} axes per row after merging")
                 return
-            facts = Facts(boxes, len(values), net.types[node.name].row_size, DTYPE_BYTES[net.types[node.name].dtype])
-            yield Claim(
-                self.name, f"{self.name}<{node.layer.kind}>", (node.name,),
-                CoreCost(0, 2 * moved, row_cache_bytes=_cached(facts)), "single layer", facts=facts,
-                reads=dict.fromkeys(values, Use(layout)) if is_last else {},
-                writes={node.name: layout} if is_last else {},
-            )  # fmt: skip
+            facts = Facts(boxes, len(set(node.inputs)), y.row_size, DTYPE_BYTES[y.dtype])
+            cost = CoreCost(0, 2 * y.row_bytes, row_cache_bytes=_cached(facts))
+            yield self.claim(net, node, facts, layout, cost=cost)
 
     def conversion(self, net: Network, value: str, source: str, target: str, device: Device, job: Job) -> Claim:
         x, rank = stored_type(net.types[value], source), len(net.types[value].shape)

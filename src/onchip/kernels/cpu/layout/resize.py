@@ -17,15 +17,16 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.selection import axis_taps, may_be_nhwc, resize_parts
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 _TASK_ELEMENTS = 1 << 12  # minimum of y per task
@@ -106,32 +107,25 @@ class Facts:
     layout: str
 
 
-class Resize:
+class ResizeKernel(CpuKernel):
     name = "resize"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (LinearResize,)
+    order = "axis by axis"
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<linear>"
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, LinearResize):
-            return
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype != "float32":
-            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
-            return
+        layer, x, y = node.layer, net.types[node.inputs[0]], net.types[node.name]
+        assert isinstance(layer, LinearResize)
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
-            parts = resize_parts(node.layer, x, layout)
+            parts = resize_parts(layer, x, layout)
             if parts is None:
                 continue
             gathered = _GATHER_BYTES if parts.run == 1 and parts.is_resized[-1] else 1
             cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=(1 + gathered) * y.row_bytes)
-            is_last = layout == CHANNELS_LAST
-            yield Claim(
-                self.name, f"{self.name}<linear>", (node.name,), cost, "single layer", order="axis by axis",
-                facts=Facts(node.layer, x.row_shape, layout),
-                reads={node.inputs[0]: Use(layout)} if is_last else {},
-                writes={node.name: layout} if is_last else {},
-            )  # fmt: skip
+            yield self.claim(net, node, Facts(layer, x.row_shape, layout), layout, cost=cost)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts

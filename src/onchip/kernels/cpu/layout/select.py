@@ -26,15 +26,16 @@ from onchip.kernels.cpu.compiler.jit import (
 )
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.selection import may_be_nhwc, tables_for
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import Selection
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 _TASK_WORDS = 1 << 13  # of y per task, at least
@@ -145,25 +146,21 @@ class Facts:
     layout: str
 
 
-class Select:
+class SelectKernel(CpuKernel):
     name = "select"
-    device_kind = "cpu"
-    precisions = ("fp32",)  # a copy: any dtype
+    layers = (Selection,)
+    dtypes = DTYPE_BYTES  # a copy
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, Selection):
-            return
+    def cost(self, net: Network, node: Node) -> CoreCost:
         x, y = net.types[node.inputs[0]], net.types[node.name]
+        return CoreCost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, row_cache_bytes=y.row_bytes)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        node = net.nodes[start]
+        layer, x = node.layer, net.types[node.inputs[0]]
+        assert isinstance(layer, Selection)
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
-            is_last = layout == CHANNELS_LAST
-            yield Claim(
-                self.name, f"{self.name}<{layer.kind}>", (node.name,),
-                CoreCost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, row_cache_bytes=y.row_bytes),
-                "single layer", facts=Facts(layer, x.row_shape, x.dtype, layout),
-                reads={node.inputs[0]: Use(layout)} if is_last else {}, writes={node.name: layout} if is_last else {},
-            )  # fmt: skip
+            yield self.claim(net, node, Facts(layer, x.row_shape, x.dtype, layout), layout)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts

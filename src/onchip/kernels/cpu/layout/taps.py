@@ -21,13 +21,15 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
 from onchip.network.recipe import Array, Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim, Job
 
 _TASK_ELEMENTS = 1 << 12  # minimum of y per task
 _TILE_LINES = LANES  # lines transposed into one if the axis is the last: a vector holds an element of each
@@ -149,15 +151,16 @@ def _group(net: Network, start: int) -> list[Node]:
     return found
 
 
-class Taps:
+class TapsKernel(CpuKernel):
     name = "taps"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Gather,)
+    dtypes = DTYPE_BYTES  # silent about groups of other dtypes
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        nodes = [] if job.is_training else _group(net, start)
-        if not nodes:
-            return
+    def applies(self, net: Network, start: int) -> bool:
+        return bool(_group(net, start))
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        nodes = _group(net, start)
         x, y = net.types[nodes[0].inputs[0]], net.types[nodes[-1].name]
         gather, split, total = nodes[0].layer, nodes[1].layer, nodes[-1].layer
         assert isinstance(gather, Gather)

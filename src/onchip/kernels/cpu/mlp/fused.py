@@ -21,6 +21,7 @@ from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import address, address_of, code_call, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels import dot, tile
 from onchip.kernels.cpu.microkernels.activation import NORMALISERS, activate, normalise
@@ -32,7 +33,9 @@ from onchip.kernels.cpu.threading.launches import CompiledLaunch
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.network.graph import Network
+from onchip.network.layers import Linear, Reshape
 from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
@@ -174,17 +177,17 @@ class Facts:
     max_tile_rows: int
 
 
-class MlpFused:
+class MlpFusedKernel(CpuKernel):
     name = "mlp_fused"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Linear, Reshape)
+    dtypes = DTYPE_BYTES  # why_not_float32 decides
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training or _is_covered(net, start):
-            return
+    def applies(self, net: Network, start: int) -> bool:
+        return not _is_covered(net, start) and find_chain(net, start, CPU_ACTIVATIONS) is not None
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         chain = find_chain(net, start, CPU_ACTIVATIONS)
-        if chain is None:
-            return
+        assert chain is not None
         if why_not := why_not_float32(net, chain):
             yield Refusal(self.name, chain.nodes[0], why_not)
             return

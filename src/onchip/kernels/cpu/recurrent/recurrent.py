@@ -20,6 +20,7 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.activation import activate, expm1_exp, link_activation
 from onchip.kernels.cpu.microkernels.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
@@ -30,6 +31,7 @@ from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
@@ -267,17 +269,19 @@ class Facts:
     reads: tuple[int, ...]  # input index of x and of each state: a value that is read twice is one input
 
 
-class RecurrentKernel:
+class RecurrentKernel(CpuKernel):
     name = "recurrent"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (Linear, Recurrent)
+    dtypes = DTYPE_BYTES  # silent about a Linear of another dtype
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        return isinstance(net.nodes[start].layer, Recurrent) or _input_linear(net, start) is not None
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         linear = _input_linear(net, start)
         node = net.nodes[start if linear is None else start + 1]
         layer = node.layer
-        if job.is_training or not isinstance(layer, Recurrent):
-            return
+        assert isinstance(layer, Recurrent)
         gates, name = net.types[node.inputs[0]], node.weights["recurrence"]
         if any(each.dtype != "float32" for each in (gates, net.weight_type(name))):
             if linear is None:

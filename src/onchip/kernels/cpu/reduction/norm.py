@@ -20,6 +20,7 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.vectors import VECTOR_BYTES
@@ -157,20 +158,17 @@ class Facts:
     eps: float
 
 
-class Norm:
+class NormKernel(CpuKernel):
     name = "norm"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (RowNorm,)
+    order = "in vectors, their lanes in pairs, the rest in order"
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, RowNorm):
-            return
-        x, weights = net.types[node.inputs[0]], node.weights.items()
-        odd = next((d for d in (x.dtype, *(net.weight_type(w).dtype for _, w in weights)) if d != "float32"), "")
-        if odd:
-            yield Refusal(self.name, node.name, f"computes on float32, got {odd}")
+        layer, x, weights = node.layer, net.types[node.inputs[0]], node.weights.items()
+        assert isinstance(layer, RowNorm)
+        if odd := next((d for _, w in weights if (d := net.weight_type(w).dtype) != "float32"), ""):
+            yield Refusal(self.name, node.name, f"computes on float32, not weights of {odd}")
             return
         parts, shape = layer.parts(x), layer.weight_shape(x)
         recipes = {role: Recipe.of(as_is, (name,), shape) for role, name in weights}
@@ -179,11 +177,9 @@ class Norm:
             net.row_flop(node), 2 * x.row_bytes, sum(recipe.nbytes for recipe in recipes.values()),
             row_cache_bytes=2 * x.row_bytes,
         )  # fmt: skip
-        yield Claim(
-            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), cost, "single layer", recipes,
-            order="in vectors, their lanes in pairs, the rest in order",
-            facts=Facts(parts, groups, layer.is_centred, layer.attributes()["eps"]),
-        )  # fmt: skip
+        facts = Facts(parts, groups, layer.is_centred, layer.attributes()["eps"])
+        label = f"{self.name}<{layer.kind},{parts.size}>"
+        yield self.claim(net, node, facts, label=label, cost=cost, recipes=recipes)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts

@@ -26,6 +26,7 @@ from onchip.kernels.cpu.compiler.jit import (
 )
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
@@ -171,30 +172,25 @@ class Facts:
     shape: tuple[int, int, int]  # outer, N and inner of a batch row
 
 
-class Reduce:
+class ReduceKernel(CpuKernel):
     name = "reduce"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = _KINDS
+    dtypes = ("float32", "float64")
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, _KINDS):
-            return
-        x, y = net.types[node.inputs[0]], net.types[node.name]
-        adds_doubles = x.dtype == "float64" and isinstance(layer, GlobalSum)
-        if x.dtype != "float32" and not adds_doubles:
-            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
+        layer, x, y = node.layer, net.types[node.inputs[0]], net.types[node.name]
+        adds_doubles = x.dtype == "float64"
+        if adds_doubles and not isinstance(layer, GlobalSum):
+            yield Refusal(self.name, node.name, f"only sums of float64, not {layer.kind}")
             return
         code, attributes = _DOUBLES if adds_doubles else _KINDS.index(type(layer)), layer.attributes()
         axes = sorted(axis % len(x.shape) for axis in attributes.get("axes", (attributes.get("axis"),)))
         facts = _facts(code + _LAST if attributes.get("last") else code, x.row_shape, axes)
         cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
-        yield Claim(
-            self.name, f"{self.name}<{layer.kind}>", (node.name,),
-            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "single layer",
-            order="four interleaved sums or one, depending on N only" if code in _SUMS else "", facts=facts,
-        )  # fmt: skip
+        cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached)
+        order = "four interleaved sums or one, depending on N only" if code in _SUMS else ""
+        yield self.claim(net, node, facts, cost=cost, order=order)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         facts = claim.facts

@@ -16,15 +16,16 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int32_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.reduction.reduce import MAX, reduce_columns, reduce_row
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import SequenceMax
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 _TASK_ELEMENTS = 1 << 12  # minimum per task
@@ -71,30 +72,25 @@ class Facts:
     layout: str
 
 
-class SequenceMaxKernel:
+class SequenceMaxKernel(CpuKernel):
     name = "sequence_max"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (SequenceMax,)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, SequenceMax):
-            return
+    def cost(self, net: Network, node: Node) -> CoreCost:
         (x, lengths), y = net.input_types(node), net.types[node.name]
-        if x.dtype != "float32":
-            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
-            return
+        moved = x.row_bytes + lengths.row_bytes + y.row_bytes
+        return CoreCost(net.row_flop(node), moved, row_cache_bytes=x.row_bytes // 2)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+        node = net.nodes[start]
+        layer, (x, lengths) = node.layer, net.input_types(node)
+        assert isinstance(layer, SequenceMax)
         C, P = x.row_shape
-        cost = CoreCost(
-            net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes // 2
-        )
         may_be_nhwc = has_channels(x) and node.inputs[0] not in net.inputs
         for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
-            facts = Facts(node.layer, C, P, DTYPE_BYTES[lengths.dtype], layout)
-            yield Claim(
-                self.name, f"{self.name}<{C},{P}>", (node.name,), cost, "single layer", facts=facts,
-                reads={node.inputs[0]: Use(layout)} if layout == CHANNELS_LAST else {},
-            )  # fmt: skip
+            facts = Facts(layer, C, P, DTYPE_BYTES[lengths.dtype], layout)
+            reads = {node.inputs[0]: Use(layout)} if layout == CHANNELS_LAST else {}
+            yield self.claim(net, node, facts, label=f"{self.name}<{C},{P}>", reads=reads)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts

@@ -7,7 +7,7 @@ An array is (outer, N, inner), as in reduce.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,15 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import ArgTopK, TopK
 from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim
 
 _THREAD_ELEMENTS = 1 << 14  # minimum per woken thread
 _TASK_ELEMENTS = 1 << 11  # minimum per task
@@ -88,28 +90,20 @@ class Facts:
     writes_indices: bool
 
 
-class TopKKernel:
+class TopKKernel(CpuKernel):
     name = "top_k"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (TopK, ArgTopK)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        layer = node.layer
-        if job.is_training or not isinstance(layer, TopK | ArgTopK):
-            return
+    def cost(self, net: Network, node: Node) -> CoreCost:
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype != "float32":
-            yield Refusal(self.name, node.name, f"compares float32, got {x.dtype}")
-            return
+        return CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes)
+
+    def lower(self, node: Node, types: Mapping[str, TensorType], device: Device) -> Facts:
+        layer, x = node.layer, types[node.inputs[0]]
+        assert isinstance(layer, TopK | ArgTopK)
         axis = layer.axis % len(x.shape) - 1  # of a row
         shape = math.prod(x.row_shape[:axis]), x.row_shape[axis], math.prod(x.row_shape[axis + 1 :])
-        yield Claim(
-            self.name, f"{self.name}<{layer.kind}>", (node.name,),
-            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes),
-            "single layer",
-            facts=Facts(shape, layer.k, not layer.largest, isinstance(layer, ArgTopK)),
-        )  # fmt: skip
+        return Facts(shape, layer.k, not layer.largest, isinstance(layer, ArgTopK))
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,17 @@ from onchip.kernels.cpu.compiler.emit import INT
 from onchip.kernels.cpu.compiler.jit import compiled, entry, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import cgutils, intrinsic, types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.scan.blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan.segments import COPY, JOIN, RESCAN, SCAN, SEGMENT, TOTAL, Job, column_part, row_part
 from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
-from onchip.network.graph import Network
-from onchip.network.layers import CumSum
+from onchip.network.graph import Network, Node
+from onchip.network.layers import CumSum, Layer
 from onchip.network.recipe import Array
 from onchip.network.scan_op import DTYPES, ScanOp
-from onchip.plan import kernel as plan
+from onchip.network.types import TensorType
 from onchip.plan.device import Device
+from onchip.plan.kernel import Claim
 
 CHUNK = 1 << 20  # elements; rows may be scanned in chunks that begin at multiples of it, with the same bits
 _MAX_COLUMNS = 1024  # per lane: contiguous 4 KiB
@@ -251,27 +253,24 @@ def scan_columns(x: Array, y: Array, how: ScanOp, threads: int) -> None:
 # -- CumSum layers -----------------------------------------------------------------------------------------
 
 
-class ScanKernel:
+class ScanKernel(CpuKernel):
     name = "scan"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (CumSum,)
+    dtypes = DTYPES
+    order = f"parts of {SEGMENT} elements in rows, {_COLUMN_SEGMENT} in columns; their totals in order"
 
-    def claims(self, net: Network, start: int, device: Device, job: plan.Job) -> Iterator[plan.Claim | plan.Refusal]:
-        node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, CumSum):
-            return
-        x = net.types[node.name]
-        if x.dtype not in DTYPES:
-            yield plan.Refusal(self.name, node.name, f"computes on {', '.join(DTYPES)}, got {x.dtype}")
-            return
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<sum>"
+
+    def cost(self, net: Network, node: Node) -> CoreCost:
         # A segment is summed as it comes from memory, then scanned in cache.
-        cost = CoreCost(net.row_flop(node), 2 * x.row_bytes, row_cache_bytes=2 * x.row_bytes)
-        order = f"parts of {SEGMENT} elements in rows, {_COLUMN_SEGMENT} in columns; their totals in order"
-        yield plan.Claim(self.name, "scan<sum>", (node.name,), cost, "single layer", order=order, facts=node.layer)
+        nbytes = 2 * net.types[node.name].row_bytes
+        return CoreCost(net.row_flop(node), nbytes, row_cache_bytes=nbytes)
 
-    def bind(
-        self, claim: plan.Claim, weights: dict[str, Array]
-    ) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def lower(self, node: Node, types: Mapping[str, TensorType], device: Device) -> Layer:
+        return node.layer
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         layer = claim.facts
         assert isinstance(layer, CumSum)
         how = ScanOp("sum", layer.exclusive, layer.reverse)

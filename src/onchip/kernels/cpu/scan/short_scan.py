@@ -8,20 +8,22 @@ Limits    float32, rows of up to 1,024 elements; `scan` runs all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.network.graph import Network
+from onchip.network.graph import Network, Node
 from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim
 
 MAX_NUMBERS = 1 << 10  # elements of a row
 _TASK_ELEMENTS = 1 << 12  # minimum per task
@@ -87,24 +89,26 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     run_tasks(_scan, (x, y, lines, per_task, layer), (lines + per_task - 1) // per_task, threads)
 
 
-class ShortScan:
+class ShortScanKernel(CpuKernel):
     name = "short_scan"
-    device_kind = "cpu"
-    precisions = ("fp32",)
+    layers = (CumSum,)
+    order = "in order"
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
-        x = net.types[node.name]
-        if job.is_training or not isinstance(node.layer, CumSum) or not 0 < x.row_size <= MAX_NUMBERS:
-            return
-        if x.dtype != "float32":
-            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
-            return
-        axis = node.layer.axis % len(x.shape)
+    def applies(self, net: Network, start: int) -> bool:
+        return 0 < net.types[net.nodes[start].name].row_size <= MAX_NUMBERS
+
+    def label(self, net: Network, node: Node) -> str:
+        return f"{self.name}<sum>"
+
+    def cost(self, net: Network, node: Node) -> CoreCost:
+        return CoreCost(net.row_flop(node), 2 * net.types[node.name].row_bytes)
+
+    def lower(self, node: Node, types: Mapping[str, TensorType], device: Device) -> tuple[int, ...]:
+        layer, x = node.layer, types[node.name]
+        assert isinstance(layer, CumSum)
+        axis = layer.axis % len(x.shape)
         shape = math.prod(x.row_shape[: axis - 1]), x.row_shape[axis - 1], math.prod(x.row_shape[axis:])
-        cost = CoreCost(net.row_flop(node), 2 * x.row_bytes)
-        facts = (*shape, int(node.layer.exclusive), int(node.layer.reverse))
-        yield Claim(self.name, f"{self.name}<sum>", (node.name,), cost, "single layer", order="in order", facts=facts)
+        return (*shape, int(layer.exclusive), int(layer.reverse))
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, tuple)

@@ -22,6 +22,7 @@ from onchip.kernels.chain import Chain, Dense, find_chain
 from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import address, linked_below
 from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.packed_layers import layer_table, packed_recipes
 from onchip.kernels.cpu.microkernels.tile import ORDER, PANEL, pack, packed_size, padded, panels, unpack
@@ -314,10 +315,8 @@ def _moved_bytes(chain: Chain, job: Job, cores: int) -> int:
     return 4 * ((cores + update) * sum(sizes) + (cores + 1) * sum(sizes[1:]))
 
 
-class MlpTrain:
+class MlpTrainKernel(CpuKernel):
     name = "mlp_train"
-    device_kind = "cpu"
-    precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if not job.is_training or start != 0:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import typer
 
-COMMANDS = ("demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "data", "devices", "cache")
+COMMANDS = ("demo", "run", "train", "info", "plan", "scan", "check", "bench", "ladder", "data", "devices", "cache")
 STOPPED = "stopped: no file is half-written"
 
 HELP = """Small neural networks at the speed of the chip.

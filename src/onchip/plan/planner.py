@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onchip.errors import DeviceError, PlanError
 from onchip.network.graph import Network
+from onchip.network.text import size_text
 from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
@@ -111,7 +112,7 @@ def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, 
     device, job = full.device, full.job
     needed = full.network.weight_bytes
     if 0 < device.memory_bytes // 2 < needed and needed > other.network.weight_bytes:  # 0: unknown
-        share = f"{_size(needed)} of the {_size(device.memory_bytes)} that {device.name} has"
+        share = f"{size_text(needed)} of the {size_text(device.memory_bytes)} that {device.name} has"
         return False, f"all weights would take {share}, more than half"
     flop = full.rewrite_flop - other.rewrite_flop
     used = {name for node in other.network.nodes for name in node.weights.values()}
@@ -124,7 +125,7 @@ def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, 
         return other.estimate_at(B) - full.estimate_at(B) - counted_us
 
     what = "tables" if any(node.layer.has_tables for node in full.network.nodes) else "weights"
-    cost = f"{what} of {_size(derived_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
+    cost = f"{what} of {size_text(derived_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
     most = max(job.batch, _MANY_ROWS)
     if gain_us(most) < 0:
         return False, f"{cost}, and the time per row would not drop" if flop else "the time per row would not drop"
@@ -133,8 +134,3 @@ def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, 
         middle = (low + high) // 2
         low, high = (low, middle) if gain_us(middle) >= 0 else (middle, high)
     return high <= job.batch, f"{cost}, which pays off at {high:,} rows or more; this job has {job.batch:,}"
-
-
-def _size(count: int) -> str:
-    unit, step = next(((unit, step) for unit, step in (("GiB", 30), ("MiB", 20)) if count >= 1 << step), ("KiB", 10))
-    return f"{count / (1 << step):.1f} {unit}"

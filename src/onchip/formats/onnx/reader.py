@@ -120,11 +120,12 @@ def read_model(
     if len(constants) < len(graph.initializer):
         raise FormatError("two initializers have the same name", expected="unique names")
     constants |= operands or {}
-    inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row, shapes)
+    values = [value for value in graph.input if text(value.name) not in constants]
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     every = _with_branches(ops)
-    check_operators(every, inputs)  # first: unsupported operators may have unusual inputs too
+    check_operators(every, [text(value.name) for value in values])  # first: no size of an input can help then
+    inputs, batch = _inputs(values, one_row, shapes)
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in every:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onchip.bench import CASES
 from onchip.cli.options import Commit, Shape, completes, parse_shapes
-from onchip.cli.output import print_json
+from onchip.cli.output import print_json, print_message, terminal_width
+from onchip.network.text import fitted_columns, plural
+
+if TYPE_CHECKING:
+    from onchip.bench.report.compare import Change
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
@@ -57,6 +62,10 @@ def bench(
         ),
     ] = None,
     commit: Commit = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        Option(metavar="OLD NEW", help="Compare two result files instead; exit code 1 if a case became slower."),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure onchip and its peers; write result files.
@@ -69,6 +78,10 @@ def bench(
     On a GPU, with peers, and with your own network:
       onchip bench digits sentiment --device cuda --peers
       onchip bench net.onnx --peers
+
+    \b
+    What changed beyond noise since an older result:
+      onchip bench --compare old.json new.json
 
     \b
     decode     72-64-64-4 on many rows and on few
@@ -87,6 +100,10 @@ def bench(
     commit and command. A run without --peers, or with --rows, --batches, --threads or --quick, writes to --out only.
     All benchmarks with peers take an hour or more on two cores, one takes minutes.
     """
+    if compare is not None:
+        compare_files(*compare, as_json)
+        return
+
     from onchip.bench.cases.model import is_model
     from onchip.bench.command import (
         QUICK_NAMES,
@@ -134,3 +151,30 @@ def bench(
             show(make_tables(results))
     if worst:
         raise typer.Exit(worst)
+
+
+def compare_files(old: Path, new: Path, as_json: bool) -> None:
+    """Print what changed between two result files; exit code 1 if one of onchip's cases became slower, or wrong."""
+    from onchip.bench.report.compare import COVERAGE, SAME, compare_results, peer_drift
+    from onchip.bench.report.results import read_results
+
+    changes = compare_results(read_results(old), read_results(new))
+    drift = peer_drift(changes)
+    if as_json:
+        print_json({"old": old, "new": new, "peers": drift, "changes": [asdict(change) for change in changes]})
+    else:
+        shown = [change for change in changes if change.verdict != SAME and not change.is_peer]
+        head = ["workload", "case", "engine", "precision", "old ms", "new ms", "speedup", f"{COVERAGE:.0%}", ""]
+        if shown:
+            print(fitted_columns(head, list(map(_cells, shown)), terminal_width(sys.stdout), right=(4, 5, 6, 7)))
+        same = sum(change.verdict == SAME and not change.is_peer for change in changes)
+        print_message(f"{plural(same, 'case')} within noise" + (f"; peers {drift:.3f}x" if drift is not None else ""))
+    if any(change.is_regression for change in changes):
+        raise typer.Exit(1)
+
+
+def _cells(change: Change) -> list[str]:
+    times = ["" if ms is None else f"{ms:.4g}" for ms in (change.old_ms, change.new_ms)]
+    speedup = "" if change.speedup is None else f"{change.speedup:.3f}x"
+    interval = "" if change.low is None else f"{change.low:.3f}-{change.high:.3f}"
+    return [change.workload, change.case, change.engine, change.precision, *times, speedup, interval, change.verdict]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def info(model: Model, shapes: Shape = None, as_json: Json = False) -> None:
-    """Show a network's inputs, outputs, operators, parameters and memory, and what each device refuses.
+    """Show what a network is, and what each device refuses.
 
     \b
     Example:
@@ -32,8 +32,9 @@ def info(model: Model, shapes: Shape = None, as_json: Json = False) -> None:
       onchip info net.onnx
       onchip info detector.onnx --shape images=B,3,640,640
 
-    Nothing runs. Memory per row is what inputs, outputs and values between kernels take in fp32; weights are counted
-    as the kernels store them. Exit code 1 if the network does not load, or a device cannot run one of its layers.
+    It shows inputs, outputs, operators, parameters and memory. Nothing runs. Memory per row is what inputs, outputs and
+    values between kernels take in fp32; weights are counted as the kernels store them. Exit code 1 if the network does
+    not load, or a device cannot run one of its layers.
     """
     from onchip.runtime.info import describe_network
     from onchip.workloads import load

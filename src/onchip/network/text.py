@@ -58,7 +58,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def size_text(nbytes: int) -> str:
     """1.5 MiB."""
     unit, step = next(((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if nbytes >= 1 << s), ("B", 0))
-    return f"{nbytes / (1 << step):,.{1 if step else 0}f} {unit}"
+    return f"{nbytes / (1 << step):.{1 if step else 0}f} {unit}"
 
 
 def plural(count: int, what: str) -> str:

@@ -65,8 +65,8 @@ bench-h200: $(VENV)/.peers
 	$(BIN)/onchip bench sentiment --device cuda --peers $(COMMIT)
 	$(BIN)/onchip bench faces product --device cuda --peers $(COMMIT)
 	$(BIN)/onchip bench imported --device cuda --peers $(COMMIT)
-	$(BIN)/onchip ladder decode --device cuda --profile $(RESULTS) $(COMMIT)
-	$(BIN)/onchip ladder decode --device cuda --rows 12800 --profile $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder decode --device cuda --counters $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder decode --device cuda --rows 12800 --counters $(RESULTS) $(COMMIT)
 	$(BIN)/onchip ladder scan --device cuda $(RESULTS) $(COMMIT)
 
 # The generated parts of the documents, from result files and docstrings; a test fails if one is out of date.

@@ -17,7 +17,7 @@ from onchip.formats.load import save
 from onchip.formats.onnx.reader import read_onnx
 from onchip.kernels.cpu.compiler import compile_ahead
 from onchip.kernels.cpu.microkernels.dense import dense
-from onchip.ladders import profile
+from onchip.ladders import counters
 from onnx_models import model, op
 from real_ranks import needs_mpi
 
@@ -70,7 +70,7 @@ def test_the_profiled_ladder(planted, monkeypatch):
     ncu.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ncu.parent}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(DeviceError):  # no rung has such a name: it is asked after all imports
-        profile.bank_conflicts("decode", 7, {"nothing": 1})
+        counters.bank_conflicts("decode", 7, {"nothing": 1})
     assert imported(planted) == ""
 
 
@@ -91,4 +91,4 @@ def test_there_are_no_others():
             parts = [ast.unparse(part) for part in node.elts] if isinstance(node, ast.List) else []
             if "sys.executable" in parts:
                 starts[path.stem] = parts[parts.index("sys.executable") + 1]
-    assert starts == dict.fromkeys(("compile_ahead", "profile", "reader", "supervise"), "'-P'")
+    assert starts == dict.fromkeys(("compile_ahead", "counters", "reader", "supervise"), "'-P'")

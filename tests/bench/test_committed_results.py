@@ -75,7 +75,7 @@ def test_no_engine_beats_the_floor(path):
         ("onchip bench decode --device cpu", "decode", "no peers"),
         ("onchip bench decode --peers", "mlp", "something else"),
         ("onchip ladder decode --device cpu", "ladder-decode", ""),
-        ("onchip ladder decode --rows 12800 --profile", "ladder-decode-12800", ""),
+        ("onchip ladder decode --rows 12800 --counters", "ladder-decode-12800", ""),
         ("onchip ladder decode --rows 12800", "ladder-decode", "writes ladder-decode-12800.json"),
         ("onchip ladder decode --rung numpy", "ladder-decode", "restricted by --rung"),
     ],

@@ -37,7 +37,8 @@ RESULTS = Results({"name": "a chip", "cores": 2, "launch_us": 3.0}, {"python": "
 
 # The order of a row in every committed file.
 ROW_KEYS = ["workload", "case", "engine", "precision", "median_ms", "p20_ms", "p80_ms", "rate", "unit", "floor_ms",
-            "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std", "extra"]  # fmt: skip
+            "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std", "extra",
+            "kernels"]  # fmt: skip
 
 
 def test_the_file_has_the_documented_keys(tmp_path):
@@ -60,7 +61,9 @@ def test_written_and_read_is_the_same(tmp_path):
     write_results(scored, path)
     assert read_results(path) == scored
     assert '"scores": [97.5, 98.0],' in path.read_text()
-    known = dataclasses.replace(RESULTS, rows=(dataclasses.replace(ROW, extra={"registers": 64, "occupancy": 0.5}),))
+    kernels = ({"kernel": "relu_each", "launches": 2}, {"kernel": "mat_mul<64>", "launches": 1})
+    row = dataclasses.replace(ROW, extra={"registers": 64, "occupancy": 0.5}, kernels=kernels)
+    known = dataclasses.replace(RESULTS, rows=(row,))
     write_results(known, path)
     assert read_results(path) == known
 

@@ -10,7 +10,7 @@ import pytest
 
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.common.program import Budget, Int64, KernelLaunch, LaunchConfig, Output
-from onchip.ladders import decode_cuda, profile
+from onchip.ladders import counters, decode_cuda
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
 from onchip.ladders.device import DeviceRows, occupancy
 from onchip.ladders.frame import climb
@@ -216,7 +216,7 @@ echo '"1","7","relu_each","{ld}","","0"'
 echo '"1","7","relu_each","{st}","","0"'
 echo '"2","7","rotating","{ld}","","3"'
 echo '"2","7","rotating","{st}","","0"'
-""".format(ld=profile.METRICS[0], st=profile.METRICS[1])
+""".format(ld=counters.METRICS[0], st=counters.METRICS[1])
 
 
 @pytest.fixture
@@ -232,17 +232,17 @@ def ncu(tmp_path, monkeypatch):
 
 def test_bank_conflicts_are_those_of_each_rungs_launches(ncu):
     ncu(NCU)
-    assert profile.bank_conflicts("decode", 7, {"separate": 2, "rotating": 1}) == {"separate": 1005, "rotating": 3}
+    assert counters.bank_conflicts("decode", 7, {"separate": 2, "rotating": 1}) == {"separate": 1005, "rotating": 3}
     with pytest.raises(DeviceError, match="number of kernels"):
-        profile.bank_conflicts("decode", 7, {"separate": 5, "rotating": 1})
+        counters.bank_conflicts("decode", 7, {"separate": 5, "rotating": 1})
 
 
 def test_ncu_missing_or_without_permission(ncu):
     with pytest.raises(DeviceError, match="ncu"):
-        profile.bank_conflicts("decode", 7, {"separate": 5})
+        counters.bank_conflicts("decode", 7, {"separate": 5})
     ncu("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM'\nexit 1\n")
     with pytest.raises(DeviceError, match="ERR_NVGPUCTRPERM"):
-        profile.bank_conflicts("decode", 7, {"separate": 5})
+        counters.bank_conflicts("decode", 7, {"separate": 5})
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------

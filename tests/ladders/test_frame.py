@@ -1,18 +1,23 @@
 import dataclasses
+import itertools
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from onchip.errors import InputError, OnchipError, PlanError
 from onchip.ladders import LADDERS, find_ladder
-from onchip.ladders.frame import Ladder, Rung, climb
-from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
+from onchip.ladders.frame import UNMARKED, Ladder, Rung, climb
+from onchip.ladders.plot import draw_plot, save_plot
+from onchip.ladders.show import describe_ladders, ladder_tables, ladders_table, make_table, of_floor, times
 from onchip.measure.pace import Pace, interleave, show_ms, summarise
 from onchip.measure.truth import Truth, relative_error
 from onchip.network.build import mlp
 from onchip.plan.floor import TOO_LOW
+from onchip.plan.kernel import Cost
 
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
 
@@ -56,6 +61,20 @@ class Half(Right):
         return dataclasses.replace(truth.verify(got), allowed=1e-2)
 
 
+class Unsteady(Right):
+    """Correct, but no two runs are equal."""
+
+    name, idea = "unsteady", "atomics"
+
+    def prepare(self, net, x, threads):
+        run, ulps = super().prepare(net, x, threads), itertools.count()
+        return lambda: run() + np.spacing(run()) * (next(ulps) % 2)
+
+
+class Marked(Unsteady):
+    name, nondeterministic = "marked", "the order of the atomics"
+
+
 class SelfTimed:
     """A run with its own clock."""
 
@@ -76,6 +95,19 @@ class Timed(Right):
 
     def prepare(self, net, x, threads):
         return SelfTimed(super().prepare(net, x, threads))
+
+
+class Elsewhere(Timed):
+    name, idea, why = "cluster", "sixteen GPUs", "more of them"
+    report_ms, report_on = {9: 0.7, 18: 0.4}, {9: "16 GPUs over 4 nodes"}
+    is_engine = True
+
+    def cost(self, net, B):
+        return Cost(row_flop=64, row_bytes=32, fixed_bytes=9 * 16)
+
+
+class FewTimed(Timed):
+    name, max_rows, report_ms = "few", 2, {9: 1.5}
 
 
 class Short(Right):
@@ -168,6 +200,43 @@ def test_rates_are_remeasured_if_a_rung_beats_its_floor():
     assert shown(make_table(climbed)).count("100%") == 2
 
 
+def test_two_runs_of_a_rung_have_the_same_bits_unless_it_is_marked():
+    climbed = climb(fake_ladder(Right, Unsteady, Marked), pace=QUICK)
+    right, unsteady, marked = climbed.steps
+    assert (right.verdict.is_right, unsteady.verdict.is_right, marked.verdict.is_right) == (True, False, True)
+    assert unsteady.timing is None
+    assert (right.nondeterministic, unsteady.nondeterministic) == ("", UNMARKED)
+    text = shown(make_table(climbed))
+    assert "marked~ " in text
+    assert "~ two runs may differ: " in text
+    assert "marked: the order of the atomics" in text
+    assert "~" not in shown(make_table(climb(fake_ladder(Right), pace=QUICK)))
+
+
+def test_a_time_of_another_machine_is_marked():
+    climbed = climb(fake_ladder(Few, Elsewhere), rows=9, pace=QUICK)
+    few, elsewhere = climbed.steps
+    assert (few.report_on, elsewhere.report_on) == ("", "16 GPUs over 4 nodes")
+    text = shown(make_table(climbed))
+    assert "0.7000† " in text
+    assert "1.500 " in text
+    assert "† in the report: cluster on 16 GPUs over 4 nodes" in text
+    assert "†" not in shown(make_table(climb(fake_ladder(Elsewhere), rows=18, pace=QUICK)))
+
+
+def test_work_per_row_and_reasons_are_shown():
+    (step,) = climb(fake_ladder(Elsewhere), pace=QUICK).steps
+    assert (step.facts["bytes per row"], step.facts["flop per row"]) == (32 + 16, 64)
+    text = shown(make_table(climb(fake_ladder(Right, Elsewhere), pace=QUICK)))
+    assert "more of them" in text
+    assert "bytes per row" in text
+
+
+def test_the_rows_of_the_report():
+    assert fake_ladder(Right).row_counts == (9,)
+    assert fake_ladder(Few, Elsewhere).row_counts == (9, 18)
+
+
 def test_a_gpus_climb_has_no_threads():
     climbed = climb(dataclasses.replace(fake_ladder(Right), device="cuda"), threads=3, pace=QUICK)
     assert climbed.threads is None
@@ -193,13 +262,49 @@ def test_rungs_are_picked_in_the_ladders_order():
 
 
 def test_ladders_are_listed():
-    assert tuple(describe_ladders()) == LADDERS
-    assert json.dumps(describe_ladders())
-    assert [ladder["device"] for ladder in describe_ladders()["decode"]] == ["cpu", "cuda"]
+    described = describe_ladders()
+    assert tuple(described) == LADDERS
+    assert json.dumps(described)
+    assert [ladder["device"] for ladder in described["decode"]] == ["cpu", "cuda"]
+    assert described["decode"][1]["row_counts"] == (12_800, 2_097_152)
+    separate = described["decode"][1]["rungs"][0]
+    assert (separate["report_ms"], separate["report_on"]) == ({"12800": 0.392, "2097152": 57.948}, {})
+    assert (separate["bytes per row"], separate["flop per row"]) == (2352, 17_920)
+    rungs = {rung["name"]: rung for rung in described["scan"][1]["rungs"]}
+    assert [name for name, rung in rungs.items() if rung["nondeterministic"]] == ["single-pass"]
+    assert [name for name, rung in rungs.items() if rung["is_engine"]] == ["onchip"]
     with pytest.raises(InputError, match="unknown ladder"):
         find_ladder("none")
     with pytest.raises(InputError, match="no rungs for this device"):
         find_ladder("backprop", "cuda")
+
+
+def test_the_lists_as_tables(monkeypatch):
+    text = shown(ladders_table())
+    for name in LADDERS:
+        assert f" {name} " in text
+    assert "12,800 or 2,097,152 rows (default 2,097,152)" in text
+    monkeypatch.setattr("onchip.ladders.show.ladder_devices", lambda name: ("cpu",))
+    monkeypatch.setattr("onchip.ladders.show.find_ladder", lambda name, device: fake_ladder(Few, Elsewhere, Marked))
+    lines = shown(ladder_tables("fake")).splitlines()
+    assert "report ms, 9 rows" in lines[2]
+    few, elsewhere, marked = (next(line for line in lines if line.startswith(f" {name}"))
+                              for name in ("few", "cluster", "marked~"))  # fmt: skip
+    assert few.split() == ["few", "fp32", "1.500", "-"]  # its work is not counted
+    assert elsewhere.split() == ["cluster", "fp32", "0.7000†", "0.4000", "48", "64"]
+    assert marked.split() == ["marked~", "fp32", "-", "-"]
+    assert "† in the report on 16 GPUs over 4 nodes" in lines
+    assert "~ two runs may differ: marked: the order of the atomics" in lines
+
+
+def test_a_list_needs_no_gpu_and_no_compiler():
+    code = (
+        "import sys; from onchip.cli.main import main; code = main(['ladder', '--list', '--json']);"
+        "print(code, *sorted({m.split('.')[0] for m in sys.modules} & {'numba', 'cuda'}), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert tuple(json.loads(ran.stdout)) == LADDERS
+    assert ran.stderr.strip() == "0"
 
 
 @pytest.mark.parametrize("name", ["climb.png", "climb.svg"])
@@ -209,6 +314,29 @@ def test_plot(name, tmp_path):
     head = (tmp_path / name).read_bytes()[:200]
     assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in head
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_nothing_in_the_plot_covers_a_value():
+    """Values, floor lines, marks and legend do not overlap."""
+    pytest.importorskip("matplotlib")
+    climbed = climb(fake_ladder(Timed, FewTimed, Half, Elsewhere), rows=9, pace=QUICK)
+    figure = draw_plot(climbed)
+    figure.canvas.draw()
+    (axes,), (legend,) = figure.axes, figure.legends
+    (values,) = axes.child_axes
+    labels = [text.get_window_extent() for text in values.get_yticklabels()]
+    assert [text.get_text() for text in values.get_yticklabels()] == [
+        f"{show_ms(step.timing.median_ms)} ms" for step in climbed.steps
+    ]
+    inside, below = axes.get_window_extent(), legend.get_window_extent()
+    for label in labels:
+        assert label.x0 >= inside.x1  # lines and marks are inside the axes
+        assert not label.overlaps(below)
+    assert not below.overlaps(inside)
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 2  # the engine has another colour
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["rung", "engine", "floor 0.5000 ms (fp32)", "floor 0.2500 ms (fp16)", "report",
+                     "report, 16 GPUs over 4 nodes †"]  # fmt: skip
 
 
 def test_plot_without_matplotlib(monkeypatch, tmp_path):

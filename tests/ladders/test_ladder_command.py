@@ -9,6 +9,7 @@ from onchip.bench.frame import Reporter
 from onchip.bench.ladder import ladder_results, with_bank_conflicts
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, InputError
+from onchip.ladders import LADDERS
 from onchip.ladders.frame import Climb, Step
 from onchip.measure.pace import summarise
 from onchip.measure.truth import Verdict
@@ -25,7 +26,12 @@ def call(*arguments):
 def test_ladder_command(tmp_path):
     listed = call()
     assert "numba-parallel" in listed.stdout
-    assert list(json.loads(call("--json").stdout)) == ["decode", "backprop", "scan"]
+    assert call("--list").stdout == listed.stdout
+    assert list(json.loads(call("--json").stdout)) == list(LADDERS)
+    decode = call("decode", "--list").stdout
+    assert "report ms, 2,097,152 rows" in decode
+    assert "one-thread" not in decode
+    assert list(json.loads(call("decode", "--list", "--json").stdout)) == ["decode"]
     rungs = ["--rung", "numpy", "--rung", "onchip"]
     result = call("decode", "--device", "cpu", "--rows", "129", *rungs, "--json", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -38,9 +44,13 @@ def test_ladder_command(tmp_path):
 def test_a_rungs_row_records_how_it_was_timed():
     step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0, 1.0)
     known = dataclasses.replace(step, rows=60_000, report_ms=None, precision="fp16", facts={"registers": 70})
+    elsewhere = dataclasses.replace(step, rows=9, report_ms=0.5, report_on="16 GPUs", nondeterministic="atomics")
     results = ladder_results(Climb("fake", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu(), "a1")
     scaled, full = results.rows
     assert scaled.setting == "timed on 500 rows, scaled, in the report 170,000 ms"
+    assert ladder_results(Climb("fake", "", 9, 2, (elsewhere,)), this_cpu(), "a1").rows[0].setting == (
+        "in the report 0.5000 ms on 16 GPUs, two runs may differ: atomics"
+    )
     assert (full.setting, full.floor_ms, full.threads) == ("", 1.0, 2)
     assert (scaled.precision, scaled.extra, full.precision, full.extra) == ("fp32", {}, "fp16", {"registers": 70})
     assert (results.skipped, results.commit) == ({"ladder:b": "no chip"}, "a1")
@@ -66,7 +76,7 @@ def test_without_a_gpu():
     [
         (["decode", "--device", "cuda:1"], "unknown device"),
         (["decode", "--device", "cuda", "--threads", "2"], "only a CPU has threads"),
-        (["decode", "--device", "cpu", "--profile"], "--profile needs a GPU"),
+        (["decode", "--device", "cpu", "--counters"], "--counters needs a GPU"),
         (["none"], "unknown ladder"),
         (["decode", "--commit", "HEAD"], "bad commit"),
     ],

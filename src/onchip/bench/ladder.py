@@ -13,9 +13,9 @@ from onchip.bench.report.results import Results, make_folder, make_row, result_p
 from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
 from onchip.ladders import find_ladder, ladder_devices
+from onchip.ladders.counters import bank_conflicts
 from onchip.ladders.frame import Climb, Step, climb
-from onchip.ladders.profile import bank_conflicts
-from onchip.ladders.show import need_matplotlib, save_plot
+from onchip.ladders.plot import need_matplotlib, save_plot
 from onchip.measure.pace import Pace, show_ms
 from onchip.network.names import known_name
 from onchip.plan.device import Device
@@ -33,7 +33,7 @@ class LadderOptions:
     threads: int | None = None  # default: all cores
     plot: Path | None = None  # file to write
     folder: Path | None = None  # for result files
-    profile: bool = False  # count bank conflicts with ncu
+    counters: bool = False  # count bank conflicts with ncu
     commit: str | None = None  # the commit of a source tree without .git
 
 
@@ -44,9 +44,9 @@ def climb_ladder(
     reporter, commit = reporter or Reporter(), machine.commit(options.commit)
     device = find_ladder_device(name, options, reporter)
     ladder = find_ladder(name, device.kind)
-    if options.profile and device.kind != "cuda":
+    if options.counters and device.kind != "cuda":
         raise InputError(
-            "--profile needs a GPU", got=device.name, expected="--device cuda", hint="run without --profile"
+            "--counters needs a GPU", got=device.name, expected="--device cuda", hint="run without --counters"
         )
     path = None
     if options.folder is not None:
@@ -65,7 +65,7 @@ def climb_ladder(
     device = this_cpu() if device.kind == "cpu" else device  # climb may have measured its rates again
     for rung, reason in climbed.skipped.items():
         reporter.log(f"skipped {rung}: {reason}")
-    if options.profile:
+    if options.counters:
         climbed = with_bank_conflicts(climbed, reporter)
     results = ladder_results(climbed, device, commit)
     if options.plot is not None:
@@ -111,7 +111,7 @@ def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
         make_row(
             climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,
             precision=step.precision, floor_ms=step.floor_ms, threads=climbed.threads,
-            setting=_rung_setting(step, climbed), extra=step.facts,
+            setting=_rung_setting(step, climbed), extra=step.facts, kernels=step.kernels,
         )
         for step in climbed.steps
     )  # fmt: skip
@@ -121,5 +121,7 @@ def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
 
 def _rung_setting(step: Step, climbed: Climb) -> str:
     scaled = "" if step.rows == climbed.B else f"timed on {step.rows:,} rows, scaled"
-    report = "" if step.report_ms is None else f"in the report {show_ms(step.report_ms)} ms"
-    return ", ".join(filter(None, [scaled, report]))
+    machine = f" on {step.report_on}" if step.report_on else ""
+    report = "" if step.report_ms is None else f"in the report {show_ms(step.report_ms)} ms{machine}"
+    differs = f"two runs may differ: {step.nondeterministic}" if step.nondeterministic else ""
+    return ", ".join(filter(None, [scaled, report, differs]))

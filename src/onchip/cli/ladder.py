@@ -24,10 +24,15 @@ def ladder(
         ),
     ] = None,
     device: Annotated[str, Option(help="auto, cpu or cuda: each has its own rungs.")] = "auto",
-    rows: Annotated[int | None, Option(metavar="N", help="Number of rows; default: the ladder's.")] = None,
+    rows: Annotated[int | None, Option(metavar="N", help="Number of rows; --list shows the report's.")] = None,
     rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
     threads: Annotated[int | None, Option(help="CPU threads; all cores if not given.")] = None,
-    profile: Annotated[bool, Option("--profile", help="Also count bank conflicts, with Nsight Compute (ncu).")] = False,
+    listed: Annotated[
+        bool, Option("--list", help="Only list the rungs: ideas, reasons, report's times, work.")
+    ] = False,
+    counters: Annotated[
+        bool, Option("--counters", help="Also what Nsight Compute (ncu) counts: bank conflicts.")
+    ] = False,
     plot: Annotated[Path | None, Option(metavar="FILE", help="Also draw the times: .png, .svg or .pdf.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
     commit: Commit = None,
@@ -44,16 +49,19 @@ def ladder(
     from onchip.bench.command import stderr_reporter
     from onchip.bench.ladder import LadderOptions, climb_ladder
     from onchip.bench.report.results import show
-    from onchip.ladders.show import describe_ladders, ladders_table, make_table
+    from onchip.ladders.show import describe_ladders, ladder_tables, ladders_table, make_table
+    from onchip.network.names import known_name
 
-    if name is None:
+    if name is not None:
+        name = known_name(name, LADDERS, "ladder", "onchip ladder")
+    if name is None or listed:
         if as_json:
-            print_json(describe_ladders())
+            print_json(describe_ladders(LADDERS if name is None else [name]))
         else:
-            show(ladders_table())
+            show(ladders_table() if name is None else ladder_tables(name))
         return
     with stderr_reporter() as reporter:
-        options = LadderOptions(device, rows, rung, threads, plot, out, profile, commit)
+        options = LadderOptions(device, rows, rung, threads, plot, out, counters, commit)
         climb, results = climb_ladder(name, options, reporter)
     if as_json:
         print_json(results.to_dict())

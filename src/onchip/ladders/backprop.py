@@ -22,7 +22,7 @@ from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
 from onchip.network.recipe import Array, materialise
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Cost, Job
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
@@ -221,6 +221,15 @@ def _epoch_all_cores(x: Array, y: Array, s: State) -> float:
     return s.error[:, 0].sum()  # type: ignore[no-any-return]
 
 
+def pattern_cost(net: Network) -> Cost:
+    """An epoch over one pattern, whose activations stay in cache: a forward gemm and two backward."""
+    shapes = [materialise(node.weights["weight"], net.weights).shape for node in net.nodes
+              if isinstance(node.layer, Linear)]  # fmt: skip
+    sizes = [D_out * D_in for D_out, D_in in shapes]
+    flop = 2 * (3 * sum(sizes) - sizes[0])  # the gradient of x is not computed
+    return Cost(flop, 4 * (shapes[0][1] + shapes[-1][0]), fixed_bytes=4 * sum(sizes))
+
+
 class Serial(Rung[Patterns]):
     name = "serial"
     idea = "the original program: pattern by pattern, neuron by neuron, each sum down a column of the weights"
@@ -230,19 +239,27 @@ class Serial(Rung[Patterns]):
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         return lambda: _run(net, 1, lambda state: _epoch_by_columns(x.x, x.y, state))
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return pattern_cost(net)
+
 
 class Reordered(Rung[Patterns]):
     name = "reordered"
     idea = "the two inner loops interchanged: contiguous reads, many sums in one vector register"
+    why = "the inner loop reads contiguous weights, and its sums are independent, so it vectorises"
     max_rows = 10_000
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         return lambda: _run(net, 1, lambda state: _epoch_by_rows(x.x, x.y, state))
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return pattern_cost(net)
+
 
 class OpenMP(Rung[Patterns]):
     name = "openmp"
     idea = "each core has a share of the patterns and its own gradients; one reduction at the end"
+    why = "every core works, and no gradient is shared until the end of the epoch"
     report_ms = MappingProxyType({backprop.PATTERNS: 14_995.0})
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
@@ -252,6 +269,9 @@ class OpenMP(Rung[Patterns]):
 
         return run
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return pattern_cost(net)
+
 
 # -- beyond the report -------------------------------------------------------------------------------------
 
@@ -259,6 +279,7 @@ class OpenMP(Rung[Patterns]):
 class NumPy(Rung[Patterns]):
     name = "numpy"
     idea = "all patterns at once: one library gemm per layer and direction; every layer goes through memory"
+    why = "each weight that is read serves a block of patterns, not one"
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         limited = blas_limiter(threads)
@@ -302,6 +323,8 @@ def _sigmoid_in_place(z: Array) -> None:
 class Onchip(Rung[Patterns]):
     name = "onchip"
     idea = "blocks of patterns that stay in cache, forward and backward; gradients summed in vector registers"
+    why = "activations and gradients stay in cache and registers instead of going through memory"
+    is_engine = True
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         options = dataclasses.asdict(run_options(x))
@@ -311,6 +334,9 @@ class Onchip(Rung[Patterns]):
             return flat_run(result.losses, result.network)
 
         return run
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return pattern_cost(net)
 
 
 def run_options(x: Patterns) -> TrainOptions:

@@ -14,7 +14,7 @@ from onchip.measure.truth import Truth
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
 from onchip.network.recipe import Array, materialise
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Cost, Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import plan
 from onchip.workloads import decode
@@ -25,6 +25,14 @@ _ZERO = np.float32(0)
 def weight_matrices(net: Network) -> list[Array]:
     """The weights (D_out, D_in) of the Linear layers, in order; decode has no biases."""
     return [materialise(node.weights["weight"], net.weights) for node in net.nodes if isinstance(node.layer, Linear)]
+
+
+def layers_cost(net: Network, extra_passes: int = 0) -> Cost:
+    """Layer by layer: every layer reads its input and writes its output; more passes over the hidden activations."""
+    shapes = [w.shape for w in weight_matrices(net)]
+    values = sum(D_out + D_in for D_out, D_in in shapes) + extra_passes * sum(D_out for D_out, _ in shapes[:-1])
+    weights = sum(D_out * D_in for D_out, D_in in shapes)
+    return Cost(2 * weights, 4 * values, fixed_bytes=4 * weights)
 
 
 class PurePython(Rung[Array]):
@@ -53,6 +61,7 @@ def _python_row(row: list[float], layers: list[list[list[float]]]) -> list[float
 class NumPy(Rung[Array]):
     name = "numpy"
     idea = "one library gemm per layer; the activations of every layer go through memory"
+    why = "vector instructions, cache blocking and all cores, without the interpreter"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         weights = [w.T for w in weight_matrices(net)]
@@ -69,6 +78,9 @@ class NumPy(Rung[Array]):
             return rows
 
         return run
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return layers_cost(net, extra_passes=2)  # of ReLU
 
 
 @compiled()
@@ -103,27 +115,41 @@ def _layer_by_layer(x: Array, weights: Sequence[Array], threads: int) -> Callabl
 class NumbaSerial(Rung[Array]):
     name = "numba-serial"
     idea = "the same loops, compiled; one core, one element at a time"
+    why = "slower than a library: each addition waits for the previous one, so nothing is vectorised"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         return _layer_by_layer(x, weight_matrices(net), 1)
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return layers_cost(net)
 
 
 class NumbaParallel(Rung[Array]):
     name = "numba-parallel"
     idea = "rows are independent: each core computes a share of them"
+    why = "every core works; its inner loop is as slow as before"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         return _layer_by_layer(x, weight_matrices(net), threads)
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return layers_cost(net)
 
 
 class Onchip(Rung[Array]):
     name = "onchip"
     idea = "all layers in one pass: a tile of rows stays in cache, sums in vector registers"
+    why = "independent sums fill the vector units, and hidden activations do not leave the cache"
+    is_engine = True
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         engine = compile(net, "cpu", threads=threads, batch_hint=len(x))
         out = np.empty((len(x), *engine.output.row_shape), np.float32)
         return lambda: engine(x, out=out)
+
+    def cost(self, net: Network, B: int) -> Cost:
+        """Hidden activations stay in cache."""
+        return layers_cost(net, extra_passes=-2)
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:

@@ -5,6 +5,7 @@ The headers of cuda/*.cu explain each kernel. Rows are on the GPU before the clo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
@@ -85,6 +86,10 @@ class CudaRung(Rung[DeviceRows]):
     def launch(self, program: Program, config: LaunchConfig, *arguments: Argument) -> KernelLaunch:
         return KernelLaunch(program, config, arguments, Budget(self.max_registers))
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """Hidden activations stay on chip."""
+        return fused_cost(net, self.precision)
+
     def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DecodeTruth, truth).verify_in(self.precision, got)
 
@@ -112,10 +117,15 @@ class Separate(CudaRung):
                 launches.append(self.launch(relu, grid_1d(-(-B * W // THREADS)), tensors[i + 1], Int64(B * W)))
         return Steps(tuple(launches), 2 * B * W * 4)
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """A gemm writes the hidden activations, ReLU reads and writes them, and the next gemm reads them."""
+        return hidden_passes(net, 4)
+
 
 class FusedGlobal(CudaRung):
     name = "fused-global"
     idea = "one launch for the whole network; hidden activations go through global memory"
+    why = "slower: four launches fewer, but a warp reads weights from 32 cache lines where it read 16 + 2"
     report_ms = _report(few=0.501, many=79.790)
     file, kernel, tile = "fused_global.cu", "fused_global", 4
 
@@ -125,10 +135,15 @@ class FusedGlobal(CudaRung):
         arguments: tuple[Argument, ...] = (Input(0), *_ALL_WEIGHTS, *hidden, Output(0), Int64(B))
         return Steps((self.launch(program, grid_1d(-(-B // self.tile)), *arguments),), 2 * B * W * 4)
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """The hidden activations are written and read."""
+        return hidden_passes(net, 2)
+
 
 class FusedShared(CudaRung):
     name = "fused-shared"
     idea = "hidden activations in shared memory, and the weights of one layer at a time"
+    why = "multiply-adds read weights and hidden activations from shared memory, not through the L1 cache"
     report_ms = _report(few=0.188, many=28.650)
     file, kernel, tile, is_persistent = "shared_memory.cu", "fused_shared", 4, False
 
@@ -136,6 +151,7 @@ class FusedShared(CudaRung):
 class WholeShared(CudaRung):
     name = "whole-shared"
     idea = "all weights in shared memory, loaded once per block; persistent blocks loop over rows"
+    why = "weights are loaded once per block, not once per four rows"
     report_ms = _report(few=0.182, many=24.304)
     file, kernel, tile = "shared_memory.cu", "whole_shared", 4
 
@@ -143,6 +159,7 @@ class WholeShared(CudaRung):
 class SharedRegisters(CudaRung):
     name = "shared-registers"
     idea = "the second layer's weights in registers, the others in shared memory"
+    why = "the second layer reads only the row from shared memory, not the weight"
     report_ms = _report(few=0.134, many=11.959)
     file, kernel, tile = "shared_registers.cu", "shared_registers<false>", 4
 
@@ -150,6 +167,7 @@ class SharedRegisters(CudaRung):
 class Shuffles(CudaRung):
     name = "shuffles"
     idea = "all threads share the last layer: a sixteenth of an output each, reduced by shuffles"
+    why = "in the last layer no thread idles while one of sixteen sums 64 products"
     report_ms = _report(few=0.128, many=11.554)
     file, kernel, tile = "shared_registers.cu", "shared_registers<true>", 4
 
@@ -157,6 +175,7 @@ class Shuffles(CudaRung):
 class Registers(CudaRung):
     name = "registers"
     idea = "the whole network in registers; two threads share each neuron's weights"
+    why = "a multiply-add reads one value from shared memory, the row's; no weight is read twice"
     report_ms = _report(few=0.0923, many=8.632)
     file, kernel, tile = "registers.cu", "registers<float>", 2
 
@@ -164,6 +183,7 @@ class Registers(CudaRung):
 class RegistersHalf(CudaRung):
     name = "registers-half"
     idea = "the same in fp16: half of the bytes"
+    why = "half of the bytes, and twice the values per read; the arithmetic itself is not faster"
     report_ms = _report(few=0.0595, many=6.029)
     file, kernel, tile, precision = "registers.cu", "registers<f16>", 2, "fp16"
 
@@ -171,6 +191,7 @@ class RegistersHalf(CudaRung):
 class Rotating(CudaRung):
     name = "rotating"
     idea = "32 rows per iteration, neighbouring neurons at different rows: fewer barriers and bank conflicts"
+    why = "three barriers per 32 rows instead of three per two"
     report_ms = _report(few=0.0488, many=4.940)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, false, 2, false, false, 2>", 32, "fp16"
 
@@ -178,6 +199,7 @@ class Rotating(CudaRung):
 class Coalesced(CudaRung):
     name = "coalesced"
     idea = "weights transposed on the host: neighbouring threads read neighbouring elements"
+    why = "a block starts sooner: a warp's loads of weights touch few cache lines"
     report_ms = _report(few=0.038, many=4.637)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 2, false, false, 2>", 32, "fp16"
     is_transposed = True
@@ -186,6 +208,7 @@ class Coalesced(CudaRung):
 class HiddenLoads(CudaRung):
     name = "hidden-loads"
     idea = "half of the threads compute the last layer while the others load the next rows"
+    why = "fewer threads with more weights each exchange less in the last layer"
     report_ms = _report(few=0.0354, many=4.914)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 4, true, false, 2>", 32, "fp16"
     is_transposed = True
@@ -194,6 +217,7 @@ class HiddenLoads(CudaRung):
 class Occupancy(CudaRung):
     name = "occupancy"
     idea = "four threads share a neuron: fewer registers per thread, more warps per SM"
+    why = "slower in the report: two shuffles per sum instead of one, where enough warps hid the latency"
     report_ms = _report(few=0.0471, many=5.226)
     file, kernel, tile, precision = "rotating.cu", "rotating<4, 16, true, 16, false, false, 3>", 16, "fp16"
     is_transposed, max_registers = True, 80
@@ -202,6 +226,7 @@ class Occupancy(CudaRung):
 class BestFew(CudaRung):
     name = "best-few"
     idea = "for few rows: one block per tile, and the weights of all layers use the same registers"
+    why = "registers for 36 weights instead of 70, so an SM holds twice as many blocks"
     report_ms = _report(few=0.0343)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 32, false, true, 4>", 32, "fp16"
     is_transposed, is_persistent, max_registers = True, False, 64
@@ -210,6 +235,7 @@ class BestFew(CudaRung):
 class BestMany(CudaRung):
     name = "best-many"
     idea = "for many rows: eight weights of the last layer per thread, so three shuffles per output instead of five"
+    why = "three shuffles per output instead of five, and a quarter of the iterations of the last layer"
     report_ms = _report(many=3.932)
     file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 8, false, false, 2>", 32, "fp16"
     is_transposed = True
@@ -221,6 +247,7 @@ class BestMany(CudaRung):
 class Engine(Rung[DeviceRows]):
     """The engine's kernels, as planned for this GPU."""
 
+    is_engine = True
     kernels: ClassVar[Sequence[Kernel]] = ENGINE_KERNELS
     computes: ClassVar[str] = "fp32"  # the precision requested from the engine
 
@@ -230,6 +257,9 @@ class Engine(Rung[DeviceRows]):
         (step,) = CudaBackend().bind_rows(plan).groups  # one kernel runs the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return fused_cost(net, self.precision)
+
     def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DecodeTruth, truth).verify_in(self.precision, got, accumulator="float32")
 
@@ -237,18 +267,21 @@ class Engine(Rung[DeviceRows]):
 class SumsInRegisters(Engine):
     name = "sums-in-registers"
     idea = "true fp32 again: weights in shared memory, a register tile of accumulators per thread"
+    why = "16 values read from shared memory serve 64 multiply-adds, and warps need no barrier"
     kernels = (MlpFused(),)
 
 
 class Onchip(Engine):
     name = "onchip"
     idea = "the engine in fp32: tensor cores by 3xTF32, three tf32 gemms for one in fp32"
+    why = "three tf32 gemms on tensor cores take less time than one in fp32 on CUDA cores"
     precision = "3xtf32"
 
 
 class OnchipHalf(Engine):
     name = "onchip-fp16"
     idea = "the engine in fp16: tensor cores, fp32 accumulators, activations from layer to layer in registers"
+    why = "one gemm instead of three, half of the bytes, and no trip through shared memory between layers"
     precision = computes = "fp16"
 
 
@@ -287,13 +320,23 @@ def naive_half(net: Network, x: Array, accumulator: str) -> Array:
     return rows
 
 
-def floor_ms(net: Network, B: int, precision: str) -> float:
+def fused_cost(net: Network, precision: str) -> Cost:
     """The minimum bytes and flop. Launches cost nothing here: a replayed graph hides most of their cost."""
-    weights, size = sum(w.size for w in weight_matrices(net)), np.dtype(DTYPES[precision]).itemsize
-    row_bytes = (decode.WIDTHS[0] + D_OUT) * size
-    flop, rate = (6 * weights, "tf32") if precision == "3xtf32" else (2 * weights, precision)
-    cost = Cost(row_flop=flop, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
-    return cost.floor_us(Gpu.get().device, rate, B) / 1e3
+    matrices, size = weight_matrices(net), np.dtype(DTYPES[precision]).itemsize
+    weights, row_values = sum(w.size for w in matrices), matrices[0].shape[1] + len(matrices[-1])
+    flop = (6 if precision == "3xtf32" else 2) * weights  # 3xTF32: three gemms for one
+    return Cost(flop, row_values * size, fixed_bytes=weights * size, launches=0)
+
+
+def hidden_passes(net: Network, passes: int) -> Cost:
+    """The fp32 network with this many passes over the hidden activations, in global memory."""
+    least, hidden = fused_cost(net, "fp32"), sum(len(w) for w in weight_matrices(net)[:-1])
+    return dataclasses.replace(least, row_bytes=least.row_bytes + passes * hidden * 4)
+
+
+def floor_ms(net: Network, B: int, precision: str) -> float:
+    rate = "tf32" if precision == "3xtf32" else precision
+    return fused_cost(net, precision).floor_us(Gpu.get().device, rate, B) / 1e3
 
 
 RUNGS: tuple[type[CudaRung], ...] = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -59,22 +60,47 @@ class DeviceRun:
 
     @property
     def facts(self) -> dict[str, int | str]:
-        """Resource use; with several launches, the maximum (for occupancy, the minimum)."""
-        launches = list(zip(self._steps.launches, self._bound.functions, strict=True))
-        return {
-            "launches": len(launches),
-            "registers": max(function.registers for _, function in launches),
-            "shared bytes": max(f.static_shared_bytes + launch.config.shared_bytes for launch, f in launches),
-            "occupancy": f"{100 * min(occupancy(*each, self._gpu.device.arch) for each in launches):.0f}%",
-        }
+        """Launches, and the resources of the kernel that takes the most time."""
+        heaviest = max(self.kernels, key=lambda kernel: kernel["ms"])
+        resources = {name: heaviest[name] for name in ("registers", "shared bytes", "occupancy")}
+        return {"launches": len(self._steps.launches), **resources}
+
+    @functools.cached_property
+    def kernels(self) -> tuple[dict[str, Any], ...]:
+        """Every kernel, in the order of their first launches: launches per run, time and resources."""
+        found: dict[tuple[str, int, int], dict[str, Any]] = {}
+        for launch, function, ms in zip(self._steps.launches, self._bound.functions, self._launch_ms(), strict=True):
+            threads = math.prod(launch.config.block)
+            kernel = found.setdefault((function.name, threads, launch.config.shared_bytes), {
+                "kernel": function.name, "launches": 0, "ms": 0.0, "threads": threads,
+                "registers": function.registers,
+                "shared bytes": function.static_shared_bytes + launch.config.shared_bytes,
+                "occupancy": f"{100 * occupancy(launch, function, self._gpu.device.arch):.0f}%",
+            })  # fmt: skip
+            kernel["launches"] += 1
+            kernel["ms"] = float(f"{kernel['ms'] + ms:.4g}")
+        return tuple(found.values())
+
+    def _launch_ms(self) -> list[float]:
+        """The time of each launch, gaps before it included: enough to tell the heavy kernels from the light ones."""
+        events = [self._start]
+
+        def record(stream: int) -> None:
+            events.append(self._gpu.event())
+            events[-1].record(stream)
+
+        self()  # the first launch of a kernel takes longer
+        self._start.record()
+        self._enqueue(self._gpu.stream, after_launch=record)
+        return [later.ms_since(earlier) for earlier, later in itertools.pairwise(events)]
 
     def __call__(self) -> Array:
         self._enqueue(self._gpu.stream)
         return self._gpu.download(self._y, np.empty(self._shape, self._dtype))
 
-    def _enqueue(self, stream: int, calls: int = 1) -> None:
+    def _enqueue(self, stream: int, calls: int = 1, after_launch: Callable[[int], None] | None = None) -> None:
         for _ in range(calls):
-            self._bound.enqueue([self._x.pointer], [self._y.pointer], self._scratch.pointer, stream)
+            self._bound.enqueue([self._x.pointer], [self._y.pointer], self._scratch.pointer, stream, after_launch)
 
     def sample_ms(self) -> float:
         """Milliseconds per run, launches included: the mean over back-to-back runs that take a few milliseconds."""

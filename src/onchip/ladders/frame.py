@@ -7,9 +7,12 @@ ladder's tuple. No other code depends on the number of rungs.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
@@ -19,6 +22,7 @@ from onchip.network.graph import Network
 from onchip.network.names import known_name
 from onchip.network.recipe import Array
 from onchip.plan.floor import settle_floors
+from onchip.plan.kernel import Cost
 
 
 class Rows(Protocol):
@@ -34,14 +38,21 @@ class Verifier(Protocol):
 
 
 X = TypeVar("X", bound=Rows)
+UNMARKED = "two runs differ, but the rung is not marked"
 
 
 class Rung(abc.ABC, Generic[X]):
     name: ClassVar[str]
     idea: ClassVar[str]  # one line: what this rung adds to the previous one
+    why: ClassVar[str] = ""  # one line: why it is faster than the previous one, or slower; "" for a first rung
     report_ms: ClassVar[Mapping[int, float]] = {}  # rows -> time in the report that this rung reproduces
+    report_on: ClassVar[Mapping[int, str]] = {}  # rows -> machine of that time, if not the report's single device
     precision: ClassVar[str] = "fp32"  # of its gemms; selects the floor
     max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time is scaled
+    is_engine: ClassVar[bool] = False  # runs the engine's kernels, not its own
+    # Why two runs may differ: a deliberate race, or a reduction order that depends on timing. Then their bits are not
+    # compared, and compute-sanitizer does not run the rung.
+    nondeterministic: ClassVar[str] = ""
 
     @abc.abstractmethod
     def prepare(self, net: Network, x: X, threads: int) -> Callable[[], Array]:
@@ -50,6 +61,13 @@ class Rung(abc.ABC, Generic[X]):
         The function returns y (B, D_out) for inference, the losses and weights (truth.flat_run) for training. It may
         have its own clock (measure.OwnClock) and `facts`, which the table shows. PlanError if the rung cannot run.
         """
+
+    def cost(self, net: Network, B: int) -> Cost | None:
+        """The work of B rows, known without a device; None if it is not counted.
+
+        Bytes are those of main memory: every pass over a tensor counts, a value that is cached on chip does not.
+        """
+        return None
 
     def verify(self, truth: Any, got: Array) -> Verdict:
         """Check a result with the ladder's reference. Rungs in another precision override this."""
@@ -71,6 +89,11 @@ class Ladder(Generic[X]):
     parts: int = 1  # the reported time is that of a run divided by this, e.g. epochs
     device: str = "cpu"  # or "cuda", where `threads` is unused
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """The default number of rows and those that the report measured, sorted."""
+        return tuple(sorted({self.rows, *(B for rung in self.rungs for B in rung.report_ms)}))
+
     def pick(self, names: list[str] | None) -> list[Rung[X]]:
         """The rungs with these names, or all, in ladder order."""
         known = [rung.name for rung in self.rungs]
@@ -90,7 +113,12 @@ class Step:
     report_ms: float | None
     floor_ms: float
     precision: str = "fp32"
-    facts: Mapping[str, int | str] = field(default_factory=dict)  # other properties: registers, shared bytes, ...
+    facts: Mapping[str, int | str] = field(default_factory=dict)  # other properties: registers, bytes per row, ...
+    why: str = ""
+    report_on: str = ""
+    is_engine: bool = False
+    nondeterministic: str = ""  # why two runs may differ; UNMARKED if they did
+    kernels: tuple[Mapping[str, int | float | str], ...] = ()  # properties of each kernel, if there are several
 
 
 @dataclass(frozen=True)
@@ -142,7 +170,7 @@ def climb(
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
     truths: dict[int, Verifier] = {}  # by number of rows
-    runnable, verdicts, runs, sizes, skipped = [], [], [], [], dict[str, str]()
+    runnable, verdicts, reasons, runs, sizes, skipped = [], [], [], [], [], dict[str, str]()
     for rung in picked:
         progress(f"{rung.name}: preparing and checking")
         size = min(B, rung.max_rows or B)
@@ -155,10 +183,13 @@ def climb(
             continue
         if checked not in truths:
             truths[checked] = ladder.truth(net, x[:checked])
+        verdict = rung.verify(truths[checked], got := np.copy(checked_run()))
+        differs = not rung.nondeterministic and not _same_bits(got, checked_run())
         runnable.append(rung)
         runs.append(run)
         sizes.append(size)
-        verdicts.append(rung.verify(truths[checked], checked_run()))
+        verdicts.append(Verdict(math.inf, verdict.allowed) if differs else verdict)
+        reasons.append(UNMARKED if differs else rung.nondeterministic)
     correct = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
 
     def on_block(round_index: int, i: int) -> None:
@@ -177,8 +208,22 @@ def climb(
         Step(
             rung.name, rung.idea, verdicts[i], timings.get(i), sizes[i], rung.report_ms.get(B),
             floors[rung.precision].ms, rung.precision,
-            {**getattr(runs[i], "facts", {}), **floors[rung.precision].note},
+            {**getattr(runs[i], "facts", {}), **work_per_row(rung.cost(net, B), B), **floors[rung.precision].note},
+            rung.why, rung.report_on.get(B, ""), rung.is_engine, reasons[i], tuple(getattr(runs[i], "kernels", ())),
         )
         for i, rung in enumerate(runnable)
     )  # fmt: skip
     return Climb(ladder.name, ladder.title, B, threads if ladder.device == "cpu" else None, steps, skipped)
+
+
+def work_per_row(cost: Cost | None, B: int) -> dict[str, int | str]:
+    """Bytes per row, with a row's share of the weights, and flop per row; empty if the work is not counted."""
+    if cost is None:
+        return {}
+    return {"bytes per row": round(cost.row_bytes + cost.fixed_bytes / B), "flop per row": cost.row_flop}
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    """Whether two results are bit-identical, NaNs too."""
+    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
+    return a.dtype == b.dtype and np.array_equal(first, second)

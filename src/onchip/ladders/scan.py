@@ -48,14 +48,21 @@ class OneThread(Rung[Array]):
 
         return run
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return scan_cost()
+
 
 class NumPy(Rung[Array]):
     name = "numpy"
     idea = "np.cumsum: the same loop in a library"
+    why = "slower: a loop for any stride and operation, which keeps its total in memory"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y = np.empty_like(x)
         return lambda: np.cumsum(x, out=y)
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return scan_cost()
 
 
 @compiled()
@@ -91,6 +98,7 @@ def _two_level(x: Array, y: Array, totals: Array) -> None:
 class TwoLevel(Rung[Array]):
     name = "two-level"
     idea = "each core sums a share of the array, gets its exclusive prefix, and scans the share"
+    why = "every core works, but each reads its share twice: no gain on two cores"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y, totals = np.empty_like(x), np.empty(threads, np.float32)
@@ -102,10 +110,16 @@ class TwoLevel(Rung[Array]):
 
         return run
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """x is read twice, and added twice."""
+        return scan_cost(passes=3, flop=2)
+
 
 class Onchip(Rung[Array]):
     name = "onchip"
     idea = "the engine: each segment is summed and scanned while it is in cache, 16 elements at a time, in float64"
+    why = "the second pass reads from cache, and the dependency chain is one addition per 16 elements"
+    is_engine = True
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         y, op = np.empty_like(x), ScanOp("sum")
@@ -115,6 +129,10 @@ class Onchip(Rung[Array]):
             return y
 
         return run
+
+    def cost(self, net: Network, B: int) -> Cost:
+        """A segment is summed, then scanned from cache."""
+        return scan_cost(flop=2)
 
 
 class ScanTruth:
@@ -147,9 +165,13 @@ class ScanTruth:
             return Verdict(self._error(got) if has_steps else float("inf"), self.allowed)
 
 
+def scan_cost(passes: int = 2, flop: int = 1) -> Cost:
+    """This many float32 passes over memory; at least every value is read and written once. Launches are not counted."""
+    return Cost(row_flop=flop, row_bytes=4 * passes, launches=0)
+
+
 def device_floor_ms(device: Device, N: int) -> float:
-    """Reads and writes every value once; launches are not counted."""
-    return Cost(row_flop=1, row_bytes=8, launches=0).floor_us(device, "fp32", N) / 1e3
+    return scan_cost().floor_us(device, "fp32", N) / 1e3
 
 
 LADDER = Ladder(

@@ -25,9 +25,10 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.scan import ScanTruth, device_floor_ms
+from onchip.ladders.scan import ScanTruth, device_floor_ms, scan_cost
 from onchip.network.graph import Network
 from onchip.network.scan_op import ScanOp
+from onchip.plan.kernel import Cost
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.workloads import scan
 
@@ -50,6 +51,9 @@ class CudaRung(Rung[DeviceRows]):
         gpu, N = Gpu.get(), len(x)
         return DeviceRun(gpu, self.steps(N), x.on(gpu, "float32"), {}, (N,), "float32")
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return scan_cost()
+
     @abc.abstractmethod
     def steps(self, N: int) -> Steps: ...
 
@@ -71,6 +75,7 @@ class OneThread(CudaRung):
 class SlidingBlock(CudaRung):
     name = "sliding-block"
     idea = "1024 threads slide over the array: warps scan by an up-sweep and a down-sweep, the first scans their totals"
+    why = "1024 loads in flight instead of one"
     file, kernels = "scan_sliding_block.cu", ("sliding_block",)
 
     def steps(self, N: int) -> Steps:
@@ -81,6 +86,7 @@ class SlidingBlock(CudaRung):
 class TwoLevel(CudaRung):
     name = "two-level"
     idea = "each block scans a tile, one block scans the tiles' totals, each block adds its tile's prefix: four passes"
+    why = "every SM works, and thousands of loads are in flight"
     file, kernels = "scan_two_level.cu", ("scan_tiles", "scan_totals", "add_prefixes")
 
     def steps(self, N: int) -> Steps:
@@ -93,11 +99,17 @@ class TwoLevel(CudaRung):
         )
         return Steps(launches, 4 * tiles)
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """Four passes: x in, sums out, sums in, y out. A second addition per element, for the prefix of its tile."""
+        return scan_cost(passes=4, flop=2)
+
 
 class SinglePass(CudaRung):
     name = "single-pass"
     idea = "one pass: each tile publishes its total at once and looks back at those of the previous tiles"
+    why = "two passes over memory instead of four"
     file, kernels = "scan_single_pass.cu", ("clear_words", "single_pass")
+    nondeterministic = "which tile has published its prefix depends on timing, and with it the reduction order"
 
     def steps(self, N: int) -> Steps:
         clear_words, single_pass = self.programs()
@@ -112,11 +124,16 @@ class SinglePass(CudaRung):
 class Onchip(Rung[DeviceRows]):
     name = "onchip"
     idea = "the engine: one pass, tile totals added in float64 and in a fixed order: bit-identical runs"
+    why = "more bytes in flight: tiles are in shared memory, and totals are published before the tile is scanned"
+    is_engine = True
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, N = Gpu.get(), len(x)
         steps = Scan(ScanOp("sum"), "float32", 1, N).steps(gpu.device)
         return DeviceRun(gpu, steps, x.on(gpu, "float32"), {}, (N,), "float32")
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return scan_cost()
 
 
 RUNGS: tuple[type[CudaRung], ...] = (OneThread, SlidingBlock, TwoLevel, SinglePass)

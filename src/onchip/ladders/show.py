@@ -1,53 +1,78 @@
-"""Render a climb as a table or a plot."""
+"""Render a climb as tables, and list the ladders."""
 
 from __future__ import annotations
 
-import itertools
-import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.errors import OnchipError
-from onchip.files import atomic_write
 from onchip.ladders import LADDERS, find_ladder, ladder_devices
-from onchip.ladders.frame import Climb, Ladder
+from onchip.ladders.frame import Climb, Ladder, work_per_row
 from onchip.measure.pace import show_ms
 from onchip.plan.floor import floor_percent
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 
-def make_table(climb: Climb) -> Table:
-    """A Rich table, one line per rung."""
-    from rich.box import SIMPLE
-    from rich.table import Table
+def make_table(climb: Climb) -> Group:
+    """Two Rich tables, one line per rung: what was measured, and the idea of each rung."""
+    from rich.console import Group
+    from rich.text import Text
 
     with_report = any(step.report_ms is not None for step in climb.steps)
     facts = list(dict.fromkeys(name for step in climb.steps for name in step.facts))
     floors = ", ".join(f"{show_ms(ms)} ms ({precision})" for precision, ms in climb.floors.items())
-    title = f"{climb.ladder}: {climb.title}; {show_size(climb)}, floor {floors}"
-    caption = "\n".join(filter(None, [scaled_note(climb), *(f"skipped {k}: {v}" for k, v in climb.skipped.items())]))
-    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE,
-                  padding=(0, 1, 0, 0))  # fmt: skip
-    table.add_column("rung", no_wrap=True)
     times_ms = ["time ms", "report ms"] if with_report else ["time ms"]
-    for heading in (*times_ms, "x first", "x prev", "of floor", "max error"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name in facts:
-        table.add_column(name, justify="right")
-    table.add_column("idea")
+    title = f"{climb.ladder}: {climb.title}; {show_size(climb)}, floor {floors}"
+    table = _table("rung", *times_ms, "x first", "x prev", "of floor", "max error", *facts)
     for i, step in enumerate(climb.steps):
         first, previous = climb.speedups(i)
         time = floor = "-"
         if step.timing is not None:
             time = show_ms(step.timing.median_ms) + ("*" if step.rows < climb.B else "")
             floor = of_floor(step.floor_ms, step.timing.median_ms)
-        report = [show_ms(step.report_ms)] if with_report else []
+        report = [show_ms(step.report_ms) + ("†" if step.report_on else "")] if with_report else []
         time = time if step.verdict.is_right else "wrong: no time"
         error = f"{step.verdict.error:.1e}"
         more = [show_fact(step.facts.get(name, "-")) for name in facts]
-        table.add_row(step.rung, time, *report, times(first), times(previous), floor, error, *more, step.idea)
+        table.add_row(step.rung + ("~" if step.nondeterministic else ""), time, *report, times(first), times(previous),
+                      floor, error, *more)  # fmt: skip
+    ideas = _ideas((step.rung, step.idea, step.why) for step in climb.steps)
+    return Group(Text(title), table, *map(Text, notes(climb)), ideas)
+
+
+def _table(first: str, *headings: str) -> Table:
+    """A column of names, then right-aligned columns."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
     return table
+
+
+def _ideas(rungs: Iterable[tuple[str, str, str]]) -> Table:
+    """The idea of each rung, and why it is faster than the previous one."""
+    table = _table("rung")
+    table.add_column("idea")
+    table.add_column("why it is faster than the previous rung, or slower")
+    for rung in rungs:
+        table.add_row(*rung)
+    return table
+
+
+def notes(climb: Climb) -> list[str]:
+    """What the marks in the table and the plot mean, and the rungs that cannot run."""
+    marked = {
+        "† in the report": [f"{step.rung} on {step.report_on}" for step in climb.steps if step.report_on],
+        "~ two runs may differ": [f"{s.rung}: {s.nondeterministic}" for s in climb.steps if s.nondeterministic],
+    }
+    scaled = [note] if (note := scaled_note(climb)) else []
+    found = [f"{mark}: {'; '.join(rungs)}" for mark, rungs in marked.items() if rungs]
+    return [*scaled, *found, *(f"skipped {k}: {v}" for k, v in climb.skipped.items())]
 
 
 def show_fact(value: int | str) -> str:
@@ -58,31 +83,90 @@ def show_size(climb: Climb) -> str:
     return f"{climb.B:,} rows" + ("" if climb.threads is None else f", {climb.threads} threads")
 
 
-def describe_ladders() -> dict[str, list[dict[str, Any]]]:
-    """Every ladder on each of its devices: title, rows and the idea of each rung."""
-    return {name: [_describe(find_ladder(name, device)) for device in ladder_devices(name)] for name in LADDERS}
+# -- the list ----------------------------------------------------------------------------------------------
+
+
+def describe_ladders(names: Sequence[str] = LADDERS) -> dict[str, list[dict[str, Any]]]:
+    """These ladders on each of their devices, as far as they are known without a GPU."""
+    return {name: [_describe(find_ladder(name, device)) for device in ladder_devices(name)] for name in names}
 
 
 def _describe(ladder: Ladder[Any]) -> dict[str, Any]:
-    return {
-        "device": ladder.device, "title": ladder.title, "rows": ladder.rows,
-        "rungs": {rung.name: rung.idea for rung in ladder.rungs},
-    }  # fmt: skip
+    net = ladder.network()
+    rungs = [
+        {
+            "name": rung.name, "idea": rung.idea, "why": rung.why, "precision": rung.precision,
+            "report_ms": {str(B): ms for B, ms in rung.report_ms.items()},
+            "report_on": {str(B): machine for B, machine in rung.report_on.items()},
+            "max_rows": rung.max_rows, "is_engine": rung.is_engine, "nondeterministic": rung.nondeterministic,
+            **work_per_row(rung.cost(net, ladder.rows), ladder.rows),
+        }
+        for rung in ladder.pick(None)
+    ]  # fmt: skip
+    return {"device": ladder.device, "title": ladder.title, "rows": ladder.rows, "row_counts": ladder.row_counts,
+            "rungs": rungs}  # fmt: skip
 
 
-def ladders_table() -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
+def ladders_table() -> Group:
+    """Every rung of every ladder, with its idea."""
+    from rich.console import Group
+    from rich.text import Text
 
-    table = Table("ladder", "rung", "idea", caption="run one: onchip ladder decode", box=SIMPLE)
-    table.caption_justify = "left"
+    table = _table("ladder")
+    table.add_column("rung", no_wrap=True)
+    table.add_column("idea")
     for name, ladders in describe_ladders().items():
         for ladder in ladders:
-            table.add_row(name, f"{ladder['rows']:,} rows", ladder["title"])
-            for rung, idea in ladder["rungs"].items():
-                table.add_row("", rung, idea)
+            table.add_row(name, f"--device {ladder['device']}", f"{ladder['title']}; {_show_rows(ladder)}")
+            for rung in ladder["rungs"]:
+                table.add_row("", rung["name"], rung["idea"])
             table.add_section()
+    return Group(table, Text("run one: onchip ladder decode"), Text("more on its rungs: onchip ladder decode --list"))
+
+
+def ladder_tables(name: str) -> Group:
+    """The rungs of one ladder, on each of its devices: the report's times, the work of a row, the ideas."""
+    from rich.console import Group
+    from rich.text import Text
+
+    (ladders,) = describe_ladders([name]).values()
+    shown: list[Text | Table] = []
+    for ladder in ladders:
+        shown.append(Text(f"{name} --device {ladder['device']}: {ladder['title']}; {_show_rows(ladder)}"))
+        shown += [_rungs_table(ladder), *map(Text, _marks(ladder)), _rung_ideas(ladder)]
+    return Group(*shown)
+
+
+def _show_rows(ladder: Mapping[str, Any]) -> str:
+    """ "12,800 or 2,097,152 rows (default 2,097,152)": the report's, and the default."""
+    default = f" (default {ladder['rows']:,})" if len(ladder["row_counts"]) > 1 else ""
+    return " or ".join(f"{B:,}" for B in ladder["row_counts"]) + f" rows{default}"
+
+
+def _rungs_table(ladder: Mapping[str, Any]) -> Table:
+    timed = [B for B in ladder["row_counts"] if any(str(B) in rung["report_ms"] for rung in ladder["rungs"])]
+    work = ("bytes per row", "flop per row")
+    table = _table("rung", "precision", *(f"report ms, {B:,} rows" for B in timed), *work)
+    for rung in ladder["rungs"]:
+        report = [show_ms(rung["report_ms"].get(str(B))) + "†" * (str(B) in rung["report_on"]) for B in timed]
+        known = [show_fact(rung.get(key, "")) for key in work]
+        table.add_row(rung["name"] + "~" * bool(rung["nondeterministic"]), rung["precision"], *report, *known)
     return table
+
+
+def _marks(ladder: Mapping[str, Any]) -> list[str]:
+    """What the marks in the table mean."""
+    machines = dict.fromkeys(machine for rung in ladder["rungs"] for machine in rung["report_on"].values())
+    reasons = {rung["name"]: rung["nondeterministic"] for rung in ladder["rungs"] if rung["nondeterministic"]}
+    return [*(f"† in the report on {machine}" for machine in machines),
+            *(f"~ two runs may differ: {name}: {reason}" for name, reason in reasons.items())]  # fmt: skip
+
+
+def _rung_ideas(ladder: Mapping[str, Any]) -> Table:
+    return _ideas((rung["name"], rung["idea"], rung["why"]) for rung in ladder["rungs"])
+
+
+# -- values ------------------------------------------------------------------------------------------------
 
 
 def times(ratio: float | None) -> str:
@@ -98,36 +182,3 @@ def of_floor(floor_ms: float, ms: float) -> str:
 def scaled_note(climb: Climb) -> str | None:
     scaled = [f"{step.rung} on {step.rows}" for step in climb.steps if step.rows < climb.B]
     return f"* timed on fewer rows and scaled to {climb.B:,}: {', '.join(scaled)}" if scaled else None
-
-
-def save_plot(climb: Climb, path: str | os.PathLike[str]) -> None:
-    """A bar chart of the times on a log scale, the floors as lines; the suffix sets the format: .png, .svg, .pdf."""
-    need_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    timed = [(step, step.timing) for step in climb.steps if step.timing is not None]
-    figure = Figure(figsize=(8, 1.2 + 0.5 * len(timed)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = [step.rung + ("*" if step.rows < climb.B else "") for step, _ in timed]
-    bars = axes.barh(names, [timing.median_ms for _, timing in timed])
-    axes.bar_label(bars, [f"{show_ms(timing.median_ms)} ms" for _, timing in timed], padding=4)
-    for style, (precision, ms) in zip(itertools.cycle(("--", ":")), climb.floors.items(), strict=False):
-        axes.axvline(ms, linestyle=style, color="black", label=f"floor {show_ms(ms)} ms ({precision})")
-    axes.set_xscale("log")
-    axes.margins(x=0.3)
-    axes.invert_yaxis()
-    axes.set_xlabel("time, ms (log scale)" + (f"\n{note}" if (note := scaled_note(climb)) else ""))
-    axes.set_title(f"{climb.ladder}: {show_size(climb)}")
-    axes.legend(loc="lower right")
-    kind = os.fspath(path).rpartition(".")[2].lower()
-    with atomic_write(path) as file:
-        figure.savefig(file, format=kind if kind in figure.canvas.get_supported_filetypes() else "png", dpi=150)
-
-
-def need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise OnchipError("a plot needs matplotlib", hint="pip install 'onchip[plot]'") from None

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,6 +47,7 @@ class Row:
     scores: tuple[float, ...] = ()  # one per run, if the rate is their mean
     score_std: float | None = None  # sample standard deviation of the scores
     extra: dict[str, float | int | str] = dataclasses.field(default_factory=dict)  # other properties: registers, ...
+    kernels: tuple[dict[str, float | int | str], ...] = ()  # of a rung on a GPU: properties of each
 
     @property
     def is_peer(self) -> bool:
@@ -69,10 +70,12 @@ def make_row(
     setting: str = "",
     scores: Callable[[], Sequence[float]] | None = None,
     extra: Mapping[str, float | int | str] | None = None,
+    kernels: Iterable[Mapping[str, float | int | str]] = (),
 ) -> Row:
     """A row from a measurement; the rate is work / time, or the mean of the scores."""
     row = Row(workload, case, engine, precision, None, None, None, None, unit, floor_ms, verdict.error,
-              verdict.is_right, threads=threads, setting=setting, extra=dict(extra or {}))  # fmt: skip
+              verdict.is_right, threads=threads, setting=setting, extra=dict(extra or {}),
+              kernels=tuple(map(dict, kernels)))  # fmt: skip
     if timing is None:
         return row
     values = tuple(scores()) if scores is not None else ()
@@ -165,7 +168,8 @@ def _read_row(document: dict[str, Any]) -> Row:
     values = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error, row.score_std)
     if not all(value is None or isinstance(value, int | float) for value in values):
         raise TypeError(f"row {row.case}, {row.engine}: a value is not a number")
-    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores), extra=dict(row.extra))
+    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores), extra=dict(row.extra),
+                               kernels=tuple(map(dict, row.kernels)))  # fmt: skip
 
 
 # -- display -----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 `bank_conflicts` runs this command and parses its output:
 
-    ncu ... python -m onchip.ladders.profile decode 12800 separate coalesced
+    ncu ... python -m onchip.ladders.counters decode 12800 separate coalesced
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str
         raise DeviceError("ncu not found", hint="install NVIDIA Nsight Compute")
     # -P: without it, modules in the current folder would be imported.
     command = [ncu, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
-               "-m", "onchip.ladders.profile", ladder, str(B), *launches]  # fmt: skip
+               "-m", "onchip.ladders.counters", ladder, str(B), *launches]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = (result.stdout + result.stderr).strip().splitlines()

@@ -41,6 +41,13 @@ def test_ladder_command(tmp_path):
     assert json.loads(path.read_text()) == document
 
 
+def test_two_rungs_side_by_side():
+    result = call("scan", "--diff", "two-level", "single-pass")
+    assert result.exit_code == 0
+    assert "+__global__" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
 def test_a_rungs_row_records_how_it_was_timed():
     step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0, 1.0)
     known = dataclasses.replace(step, rows=60_000, report_ms=None, precision="fp16", facts={"registers": 70})
@@ -78,6 +85,9 @@ def test_without_a_gpu():
         (["decode", "--device", "cuda", "--threads", "2"], "only a CPU has threads"),
         (["decode", "--device", "cpu", "--counters"], "--counters needs a GPU"),
         (["none"], "unknown ladder"),
+        (["--diff", "separate", "shuffles"], "--diff needs a ladder"),
+        (["decode", "--diff", "separate", "shuffles", "--json"], "a diff has no JSON"),
+        (["decode", "--diff", "separate", "none"], "unknown rung"),
         (["decode", "--commit", "HEAD"], "bad commit"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onchip.cli.options import Commit, completes
-from onchip.cli.output import print_json
+from onchip.cli.output import print_json, terminal_width
+from onchip.errors import InputError
 from onchip.ladders import LADDERS
 
 Argument, Option = typer.Argument, typer.Option
@@ -30,6 +32,9 @@ def ladder(
     listed: Annotated[
         bool, Option("--list", help="Only list the rungs: ideas, reasons, report's times, work.")
     ] = False,
+    diff: Annotated[
+        tuple[str, str] | None, Option(metavar="RUNG RUNG", help="Only show the difference of two rungs' sources.")
+    ] = None,
     counters: Annotated[
         bool, Option("--counters", help="Also what Nsight Compute (ncu) counts: bank conflicts.")
     ] = False,
@@ -43,6 +48,8 @@ def ladder(
     \b
     Example:
       onchip ladder decode --rows 1000
+      onchip ladder decode --list
+      onchip ladder decode --diff fused-shared whole-shared
 
     Every rung is checked against float64 before it is timed. Without a name the ladders are listed.
     """
@@ -52,6 +59,9 @@ def ladder(
     from onchip.ladders.show import describe_ladders, ladder_tables, ladders_table, make_table
     from onchip.network.names import known_name
 
+    if name is None and diff is not None:
+        raise InputError("--diff needs a ladder", got="no name", expected=", ".join(LADDERS),
+                         hint="onchip ladder decode --diff fused-shared whole-shared")  # fmt: skip
     if name is not None:
         name = known_name(name, LADDERS, "ladder", "onchip ladder")
     if name is None or listed:
@@ -59,6 +69,14 @@ def ladder(
             print_json(describe_ladders(LADDERS if name is None else [name]))
         else:
             show(ladders_table() if name is None else ladder_tables(name))
+        return
+    if diff is not None:
+        if as_json:
+            raise InputError("a diff has no JSON", got="--diff and --json", expected="one of them", hint="omit --json")
+        from onchip.ladders.diff import find_rungs, show_diff
+
+        width = terminal_width(sys.stdout) if sys.stdout.isatty() else 0
+        show(show_diff(*find_rungs(name, device, diff), width))
         return
     with stderr_reporter() as reporter:
         options = LadderOptions(device, rows, rung, threads, plot, out, counters, commit)

@@ -17,6 +17,7 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.reference.scan import scan as scan_reference
+from onchip.ladders import LADDERS, find_ladder, ladder_devices
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
@@ -73,6 +74,7 @@ from onchip.train.loop import fit
 from onchip.train.order import hold_out
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
+LADDER_ROWS = (1, 33)
 MANY_ROWS = (1, 7, 900)  # of kernels that are for many
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -428,6 +430,31 @@ def run_training(name: str, device: str, precision: str) -> str:
     return f"2 epochs, first loss off by {error:.1e}"
 
 
+def run_rung(ladder: str, rung: str, device: str) -> str:
+    """A rung of a ladder, over few rows; AssertionError if it is wrong."""
+    found = find_ladder(ladder, device)
+    (chosen,), net = found.pick([rung]), found.network()
+    for B in LADDER_ROWS:
+        x = found.inputs(B)
+        try:
+            verdict = chosen.verify(found.truth(net, x), chosen.prepare(net, x, 1)())
+        except PlanError as refused:
+            return f"left out: {refused.what}"
+        assert verdict.is_right, f"{B} rows: off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+    return f"{', '.join(map(str, LADDER_ROWS))} rows"
+
+
+def rungs(device: str) -> list[tuple[str, str]]:
+    """The ladders' own kernels, without those that are racy or not deterministic on purpose."""
+    return [
+        (name, rung.name)
+        for name in LADDERS
+        if device in ladder_devices(name)
+        for rung in find_ladder(name, device).rungs
+        if not rung.nondeterministic and not rung.is_engine
+    ]
+
+
 def tasks(device: str) -> list[tuple[str, Callable[[], str]]]:
     """What is run, each with its name."""
     made: list[tuple[str, Callable[[], str]]] = []
@@ -437,6 +464,8 @@ def tasks(device: str) -> list[tuple[str, Callable[[], str]]]:
         made.append((f"train {name} {precision}:", partial(run_training, name, device, precision)))
     for (name, net), precision in itertools.product(cases(), PRECISIONS):
         made.append((f"{name:<22} {precision:<5}", partial(run_case, name, net, device, precision)))
+    for ladder, rung in rungs(device) if device == "cuda" else ():
+        made.append((f"ladder {ladder} {rung}:", partial(run_rung, ladder, rung, device)))
     return made
 
 

@@ -142,3 +142,14 @@ def test_every_tool_is_asked_for_an_exit_code():
         words = run.command("compute-sanitizer", tool, "planted.py", tool)
         assert words[:5] == ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(run.REPORTED)]
         assert (run.HERE / f"{tool}.cu").exists()
+
+
+def test_the_ladders_kernels_run_but_those_that_are_not_deterministic():
+    found = kernels.rungs("cuda")
+    assert ("decode", "separate") in found
+    assert ("scan", "two-level") in found
+    assert ("scan", "single-pass") not in found  # marked
+    assert ("scan", "onchip") not in found  # of the engine, which runs above
+    names = [name for name, _ in kernels.tasks("cuda")]
+    assert [name for name in names if name.startswith("ladder ")] == [f"ladder {a} {b}:" for a, b in found]
+    assert kernels.run_rung("decode", "numpy", "cpu") == "1, 33 rows"

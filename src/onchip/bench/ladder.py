@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 from onchip.bench.command import describe
 from onchip.bench.frame import Outcome, Reporter
@@ -14,12 +15,15 @@ from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
 from onchip.ladders import find_ladder, ladder_devices
 from onchip.ladders.counters import bank_conflicts
-from onchip.ladders.frame import Climb, Step, climb
+from onchip.ladders.frame import Climb, Ladder, Step, climb
 from onchip.ladders.plot import need_matplotlib, save_plot
+from onchip.ladders.ranks import begin
 from onchip.measure.pace import Pace, show_ms
 from onchip.network.names import known_name
 from onchip.plan.device import Device
 from onchip.runtime.cpu.backend import check_threads, this_cpu
+from onchip.runtime.cuda.devices import cuda_devices
+from onchip.runtime.distributed.ranks import Ranks
 from onchip.runtime.placement import device_name, find_device
 
 
@@ -34,6 +38,7 @@ class LadderOptions:
     plot: Path | None = None  # file to write
     folder: Path | None = None  # for result files
     counters: bool = False  # count bank conflicts with ncu
+    ranks: Ranks | None = None  # climb the rungs of several ranks, as rank 0
     commit: str | None = None  # the commit of a source tree without .git
 
 
@@ -43,7 +48,11 @@ def climb_ladder(
     """Climb a ladder; write a plot and a result file if the options name them."""
     reporter, commit = reporter or Reporter(), machine.commit(options.commit)
     device = find_ladder_device(name, options, reporter)
-    ladder = find_ladder(name, device.kind)
+    ladder = (
+        find_ladder(name, device.kind)
+        if options.ranks is None
+        else _over_ranks(name, device.kind, options.rows, options.ranks)
+    )
     if options.counters and device.kind != "cuda":
         raise InputError(
             "--counters needs a GPU", got=device.name, expected="--device cuda", hint="run without --counters"
@@ -51,6 +60,7 @@ def climb_ladder(
     path = None
     if options.folder is not None:
         stem = f"ladder-{name}" + ("" if options.rows in (None, ladder.rows) else f"-{options.rows}")
+        stem += "" if options.ranks is None else f"-ranks-{options.ranks.size}"
         path = result_path(options.folder, machine.device_slug(device), stem)
     check_outputs({}, {"--plot": options.plot, "--out": path})
     if options.plot is not None:
@@ -75,6 +85,20 @@ def climb_ladder(
         write_results(results, path)
         reporter.log(f"wrote {path}")
     return climbed, results
+
+
+def _over_ranks(name: str, device: str, rows: int | None, ranks: Ranks) -> Ladder[Any]:
+    """The ladder with its rungs for several ranks, which begin to prepare, and the floor of all their GPUs."""
+    ladder = find_ladder(name, device)
+    if not ladder.over_ranks:
+        raise InputError(f"ladder {name} has no rungs for ranks", got=f"--ranks {ranks.size}", expected="one process",
+                         hint="omit --ranks")  # fmt: skip
+    devices = min(ranks.size, len(cuda_devices())) * ranks.machines if device == "cuda" else ranks.machines
+    begin(ranks, device, rows or ladder.rows)
+    return dataclasses.replace(
+        ladder, rungs=ladder.over_ranks,
+        floor_ms=lambda net, B, precision: ladder.floor_ms(net, B, precision) / devices,
+    )  # fmt: skip
 
 
 def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:

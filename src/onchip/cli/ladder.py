@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from onchip.cli.options import Commit, completes
 from onchip.cli.output import print_json, terminal_width
+from onchip.cli.ranks import start_ranks
 from onchip.errors import InputError
 from onchip.ladders import LADDERS
 
@@ -17,6 +19,7 @@ Argument, Option = typer.Argument, typer.Option
 
 
 def ladder(
+    context: typer.Context,
     name: Annotated[
         str | None,
         Argument(
@@ -29,6 +32,9 @@ def ladder(
     rows: Annotated[int | None, Option(metavar="N", help="Number of rows; --list shows the report's.")] = None,
     rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
     threads: Annotated[int | None, Option(help="CPU threads; all cores if not given.")] = None,
+    ranks: Annotated[
+        int | None, Option(metavar="N", help="Time the rungs over N MPI ranks on this machine instead.")
+    ] = None,
     listed: Annotated[
         bool, Option("--list", help="Only list the rungs: ideas, reasons, report's times, work.")
     ] = False,
@@ -56,6 +62,7 @@ def ladder(
     from onchip.bench.command import stderr_reporter
     from onchip.bench.ladder import LadderOptions, climb_ladder
     from onchip.bench.report.results import show
+    from onchip.ladders.ranks import end, follow
     from onchip.ladders.show import describe_ladders, ladder_tables, ladders_table, make_table
     from onchip.network.names import known_name
 
@@ -78,9 +85,17 @@ def ladder(
         width = terminal_width(sys.stdout) if sys.stdout.isatty() else 0
         show(show_diff(*find_rungs(name, device, diff), width))
         return
-    with stderr_reporter() as reporter:
-        options = LadderOptions(device, rows, rung, threads, plot, out, counters, commit)
-        climb, results = climb_ladder(name, options, reporter)
+    options = LadderOptions(device, rows, rung, threads, plot, out, counters, commit=commit)
+    found = start_ranks(ranks, context.obj)
+    if found.rank:
+        follow(name, threads, found)
+        return
+    try:
+        with stderr_reporter() as reporter:
+            options = dataclasses.replace(options, ranks=found if found.size > 1 else None)
+            climb, results = climb_ladder(name, options, reporter)
+    finally:
+        end(found)
     if as_json:
         print_json(results.to_dict())
     else:

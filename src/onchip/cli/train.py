@@ -6,12 +6,12 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from typer import Context, Exit
+from typer import Context
 
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
-from onchip.cli.output import Update, print_device, print_json, print_message, progress, ranks_progress, rate, resumable
-from onchip.errors import OnchipError
+from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
+from onchip.cli.ranks import start_ranks
 from onchip.network.text import plural
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def train(
 
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
-    found = _start_ranks(ranks, context.obj)
+    found = start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
@@ -183,28 +183,6 @@ def train(
     gpu_memory = f", {result.gpu_bytes / 2**20:,.0f} MiB of GPU memory" if result.gpu_bytes else ""
     done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
     print(f"{done}, {rate(samples_per_s, 'samples')}{gpu_memory}")
-
-
-def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
-    """The ranks of this command: this process only, or all that mpiexec started. With --ranks, start them; this process
-    ends when they end.
-    """
-    from onchip.runtime.distributed.launchers import is_one_of_many
-    from onchip.runtime.distributed.ranks import find_ranks, silence_other_ranks
-    from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
-
-    if ranks not in (None, 1) and not (is_one_of_many() or is_supervised()):
-        with ranks_progress() as show:
-            raise Exit(run_ranks(ranks, args, show))
-    found = find_ranks()
-    Reporter(found)
-    silence_other_ranks(found)
-    try:
-        check_started_once(ranks, found)
-    except OnchipError:  # every rank raises it, so there are no others to stop
-        found.leave()
-        raise
-    return found
 
 
 def train_all(

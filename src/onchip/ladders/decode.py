@@ -9,6 +9,7 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import compiled
 from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
 from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.ranks import RANK_RUNGS
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import Truth
 from onchip.network.graph import Network
@@ -165,4 +166,5 @@ LADDER = Ladder(
     floor_ms=floor_ms,
     rows=decode.ROWS[0],
     truth=Truth,
+    over_ranks=RANK_RUNGS,
 )

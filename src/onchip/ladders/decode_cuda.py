@@ -30,6 +30,7 @@ from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.ranks import RANK_RUNGS
 from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.network.graph import Network
 from onchip.network.io import with_io
@@ -353,6 +354,7 @@ LADDER = Ladder(
     rows=MANY,
     truth=DecodeTruth,
     device="cuda",
+    over_ranks=RANK_RUNGS,
 )
 
 

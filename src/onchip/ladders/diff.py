@@ -41,7 +41,7 @@ def find_rungs(ladder: str, device: str, names: tuple[str, str]) -> tuple[RungCl
     """Two rungs of a ladder. "auto": the GPU's, if it has both."""
     devices = ladder_devices(ladder) if device == "auto" else (device,)
     ladders = {device: find_ladder(ladder, device) for device in reversed(devices)}
-    rungs = [{rung.name: rung for rung in found.rungs} for found in ladders.values()]
+    rungs = [{rung.name: rung for rung in (*found.rungs, *found.over_ranks)} for found in ladders.values()]
     everyone = [name for known in rungs for name in known]
     first, second = (known_name(name, everyone, f"rung of the ladder {ladder}", f"onchip ladder {ladder} --list")
                      for name in names)  # fmt: skip

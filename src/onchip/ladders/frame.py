@@ -88,6 +88,7 @@ class Ladder(Generic[X]):
     checked: int | None = None  # number of rows to check; None: as many as are timed
     parts: int = 1  # the reported time is that of a run divided by this, e.g. epochs
     device: str = "cpu"  # or "cuda", where `threads` is unused
+    over_ranks: tuple[type[Rung[X]], ...] = ()  # the rungs of --ranks (ranks.py), instead of the others
 
     @property
     def row_counts(self) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ def _describe(ladder: Ladder[Any]) -> dict[str, Any]:
             "max_rows": rung.max_rows, "is_engine": rung.is_engine, "nondeterministic": rung.nondeterministic,
             **work_per_row(rung.cost(net, ladder.rows), ladder.rows),
         }
-        for rung in ladder.pick(None)
+        for rung in (*ladder.pick(None), *(rung() for rung in ladder.over_ranks))
     ]  # fmt: skip
     return {"device": ladder.device, "title": ladder.title, "rows": ladder.rows, "row_counts": ladder.row_counts,
             "rungs": rungs}  # fmt: skip

@@ -42,8 +42,7 @@ def group(monkeypatch):
     for first in started:
         end(first)
     for follower in followers:
-        follower.join(30)
-        assert not follower.is_alive()
+        follower.join()
 
 
 @pytest.mark.parametrize("name", RUNGS)
@@ -80,8 +79,7 @@ def test_ranks_that_never_begin_end(group):
     follower = threading.Thread(target=follow, args=("decode", 1, pair.all[1]), daemon=True)
     follower.start()
     end(pair.all[0])  # rank 0 failed before it began
-    follower.join(30)
-    assert not follower.is_alive()
+    follower.join()
 
 
 def test_rows_of_a_gpus_ladder_are_on_the_host():

@@ -1,5 +1,6 @@
 """Two rungs against each other: kernels, template arguments and the code that launches them."""
 
+import dataclasses
 import io
 from itertools import pairwise
 
@@ -46,6 +47,18 @@ def test_template_arguments_are_compared():
     assert "-// launches rotating<2, 32, false, 2, false, false, 2>" in lines
     assert "+// launches rotating<2, 32, true, 2, false, false, 2>" in lines
     assert "+    is_transposed = True" in lines
+
+
+def test_compiler_options_are_compared():
+    class Unrolled(find_rungs("decode", "cuda", ("rotating", "rotating"))[0]):
+        name = "unrolled"
+
+        @classmethod
+        def programs(cls):
+            return tuple(dataclasses.replace(program, options=("-DUNROLL=16",)) for program in super().programs())
+
+    kernels, _ = compare(Unrolled.__base__, Unrolled)
+    assert kernels.after[:2] == (kernels.before[0], "// compiled with -DUNROLL=16")
 
 
 def test_a_method_that_one_rung_inherits_is_shown_for_both():

@@ -73,7 +73,8 @@ def _kernel_code(*rungs: RungClass) -> Iterator[list[str]]:
     files = [list(dict.fromkeys(program.source for program in _programs(rung))) for rung in rungs]
     for rung, paths in zip(rungs, files, strict=True):
         names = dict.fromkeys(program.name_expression for program in _programs(rung))
-        lines = [f"// launches {name}" for name in names]
+        options = dict.fromkeys(option for program in _programs(rung) for option in program.options)
+        lines = [*(f"// launches {name}" for name in names), *(f"// compiled with {option}" for option in options)]
         if all(other == files[0] for other in files):
             kernels = dict.fromkeys(name.partition("<")[0] for name in names)
             texts: Iterable[str] = (_kernel_text(path.read_text(), kernel) for path in paths for kernel in kernels)

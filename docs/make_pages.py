@@ -100,7 +100,7 @@ def _can_train(kind: str) -> bool:
     from onchip.network.build import mlp
     from onchip.network.layers import LAYERS
     from onchip.plan.device import KNOWN
-    from onchip.plan.kernel import Job
+    from onchip.plan.kernel import Job, TrainingStep
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu.backend import this_cpu
 
@@ -109,7 +109,7 @@ def _can_train(kind: str) -> bool:
     try:
         net = mlp(8, 8, 4) if kind == "Linear" else mlp(8, 8, 4, activation=kind)
         for device, kernels in ((this_cpu(), CPU), (KNOWN["h200"], CUDA)):
-            make_plan(net, device, kernels, Job(loss="cross_entropy", batch=32))
+            make_plan(net, device, kernels, Job("fp32", 32, TrainingStep("cross_entropy")))
     except (OnchipError, TypeError):
         return False
     return True

@@ -15,7 +15,7 @@ from onchip.network.io import with_io
 from onchip.network.layers import CumSum
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, Device, Peak
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from onchip.workloads import backprop, faces
@@ -131,12 +131,12 @@ def test_training_steps_on_a_cpu(batch):
         "digits",
         f"step, batch {batch}, uint8 pixels",
         digits_workload.network(digits.WIDTH),
-        Job(batch=batch, loss="cross_entropy"),
+        Job("fp32", batch, TrainingStep("cross_entropy")),
     )
 
 
 def test_full_batch_training_on_a_cpu():
-    job = Job(batch=backprop.PATTERNS, loss="half_sse", optimiser="momentum")
+    job = Job("fp32", backprop.PATTERNS, TrainingStep("half_sse", "momentum"))
     check("backprop", f"epoch of {backprop.PATTERNS} patterns, uint8 pixels", backprop.network(), job)
 
 

@@ -47,6 +47,7 @@ def test_no_weight_is_computed(cli, monkeypatch):
         (["sentimnt"], ["unknown model", "did you mean sentiment?"]),
         (["decode", "--batch", "0"], ["got:      0", "at least 1"]),
         (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy, half_sse, mse"]),
+        (["decode", "--optimiser", "adam"], ["--optimiser without --train", "--train cross_entropy"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
         (["decode", "--nodes", "0"], ["bad number of nodes", "1 to 65,536"]),

@@ -43,7 +43,7 @@ from onchip.network.layers import (
     ToPixels,
 )
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.cuda.backend import CudaBackend
@@ -229,7 +229,7 @@ def test_parameters_of_compiled_kernels_are_the_bits_of_floats():
 def test_what_can_be_trained_is_what_the_kernel_trains():
     for kind in CPU_ACTIVATIONS:
         net = mlp(5, 4, 3, activation=kind.__name__)
-        (answer,) = MlpTrainKernel().claims(net, 0, this_cpu(), Job(loss="mse"))
+        (answer,) = MlpTrainKernel().claims(net, 0, this_cpu(), Job(training=TrainingStep("mse")))
         assert hasattr(answer, "cost") == (kind in TRAINED)
     assert set(TRAINED) < set(ACTIVATIONS) <= set(CPU_ACTIVATIONS)
 

@@ -4,7 +4,7 @@ import pytest
 
 from onchip.errors import DeviceError, InputError
 from onchip.network.names import did_you_mean, known_name
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.train.options import TrainOptions
 
 KNOWN = ("decode", "LeakyReLU", "fp16")
@@ -17,9 +17,8 @@ def test_case_does_not_matter(name):
 
 def test_a_name_is_spelt_as_it_is_known():
     assert known_name("leakyrelu", KNOWN, "activation") == "LeakyReLU"
-    assert Job(precision="FP16", loss="MSE", optimiser="Adam", without=("Fold",)) == Job(
-        precision="fp16", loss="mse", optimiser="adam", without=("fold",)
-    )
+    assert Job("FP16", without=("Fold",)) == Job("fp16", without=("fold",))
+    assert TrainingStep("MSE", "Adam") == TrainingStep("mse", "adam")
     assert TrainOptions(optimiser="Adam", loss="MSE") == TrainOptions(optimiser="adam", loss="mse")
 
 

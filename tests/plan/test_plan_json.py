@@ -10,12 +10,12 @@ import pytest
 from checks import random_mlp
 from onchip.errors import DeviceError, FormatError, InputError, OnchipError, PlanError
 from onchip.kernels.cpu import KERNELS
-from onchip.network.build import sequential
+from onchip.network.build import mlp, sequential
 from onchip.network.layers import BatchNorm1d, CumSum, Linear, ReLU
 from onchip.network.recipe import Recipe, materialise
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.plan_json import (
     array_weights,
     plan_digest,
@@ -55,6 +55,22 @@ def assert_same(one, two):
 def test_any_plan_is_the_same_from_its_json(seed):
     plan = make_plan(random_network(seed), CPU, KERNELS, Job(batch=10**9 if seed % 2 else 7))
     assert_same(plan, again(plan, KERNELS))
+
+
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+def test_a_plan_for_training_is_the_same_from_its_json(device):
+    step = TrainingStep(
+        "cross_entropy", "adam", label_smoothing=0.1, clip_norm=0.5, is_weighted=True, byte_scale=1 / 255
+    )
+    plan = make_plan(mlp(20, 9, 5), device, kernels_for(device), Job("fp32", 64, step))
+    assert_same(plan, again(plan, kernels_for(device)))
+    assert json.loads(plan_to_json(plan))["job"] == {
+        "precision": "fp32", "batch": 64, "without": [], "tables": "fp32",
+        "training": {
+            "loss": "cross_entropy", "optimiser": "adam", "label_smoothing": 0.1, "clip_norm": 0.5, "is_weighted": True,
+            "byte_scale": 1 / 255,
+        },
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
@@ -158,6 +174,7 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
     ("change", "words"),
     [
         (lambda plan: plan.update(version=1), "version"),
+        (lambda plan: plan.update(version=4), "version"),  # its job had all values of a training step in one object
         (lambda plan: plan.update(version=True), "version"),
         (lambda plan: plan["groups"].pop(), "omit layers"),
         (lambda plan: plan["groups"][0].update(kernel="nobody"), "as planned"),
@@ -166,6 +183,9 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
         (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown recipe operation"),
         (lambda plan: plan.pop("job"), "not a plan"),
         (lambda plan: plan["job"].update(precision="fp7"), "unknown precision"),
+        (lambda plan: plan["job"].update(training={}), "not a plan"),
+        (lambda plan: plan["job"].update(training={"loss": "hinge"}), "unknown loss"),
+        (lambda plan: plan["job"].update(loss="mse"), "not a plan"),
     ],
 )
 def test_what_is_wrong_is_said(told, change, words):

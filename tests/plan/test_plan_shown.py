@@ -3,7 +3,7 @@
 import pytest
 
 from onchip.plan.device import KNOWN
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import plan
 from onchip.workloads import decode, faces
@@ -17,7 +17,7 @@ def test_repr_is_one_short_line():
 
 
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():
-    trained = plan(decode.network(), "h200", Job("fp8", loss="cross_entropy"))
+    trained = plan(decode.network(), "h200", Job("fp8", training=TrainingStep("cross_entropy")))
     made = make_plan(decode.network(), KNOWN["h200"], [], whole=False)
     for one, why in ((trained, "trains it"), (made, f"runs fc1 and {len(made.network.nodes) - 1} more")):
         assert one.without_kernel == tuple(node.name for node in one.network.nodes)

@@ -27,7 +27,7 @@ from onchip.network.layers import (
 )
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN, Peak
-from onchip.plan.kernel import Claim, Cost, Job
+from onchip.plan.kernel import Claim, Cost, Job, TrainingStep
 from onchip.plan.planner import MAX_LAYERS, make_plan
 from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored
@@ -102,7 +102,7 @@ def test_printed_plan():
 
 def test_printed_plan_of_training():
     net = mlp(784, 320, 160, 10, name="digits")
-    text = str(make_plan(net, CPU, KERNELS, Job(batch=64, loss="cross_entropy")))
+    text = str(make_plan(net, CPU, KERNELS, Job("fp32", 64, TrainingStep("cross_entropy"))))
     assert text.startswith("digits on two cores, fp32, train, cross_entropy, 64 rows\n")
     assert "mlp_train<784,320,160,10,ReLU,cross_entropy>" in text
 
@@ -118,7 +118,7 @@ def test_printed_plan_of_training():
 )
 def test_training_refuses_what_it_cannot_train(net, reason):
     with pytest.raises(PlanError, match=reason):
-        make_plan(net, CPU, KERNELS, Job(loss="cross_entropy"))
+        make_plan(net, CPU, KERNELS, Job(training=TrainingStep("cross_entropy")))
 
 
 def test_planning_never_computes_a_weight():
@@ -135,9 +135,27 @@ def test_what_a_rewrite_derives_is_priced():
     assert "96 flop to build them" in str(plan)
 
 
-def test_an_unknown_optimiser_is_refused():
-    with pytest.raises(InputError, match="unknown optimiser"):
-        Job(loss="mse", optimiser="adagrad")
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss": "hinge"}, "unknown loss"),
+        ({"loss": ""}, "unknown loss"),
+        ({"optimiser": "adagrad"}, "unknown optimiser"),
+        ({"label_smoothing": 1.5}, "bad label_smoothing"),
+        ({"clip_norm": -1.0}, "bad clip_norm"),
+        ({"is_weighted": 1}, "bad is_weighted"),
+        ({"byte_scale": 255.0}, "bad scale of bytes"),
+    ],
+)
+def test_a_training_step_refuses_bad_values(values, words):
+    with pytest.raises(InputError, match=words):
+        TrainingStep(**{"loss": "mse", **values})
+
+
+@pytest.mark.parametrize("training", ["mse", "", {"loss": "mse"}, True])
+def test_a_job_trains_by_a_training_step(training):
+    with pytest.raises(InputError, match="bad training"):
+        Job(training=training)
 
 
 def test_every_known_device_has_a_source():

@@ -19,7 +19,7 @@ from onchip.network.build import sequential
 from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime import placement
 from onchip.runtime.cuda import devices
 from onchip.runtime.engine import Engine, compile
@@ -141,9 +141,10 @@ def test_a_gpu_that_no_cpu_beats_is_chosen_without_loading_the_cpus_kernels():
 
 def test_training_is_where_a_kernel_trains(gpu_is_here):
     """One core finishes a step of few rows before a GPU has started; for digits, a GPU is faster."""
-    assert said(SMALL, loss="mse", batch=16).startswith("cpu (auto: 16 rows take about ")
-    assert said(random_mlp(784, 320, 160, 10), loss="cross_entropy", batch=64).startswith("cuda:0 (auto: 64 rows ")
-    assert "the CPU does not compute in tf32" in said(SMALL, loss="mse", precision="tf32")
+    assert said(SMALL, training=TrainingStep("mse"), batch=16).startswith("cpu (auto: 16 rows take about ")
+    digits, training = random_mlp(784, 320, 160, 10), TrainingStep("cross_entropy")
+    assert said(digits, training=training, batch=64).startswith("cuda:0 (auto: 64 rows ")
+    assert "the CPU does not compute in tf32" in said(SMALL, training=TrainingStep("mse"), precision="tf32")
 
 
 def test_a_job_in_small_calls_is_priced_by_the_call(backends):

@@ -20,7 +20,7 @@ from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
 from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, shape_of
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 from sanitizer import kernels, planted, run
@@ -53,7 +53,8 @@ def launched() -> set[Program]:
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
         scale = 1 / 255 if "bytes" in name else 0.0
         most = options.get("clip_norm", 0.0)
-        job = Job(precision, options["batch_size"], loss, optimiser, byte_scale=scale, clip_norm=most)
+        training = TrainingStep(loss, optimiser, byte_scale=scale, clip_norm=most)
+        job = Job(precision, options["batch_size"], training)
         (group,) = make_plan(net, H200, KERNELS, job).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}

@@ -23,7 +23,7 @@ from onchip.kernels.cuda.train.large_batch.tiling import CHUNK, STAGE_CHUNKS, ST
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import train_memory
 from onchip.runtime.placement import kernels_for
@@ -59,8 +59,8 @@ REFUSED = {"softmax": {"output": "Softmax"}, "SiLU": {"activation": "SiLU"}}
 ROUNDING = {"tf32": 2**-9, "fp16": 2**-9, "bf16": 2**-6}
 
 
-def lowering_of(net, batch, loss="cross_entropy", **job):
-    return make_lowering(find_chain(net, 0, TRAINED), Job(batch=batch, loss=loss, **job), H200)
+def lowering_of(net, batch, loss="cross_entropy", **training):
+    return make_lowering(find_chain(net, 0, TRAINED), TrainingStep(loss, **training), "fp32", batch, H200)
 
 
 def same_results(one, other):
@@ -352,7 +352,7 @@ def test_the_reduction_order_names_the_shares(batch, job, has_shares):
 def test_every_launch_on_uint8_rows_fits_in_shared_memory(batch, device):
     for widths, precision in itertools.product(((784, 56, 28, 10), (784, 320, 160, 10)), ("fp32", "tf32", "bf16")):
         chain = find_chain(mlp(*widths), 0, TRAINED)
-        lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
+        lowering = make_lowering(chain, TrainingStep("cross_entropy", byte_scale=1 / 255), precision, batch, device)
         assert bool(lowering.byte_rows) == (batch >= MIN_BATCH)
         has_room = precision != "fp32" or device.fast_bytes > 100 << 10
         assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56 and has_room)
@@ -365,20 +365,20 @@ def test_every_launch_on_uint8_rows_fits_in_shared_memory(batch, device):
 def test_networks_that_no_kernel_trains_are_refused_first(name):
     net = mlp(8, 7, 3, **REFUSED[name])
     with pytest.raises(PlanError):
-        make_plan(net, H200, kernels_for(H200), Job(batch=8, loss="cross_entropy"))
+        make_plan(net, H200, kernels_for(H200), Job("fp32", 8, TrainingStep("cross_entropy")))
 
 
 def test_more_rows_than_a_kernel_counts_are_refused():
     with pytest.raises(PlanError) as refused:
-        make_plan(mlp(8, 3), H200, kernels_for(H200), Job(batch=MAX_BATCH + 1, loss="cross_entropy"))
+        make_plan(mlp(8, 3), H200, kernels_for(H200), Job("fp32", MAX_BATCH + 1, TrainingStep("cross_entropy")))
     assert f"{MAX_BATCH:,}" in str(refused.value)
 
 
 @pytest.mark.parametrize("extra", [{"label_smoothing": 0.1}, {"clip_norm": 1.0}, {"is_weighted": True}])
 def test_mlp_train_claims_what_resident_kernels_refuse(extra):
-    job = Job(batch=64, loss="cross_entropy", optimiser="adamw", byte_scale=1 / 255)
-    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), dataclasses.replace(job, **options))
-                      for options in ({}, extra))  # fmt: skip
+    steps = (TrainingStep("cross_entropy", "adamw", byte_scale=1 / 255, **options) for options in ({}, extra))
+    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), Job("fp32", 64, step))
+                      for step in steps)  # fmt: skip
     assert resident.groups[0].claim.kernel in ("mlp_train_resident", "mlp_train_layer_parallel")
     assert plan.groups[0].claim.kernel == "mlp_train"
     assert {refusal.kernel for refusal in plan.refusals} >= {"mlp_train_resident", "mlp_train_layer_parallel"}

@@ -21,6 +21,7 @@ from onchip.cli.options import (
     parse_without,
 )
 from onchip.cli.output import print_json, print_message, terminal_width
+from onchip.errors import InputError
 
 
 def plan(
@@ -51,13 +52,17 @@ def plan(
     Nothing runs, no weight is computed, and the device need not be present. auto chooses the device that is estimated
     faster for a call with --batch rows in host memory, and prints the reason.
     """
-    from onchip.plan.kernel import Job
+    from onchip.plan.kernel import Job, TrainingStep
     from onchip.plan.scale_out import predict, table
     from onchip.runtime.engine import apply_io
     from onchip.runtime.placement import plan_and_reason
     from onchip.workloads import load
 
-    job = Job(precision, batch, train, optimiser, parse_without(without), tables)
+    if optimiser != "sgd" and not train:
+        got, hint = "--optimiser without --train", "--train cross_entropy"
+        raise InputError("nothing to train", got=got, expected="--train too", hint=hint)
+    training = TrainingStep(train, optimiser) if train else None
+    job = Job(precision, batch, training, parse_without(without), tables)
     planned, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
     predicted = []
     if nodes is not None or gpus_per_node is not None:

@@ -16,7 +16,7 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LeakyReLU, Linear, Reshape
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import TrainingStep
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.
@@ -138,7 +138,7 @@ class JointTrainer(Protocol):
         ...
 
 
-def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
+def why_not_trained(net: Network, chain: Chain | None, loss: str) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""
     if chain is None or len(chain.nodes) != len(net.nodes):
         rest = net.nodes[0 if chain is None else len(chain.nodes) :]
@@ -148,10 +148,10 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
         return f"trains only a whole MLP chain, Linear layers with {between} between them: {why}"
     if chain.normaliser:
         node = next(node for node in net.nodes if node.layer.kind == chain.normaliser)
-        return f"{job.loss} expects the inputs of layer {_named(node)}: train without it"
+        return f"{loss} expects the inputs of layer {_named(node)}: train without it"
     if chain.vectors != 1:
         return f"one vector per row, got {chain.vectors} in layer {_named(net.nodes[0])}"
-    if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
+    if loss == "cross_entropy" and chain.layers[-1].activation is not None:
         node = next(node for node in reversed(net.nodes) if isinstance(node.layer, TRAINED))
         return f"cross_entropy expects logits, got layer {_named(node)} after the last Linear"
     for node in net.nodes:
@@ -162,21 +162,19 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     return f"every layer must have its own weights, got '{twice}' twice" if twice else why_not_float32(net, chain)
 
 
-def trained_chain(net: Network, start: int, job: Job) -> Chain | None:
-    """The chain that a kernel of whole networks may train; None if none begins here or it cannot be trained."""
-    if not job.is_training or start != 0:
-        return None
+def trained_chain(net: Network, loss: str) -> Chain | None:
+    """The network as a chain that kernels can train; None if it is not one."""
     chain = find_chain(net, 0, TRAINED)
-    return None if why_not_trained(net, chain, job) else chain
+    return None if why_not_trained(net, chain, loss) else chain
 
 
 def _named(node: Node) -> str:
     return f"'{node.name}' ({node.layer.kind})"
 
 
-def why_unsupported(job: Job) -> str:
-    """ "" if the job uses no optional feature; else the first, for kernels that support none."""
-    extras = {"label smoothing": job.label_smoothing, "row weighting": job.is_weighted, "clipping": job.clip_norm}
+def why_unsupported(step: TrainingStep) -> str:
+    """ "" if the step uses no optional feature; else the first, for kernels that support none."""
+    extras = {"label smoothing": step.label_smoothing, "row weighting": step.is_weighted, "clipping": step.clip_norm}
     return next((f"{name} is not supported" for name, requested in extras.items() if requested), "")
 
 
@@ -236,7 +234,7 @@ def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
 
 
 def per_step_values(
-    job: Job, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
+    training: TrainingStep, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
 ) -> Array:  # fmt: skip
     """(steps, STEP_FLOATS) float32: lr, scale, root, keep, decay and clip per step, N outputs per row.
 
@@ -249,15 +247,15 @@ def per_step_values(
     lr       of all steps, or per step
     """
     values = np.zeros((len(weights), STEP_FLOATS), np.float32)
-    values[:, 0], values[:, 1:3], values[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
-    if job.loss != "half_sse":
-        top, outputs = (2.0, N) if job.loss == "mse" else (1.0, 1)
-        values[:, 1] = mean_losses(job.loss, np.full(len(weights), top), weights * outputs)
-    if job.optimiser in ("adam", "adamw"):
+    values[:, 0], values[:, 1:3], values[:, 3:6] = lr, 1, (momentum, decay, training.clip_norm)
+    if training.loss != "half_sse":
+        top, outputs = (2.0, N) if training.loss == "mse" else (1.0, 1)
+        values[:, 1] = mean_losses(training.loss, np.full(len(weights), top), weights * outputs)
+    if training.optimiser in ("adam", "adamw"):
         step = np.arange(done + 1, done + 1 + len(weights), dtype=np.float64)
         values[:, 0] = values[:, 0].astype(np.float64) / (1.0 - BETA1**step)
         values[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
-        values[:, 3], values[:, 4] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
+        values[:, 3], values[:, 4] = (1 - lr * decay, 0) if training.optimiser == "adamw" else (1, decay)
     return values
 
 

@@ -22,7 +22,7 @@ from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
 from onchip.network.recipe import Array, materialise
-from onchip.plan.kernel import Cost, Job
+from onchip.plan.kernel import Cost, Job, TrainingStep
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
@@ -349,7 +349,7 @@ def truth(net: Network, x: Patterns) -> TrainingTruth:
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
-    job = Job(precision, B, loss=backprop.TRAIN.loss, optimiser="momentum")
+    job = Job(precision, B, TrainingStep(backprop.TRAIN.loss, "momentum"))
     return plan(net, "cpu", job).floor_us / 1e3
 
 

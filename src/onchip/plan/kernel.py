@@ -32,46 +32,58 @@ TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "floa
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to do with the network."""
+class TrainingStep:
+    """What a step of training computes from the rows of a batch."""
 
-    precision: str = "fp32"
-    batch: int = 1024  # total rows that the plan is estimated for; a compiled plan runs any number
-    loss: str = ""  # set: train. One of LOSSES; for "cross_entropy" the network's output is logits
+    loss: str  # one of LOSSES; for "cross_entropy" the network's output is logits
     optimiser: str = "sgd"  # one of OPTIMISERS
-    without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
-    tables: str = "fp32"  # dtype of folded tables; accumulation is float32, float16 for fp8 tables
-    byte_scale: float = 0.0  # set: training rows are bytes times this
     label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
     clip_norm: float = 0.0  # set: gradients are scaled down to this norm
-    is_weighted: bool = False  # training rows have weights
+    is_weighted: bool = False  # rows have weights
+    byte_scale: float = 0.0  # set: rows are bytes times this
 
     def __post_init__(self) -> None:
-        self._normalise("precision", PRECISIONS)
-        if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
-            expected = f"at least 1, at most {MAX_ROWS:,}"
-            raise InputError("bad batch size", got=show(self.batch), expected=expected, hint="1024")
-        if self.loss:
-            self._normalise("loss", LOSSES)
-        self._normalise("optimiser", OPTIMISERS)
-        self._normalise("tables", TABLES)
-        left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
-        object.__setattr__(self, "without", left_out)
-        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
-            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
+        _normalise(self, "loss", LOSSES)
+        _normalise(self, "optimiser", OPTIMISERS)
         for name, most in (("label_smoothing", 1.0), ("clip_norm", MAX_NORM)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value <= most:
                 raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
         if not isinstance(self.is_weighted, bool):
             raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
+        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
+            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
 
-    def _normalise(self, field: str, known: Iterable[str]) -> None:
-        object.__setattr__(self, field, known_name(getattr(self, field), known, field, hint=next(iter(known))))
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with the network: run it on rows, or train it."""
+
+    precision: str = "fp32"
+    batch: int = 1024  # total rows that the plan is estimated for; a compiled plan runs any number
+    training: TrainingStep | None = None  # set: train, with `batch` rows per step
+    without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
+    tables: str = "fp32"  # dtype of folded tables; accumulation is float32, float16 for fp8 tables
+
+    def __post_init__(self) -> None:
+        _normalise(self, "precision", PRECISIONS)
+        if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
+            expected = f"at least 1, at most {MAX_ROWS:,}"
+            raise InputError("bad batch size", got=show(self.batch), expected=expected, hint="1024")
+        if not isinstance(self.training, TrainingStep | None):
+            hint = f'TrainingStep("{LOSSES[0]}")'
+            raise InputError("bad training", got=show(self.training), expected="a TrainingStep, or None", hint=hint)
+        left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
+        object.__setattr__(self, "without", left_out)
+        _normalise(self, "tables", TABLES)
 
     @property
     def is_training(self) -> bool:
-        return bool(self.loss)
+        return self.training is not None
+
+
+def _normalise(of: Job | TrainingStep, field: str, known: Iterable[str]) -> None:
+    object.__setattr__(of, field, known_name(getattr(of, field), known, field, hint=next(iter(known))))
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        work = f"train, {self.job.loss}" if self.job.is_training else "infer"
+        work = f"train, {self.job.training.loss}" if self.job.training else "infer"
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""

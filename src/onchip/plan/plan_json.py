@@ -1,6 +1,6 @@
 """A plan as JSON: what another process, now or later, needs to run the same kernels over the same weights.
 
-{"version": 4, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
+{"version": 5, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
@@ -27,11 +27,11 @@ from onchip.network.reading import fields, name_of, real, show, whole
 from onchip.network.recipe import Array, Recipe, Weight, reach
 from onchip.plan.cover import no_claim, plan_build_us
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
+from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal, TrainingStep
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 
-VERSION = 4
+VERSION = 5
 # "module:function", and no module with side effects on import.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
@@ -199,7 +199,8 @@ def _device(entry: Mapping[str, Any]) -> Device:
 
 
 def _job(entry: Mapping[str, Any]) -> Job:
-    return Job(**{**entry, "without": tuple(entry["without"])})
+    training = None if entry["training"] is None else TrainingStep(**entry["training"])
+    return Job(**{**entry, "training": training, "without": tuple(entry["without"])})
 
 
 def _recipe_to_json(recipe: Recipe) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from onchip.network.graph import Network
 from onchip.network.layers import Dropout
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
 from onchip.runtime.backend import Bound
@@ -176,11 +176,11 @@ def plan_run(
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
-    job = Job(
-        options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale, clip_norm=options.clip_norm,
-        label_smoothing=options.label_smoothing, is_weighted=row_weights is not None,
+    step = TrainingStep(
+        options.loss, kind, options.label_smoothing, options.clip_norm,
+        is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
-    plan, backend, chosen = place(net, device, job, threads)
+    plan, backend, chosen = place(net, device, Job(options.precision, batch, step), threads)
     return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
 
 

@@ -19,7 +19,7 @@ from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
@@ -63,7 +63,7 @@ class TrainingCase:
         batch = min(self.options.batch_size, len(self.x))
         as_bytes = bytes_of(self.x) if self.device != "cpu" else None  # a GPU stores bytes as bytes: less to read
         scale = as_bytes[1] if as_bytes else 0.0
-        job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind, byte_scale=scale)
+        job = Job(self.options.precision, batch, TrainingStep(self.options.loss, kind, byte_scale=scale))
         return plan(self.net(0), self.device, job).floor_us / 1e3
 
     def seeded(self, seed: int) -> TrainOptions:

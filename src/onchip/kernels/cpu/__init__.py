@@ -29,7 +29,7 @@ from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Claim, Job, Kernel
+from onchip.plan.kernel import Claim, Kernel, TrainingStep
 
 
 class InferenceKernel(Kernel, Protocol):
@@ -40,10 +40,10 @@ class InferenceKernel(Kernel, Protocol):
 
 class TrainingKernel(Kernel, Protocol):
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
-        threads: int | None, ranks: BatchRanks | None = None,
+        self, claim: Claim, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
+        row_weights: Array | None, threads: int | None, ranks: BatchRanks | None = None,
     ) -> Trainer:  # fmt: skip
-        """A run of `job` on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
+        """A run on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
         ...
 
 

@@ -268,7 +268,10 @@ class CpuBound:
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
         (of_rows,) = row_weights
-        return _OneRun(kernel.trainer(group.claim, self.plan.job, weights, x, y, of_rows, threads, shared.ranks))
+        job = self.plan.job
+        assert job.training is not None
+        args = job.training, job.batch, weights, x, y, of_rows, threads, shared.ranks
+        return _OneRun(kernel.trainer(group.claim, *args))
 
 
 class _OneRun:

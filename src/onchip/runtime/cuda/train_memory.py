@@ -76,27 +76,27 @@ def allocate_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int], n:
 
 def _bytes_per_network(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[str, int]:
     """The size of each buffer of one network, by name."""
-    job, row_count, nbytes = lowering.job, lowering.row_count, dict[str, int]()
+    batch, row_count, nbytes = lowering.batch, lowering.row_count, dict[str, int]()
     for i, layer in enumerate(lowering.layers):
         nbytes[f"a{i}"] = 4 * row_count * lowering.width(i)
         if not lowering.rows_pass:
             nbytes[f"dz{i}"] = nbytes[f"a{i}"]
-        for name in ("w", *STATE_BUFFERS[: OPTIMISERS[job.optimiser]]):
+        for name in ("w", *STATE_BUFFERS[: OPTIMISERS[lowering.training.optimiser]]):
             nbytes[f"{name}{i}"] = 4 * layer.N * layer.stride
         if slices := lowering.slices(i):
             nbytes[f"parts{i}"] = slices * 4 * layer.N * layer.stride
     if byte_rows := lowering.byte_rows:
-        for name, K in (("w_split", byte_rows.terms), ("dz_split", job.batch)):
+        for name, K in (("w_split", byte_rows.terms), ("dz_split", batch)):
             nbytes[name] = byte_rows.bytes_of_parts(K)
-    if job.is_weighted:
+    if lowering.training.is_weighted:
         nbytes["row_weights"] = 4 * n
     nbytes |= lowering.extra_memory()
     nbytes |= {"losses": 8 * row_count, "correct": 4 * row_count, "progress": 16}
-    queued = max(epochs_at_once(rows, job.batch) * -(-rows // job.batch) for rows in orders)  # steps
+    queued = max(epochs_at_once(rows, batch) * -(-rows // batch) for rows in orders)  # steps
     sums = 8 * max(queued * lowering.groups, -(-max(orders) // row_count))
     return nbytes | {
         "per_step_values": 4 * STEP_FLOATS * queued, "step_losses": sums, "step_correct": sums,
-        "order": 8 * queued * job.batch,
+        "order": 8 * queued * batch,
     }  # fmt: skip
 
 

@@ -48,8 +48,8 @@ class JointLaunches:
         self._graphs: dict[int, Graph] = {}
         self._sizes = set[int]()
         for rows in orders:
-            steps = -(-rows // lowering.job.batch)
-            joined = steps * joined_epochs(rows, lowering.job.batch)
+            steps = -(-rows // lowering.batch)
+            joined = steps * joined_epochs(rows, lowering.batch)
             self._sizes |= {*lowering.graphs_of(steps), *lowering.graphs_of(joined)}
 
     def steps(self, size: int) -> Graph:
@@ -116,7 +116,7 @@ class CudaJointTrainer:
 
     def _together(self, work: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
         """How many orders each round of launches joins."""
-        batch, most = self._launches.lowering.job.batch, max(len(orders) for _, orders in work)
+        batch, most = self._launches.lowering.batch, max(len(orders) for _, orders in work)
         joined = min(joined_epochs(len(order), batch) for _, orders in work for order, _ in orders)
         return [joined] * (most // joined) + [1] * (most % joined)
 
@@ -130,7 +130,7 @@ class CudaTrainer:
         self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
         self._gpu, self._stream = launches.gpu, launches.stream
         self._lowering = replace(launches.lowering, networks=1, apart=0)
-        self._job, self._layers = self._lowering.job, self._lowering.layers
+        self._training, self._layers = self._lowering.training, self._lowering.layers
         self._weights = np.zeros(
             (0, 0)
         )  # of the current epochs: per order and step, the sum of the batch's row weights
@@ -153,7 +153,7 @@ class CudaTrainer:
         self._weights = weights = self._weights_of_steps(epochs.orders)
         count, lrs = weights.shape[1], np.repeat(epochs.lrs, weights.shape[1])
         rates = lrs, epochs.momentum, epochs.decay
-        values = per_step_values(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
+        values = per_step_values(self._training, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
         with self._gpu:
             self._gpu.write(self.memory["per_step_values"], values, self._stream)
         return [(order, i * count) for i, order in enumerate(epochs.orders)]
@@ -161,7 +161,7 @@ class CudaTrainer:
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
         """Make the next steps read these orders, each with its first step; returns their number. Without orders, this
         network idles during the steps of the others."""
-        batch, steps, progress = self._job.batch, 0, [0, 0]
+        batch, steps, progress = self._lowering.batch, 0, [0, 0]
         for order, first_step in orders:
             self._send_order(np.ascontiguousarray(order, np.int64), first_step * batch)
             steps += -(-len(order) // batch)
@@ -188,12 +188,12 @@ class CudaTrainer:
             return []
         losses, correct = self._results(weights.size, self._lowering.groups)
         self.steps_done += weights.size
-        losses = mean_losses(self._job.loss, losses.reshape(weights.shape), weights)
+        losses = mean_losses(self._training.loss, losses.reshape(weights.shape), weights)
         return list(zip(losses, correct.reshape(weights.shape), strict=True))
 
     def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
         """(orders, steps). Each order begins a whole number of batches after the previous one."""
-        batch = self._job.batch
+        batch = self._lowering.batch
         if self._row_weights is None:  # every row has weight 1
             return np.tile(weights_of_batches(orders[0], batch, None), (len(orders), 1))
         return np.stack([weights_of_batches(order, batch, self._row_weights) for order in orders])
@@ -210,7 +210,7 @@ class CudaTrainer:
                 self._losses.launch(self._stream)
             losses, correct = self._results(count)
         weight = weights_of_batches(order, len(order), self._row_weights)
-        return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(correct.sum())
+        return float(mean_losses(self._training.loss, losses.sum(keepdims=True), weight)[0]), int(correct.sum())
 
     def _results(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and correct predictions of the steps, when they are done."""
@@ -233,7 +233,7 @@ class CudaTrainer:
 
     def state(self) -> dict[str, Array]:
         state = {"steps": np.array([self.steps_done])}
-        for name, memory in zip(STATE_NAMES[self._job.optimiser], STATE_BUFFERS, strict=False):
+        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
             state |= self._read_weights(f"{name}:", memory)
         return state
 
@@ -243,7 +243,7 @@ class CudaTrainer:
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         self.check(weights, state)
         self._write_weights(weights, "", "w")
-        for name, memory in zip(STATE_NAMES[self._job.optimiser], STATE_BUFFERS, strict=False):
+        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
             self._write_weights(state, f"{name}:", memory)
         self.steps_done = int(state["steps"][0])
 
@@ -317,7 +317,8 @@ class TrainingBound:
         return CudaJointTrainer(launches, trainers)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
-        raise PlanError("a plan for training cannot run rows", got=self.plan.job.loss, expected="a plan for inference")
+        loss = self._lowering.training.loss
+        raise PlanError("a plan for training cannot run rows", got=loss, expected="a plan for inference")
 
     def run_like(self, x: object) -> None:
         return None

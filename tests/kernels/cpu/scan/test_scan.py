@@ -17,7 +17,7 @@ from onchip.network.build import sequential
 from onchip.network.layers import CumSum
 from onchip.network.scan_op import DTYPES, OPS, ScanOp
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal, TrainingStep
 from onchip.runtime.cpu.backend import core_count
 
 TWO = min(2, core_count())
@@ -457,4 +457,4 @@ def test_claims():
     assert isinstance(refusal, Refusal)
     assert "got int8" in refusal.why
     net = cum_sum(-1, False, False, (9,))
-    assert answers(net, Job(loss="mse")) == []
+    assert answers(net, Job(training=TrainingStep("mse"))) == []

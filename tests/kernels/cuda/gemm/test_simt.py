@@ -21,7 +21,7 @@ from onchip.network.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softma
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 
@@ -72,7 +72,7 @@ def test_what_it_refuses():
     (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
     assert isinstance(refusal, Refusal)
     assert "not sm_70" in refusal.why
-    (refusal,) = GemmSimt(fits_in_block).claims(net, 0, H200, Job(loss="mse"))
+    (refusal,) = GemmSimt(fits_in_block).claims(net, 0, H200, Job(training=TrainingStep("mse")))
     assert "forward only" in refusal.why
 
 

@@ -18,7 +18,7 @@ from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
@@ -57,9 +57,9 @@ def case_of(name):
     return net, pixels(len(x), x.shape[1]), y, training
 
 
-def lowering_of(*widths, device=H200, **job):
-    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 64, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), device)
+def lowering_of(*widths, precision="fp32", batch=64, device=H200, byte_scale=1 / 255, **training):
+    step = TrainingStep("cross_entropy", byte_scale=byte_scale, **training)
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), step, precision, batch, device)
 
 
 ROUNDING = {"tf32": 2**-8, "bf16": 2**-5}  # of a loss
@@ -161,7 +161,7 @@ def test_host_and_kernel_agree_on_shared_memory(owned, widths, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_small_batches_of_pixels_use_it(batch, precision):
-    job = Job(precision, batch, "cross_entropy", byte_scale=1 / 255)
+    job = Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
     claim = make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), job).groups[0].claim
     assert claim.kernel == "mlp_train_layer_parallel"
     assert "61 blocks" in claim.why

@@ -19,7 +19,7 @@ from onchip.kernels.cuda.train.resident.resident import UNITS, ResidentLowering,
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
@@ -54,14 +54,14 @@ def made(name):
     return {**CASES, **MORE}[name]()
 
 
-def lowering_of(*widths, batch=16, device=H200, **job):
-    return make_lowering(
-        find_chain(mlp(*widths), 0, TRAINED), Job(**{"loss": "cross_entropy", **job}, batch=batch), device
-    )
+def lowering_of(*widths, batch=16, **training):
+    step = TrainingStep("cross_entropy", **training)
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), step, "fp32", batch, H200)
 
 
-def plan_of(*widths, batch, device=H200, **job):
-    return make_plan(mlp(*widths), device, kernels_for(device), Job(batch=batch, loss="cross_entropy", **job))
+def plan_of(*widths, batch, device=H200):
+    job = Job("fp32", batch, TrainingStep("cross_entropy"))
+    return make_plan(mlp(*widths), device, kernels_for(device), job)
 
 
 @pytest.fixture(params=[1, 6], ids=["one block", "several blocks"])

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.train.large_batch.stream import StreamPass
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import TrainingStep
 from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions
@@ -36,9 +36,9 @@ def take_two_tiles(monkeypatch):
     monkeypatch.setattr(StreamPass, "tiles", property(lambda self: 2))
 
 
-def lowering_of(*widths, **job):
-    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 1024, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), H200)
+def lowering_of(*widths, precision="fp32", batch=1024, byte_scale=1 / 255, **training):
+    step = TrainingStep("cross_entropy", byte_scale=byte_scale, **training)
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), step, precision, batch, H200)
 
 
 def kernels_of(lowering):

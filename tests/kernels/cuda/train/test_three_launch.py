@@ -14,7 +14,7 @@ from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLaunchLoweri
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.train.loop import fit
 from onchip.train.many import Run
@@ -32,9 +32,9 @@ from training_cases import (
 )
 
 
-def lowering_of(*widths, **job):
-    options = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 256, **job}
-    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**options), H200)
+def lowering_of(*widths, precision="fp32", batch=256, byte_scale=1 / 255, **training):
+    step = TrainingStep("cross_entropy", byte_scale=byte_scale, **training)
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), step, precision, batch, H200)
 
 
 def assert_bf16_rounding(name):
@@ -103,7 +103,7 @@ def test_two_blocks_of_digits_share_an_sm():
     ],
 )
 def test_the_planner_chooses_it_where_it_is_faster(batch, chosen):
-    job = Job("fp32", batch, "cross_entropy", byte_scale=1 / 255)
+    job = Job("fp32", batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
     (group,) = make_plan(mlp(784, 320, 160, 10), H200, KERNELS, job).groups
     assert group.claim.kernel == chosen
 

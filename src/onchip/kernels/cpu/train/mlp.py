@@ -71,7 +71,7 @@ from onchip.kernels.training import (
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
-from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
+from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal, TrainingStep
 
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}
@@ -86,8 +86,8 @@ class Trainer:
     """One training run: its data, its weights, and its optimiser state."""
 
     def __init__(
-        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
-        threads: int | None, ranks: BatchRanks | None = None,
+        self, chain: Chain, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
+        row_weights: Array | None, threads: int | None, ranks: BatchRanks | None = None,
     ) -> None:  # fmt: skip
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; row_weights (n,) float32, if they
         are not all 1. None is copied.
@@ -95,23 +95,24 @@ class Trainer:
         threads  None: the calling thread, so that several trainers can run concurrently
         ranks    each computes the gradients of some blocks of every batch; they exchange them
         """
-        is_single = ranks is None and _is_small(chain, job)
+        is_single = ranks is None and _is_small(chain, batch)
         self.chain, self.threads, self.x, self.y, self.ranks = chain, None if is_single else threads, x, y, ranks
-        self.job, self.row_weights, self.loss_code = job, row_weights, LOSS_CODES[job.loss]
+        self.training, self.batch, self.row_weights = training, batch, row_weights
+        self.loss_code = LOSS_CODES[training.loss]
         self.steps_done, self.gpu_bytes = 0, 0
         w, bias = weights["w"], weights["bias"]
-        workers, blocks = self.threads or 1, -(-job.batch // BLOCK)
+        workers, blocks = self.threads or 1, -(-batch // BLOCK)
         # One block per thread if there are enough blocks for all, and if the weights, their gradients and some rows fit
         # each core's cache; else threads share a block.
         round_rows = workers * BLOCK
-        has_few = job.batch < 4 * round_rows and job.batch % round_rows != 0
+        has_few = batch < 4 * round_rows and batch % round_rows != 0
         self.shares_blocks = ranks is None and workers > 1 and (has_few or w.nbytes > CACHED_WEIGHT_BYTES)
         at_a_time = 0 if self.shares_blocks else min(blocks, max(workers, GRADIENT_BYTES // w.nbytes))
         wt = aligned_zeros(sum(packed_size(layer.D_out, layer.D_in) for layer in chain.layers[1:]))
-        states = OPTIMISERS[job.optimiser]
+        states = OPTIMISERS[training.optimiser]
         vw, vb = (aligned_zeros(size if states > 0 else 0) for size in (w.size, bias.size))
         sw, sb = (aligned_zeros(size if states > 1 else 0) for size in (w.size, bias.size))
-        gw, gb = (aligned_zeros(size if blocks > 1 or job.clip_norm else 0) for size in (w.size, bias.size))
+        gw, gb = (aligned_zeros(size if blocks > 1 or training.clip_norm else 0) for size in (w.size, bias.size))
         tasks = _tasks(chain)
         squares = np.zeros(len(tasks))
         self.model = Model(_train_table(chain, WORKER_ROWS), tasks, w, bias, wt, vw, vb, sw, sb, gw, gb, squares)
@@ -127,7 +128,7 @@ class Trainer:
         )
         self._ptrs = descriptors_of(self.model), descriptors_of(self.scratch)
         if self.shares_blocks:
-            rows = min(BLOCK, job.batch)
+            rows = min(BLOCK, batch)
             self.shared_model = self.model._replace(table=_train_table(chain, rows))
             self.block = Block(*(array[0] for array in _blocks(chain, rows, 1)))
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
@@ -138,11 +139,12 @@ class Trainer:
         return [self._steps(order, lr, epochs.momentum, epochs.decay) for order, lr in orders]
 
     def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
-        weights = weights_of_batches(order, self.job.batch, self.row_weights)
+        weights = weights_of_batches(order, self.batch, self.row_weights)
         losses, correct = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
-        values = per_step_values(self.job, self.chain.layers[-1].D_out, weights, self.steps_done, lr, momentum, decay)
+        D_out = self.chain.layers[-1].D_out
+        values = per_step_values(self.training, D_out, weights, self.steps_done, lr, momentum, decay)
         data = self._data(order)
-        options = self.job.batch, self.loss_code, KINDS[self.job.optimiser], address(values), len(weights)
+        options = self.batch, self.loss_code, KINDS[self.training.optimiser], address(values), len(weights)
         steps = address(data), *options, address(losses), address(correct)
         start_helpers(self.threads or 1)
         if self.ranks is not None:
@@ -154,10 +156,10 @@ class Trainer:
         else:
             run_large_steps(*map(address, self._ptrs), *steps, self.threads)
         self.steps_done += len(weights)
-        return mean_losses(self.job.loss, losses, weights), correct
+        return mean_losses(self.training.loss, losses, weights), correct
 
     def _data(self, order: Array) -> Array:
-        return data_fields(self.x, self.y, self.row_weights, self.job.label_smoothing, order)
+        return data_fields(self.x, self.y, self.row_weights, self.training.label_smoothing, order)
 
     def _shared_steps(
         self, ranks: BatchRanks, data: int, rows: int, values: Array, losses: Array, correct: Array
@@ -166,7 +168,7 @@ class Trainer:
 
         data  address of `_data`'s result, of `rows` rows
         """
-        scratch, batch, threads, kind = self.scratch, self.job.batch, self.threads or 1, KINDS[self.job.optimiser]
+        scratch, batch, threads, kind = self.scratch, self.batch, self.threads or 1, KINDS[self.training.optimiser]
         ptrs, at_a_time = [*map(address, self._ptrs)], len(scratch.gw) * BLOCK
         for step in range(len(losses)):
             begin = step * batch
@@ -190,7 +192,7 @@ class Trainer:
         job = address(data), self.loss_code, address(loss), address(correct)
         run_losses(*map(address, self._ptrs), *job, self.threads or 1)
         weight = weights_of_batches(order, max(1, len(order)), self.row_weights).sum(keepdims=True)
-        return float(mean_losses(self.job.loss, loss, weight)[0]), int(correct[0])
+        return float(mean_losses(self.training.loss, loss, weight)[0]), int(correct[0])
 
     # -- weights and state by name ----------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class Trainer:
         """The optimiser state: the number of steps, and arrays per weight as '<kind>:<weight>'."""
         state = {"steps": np.array([self.steps_done])}
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(STATE_NAMES[self.job.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.training.optimiser], pairs, strict=False):
             state |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
         return state
 
@@ -215,7 +217,7 @@ class Trainer:
         self.check(weights, state)
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(STATE_NAMES[self.job.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.training.optimiser], pairs, strict=False):
             self._take(state, f"{kind}:", w, bias)
         self.steps_done = int(state["steps"][0])
         self._transpose_weights()
@@ -301,17 +303,17 @@ def queue_training() -> None:
     queue_functions(linked_below(run_steps)[:-1])
 
 
-def _is_small(chain: Chain, job: Job) -> bool:
+def _is_small(chain: Chain, batch: int) -> bool:
     """Whether one thread runs a step faster than several."""
-    return job.batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < SINGLE_THREAD_FLOP
+    return batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < SINGLE_THREAD_FLOP
 
 
-def _moved_bytes(chain: Chain, job: Job, cores: int) -> int:
+def _moved_bytes(chain: Chain, optimiser: str, cores: int) -> int:
     """Bytes of weights that a step moves: each core reads the updated weights in the forward pass and, except for the
     first layer, the backward pass; an update reads and writes a weight, its optimiser state and its transposed copy.
     """
     sizes = [layer.D_in * layer.D_out for layer in chain.layers]
-    update = 2 + 2 * OPTIMISERS[job.optimiser]
+    update = 2 + 2 * OPTIMISERS[optimiser]
     return 4 * ((cores + update) * sum(sizes) + (cores + 1) * sum(sizes[1:]))
 
 
@@ -319,34 +321,35 @@ class MlpTrainKernel(CpuKernel):
     name = "mlp_train"
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if not job.is_training or start != 0:
+        training, batch = job.training, job.batch
+        if training is None or start != 0:
             return
         chain = find_chain(net, 0, TRAINED)
-        if refusal := why_not_trained(net, chain, job):
+        if refusal := why_not_trained(net, chain, training.loss):
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return
         assert chain is not None
-        rows = min(WORKER_ROWS, job.batch)  # in a core's cache
+        rows = min(WORKER_ROWS, batch)  # in a core's cache
         cost = CoreCost(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
-            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-            launches=0 if _is_small(chain, job) else 2,
+            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[training.optimiser]),
+            launches=0 if _is_small(chain, batch) else 2,
             share=_SHARE,
-            fixed_cache_bytes=_moved_bytes(chain, job, device.units),
-            rows_per_core=job.batch if _is_small(chain, job) else 0,
+            fixed_cache_bytes=_moved_bytes(chain, training.optimiser, device.units),
+            rows_per_core=batch if _is_small(chain, batch) else 0,
         )
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
         yield Claim(
-            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, cost,
+            self.name, f"mlp_train<{chain.label},{training.loss}>", chain.nodes, cost,
             why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
             fast_bytes=fast, facts=chain,
             order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip
 
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
-        threads: int | None, ranks: BatchRanks | None = None,
+        self, claim: Claim, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
+        row_weights: Array | None, threads: int | None, ranks: BatchRanks | None = None,
     ) -> Trainer:  # fmt: skip
         assert isinstance(claim.facts, Chain)
-        return Trainer(claim.facts, job, weights, x, y, row_weights, threads, ranks)
+        return Trainer(claim.facts, training, batch, weights, x, y, row_weights, threads, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar, Protocol, Self
 
 from onchip.errors import PlanError
@@ -14,7 +14,7 @@ from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, TrainingStep
 
 
 class TrainSteps(Protocol):
@@ -31,25 +31,35 @@ class TrainSteps(Protocol):
     def steps(self, count: int) -> Steps: ...
 
 
+class MakeLowering(Protocol):
+    def __call__(
+        self, chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
+    ) -> TrainSteps | str:
+        """The lowering of a training step with `batch` rows, or the reason for a refusal."""
+        ...
+
+
 class TrainKernel(CudaKernel):
-    make_lowering: ClassVar[staticmethod[[Chain, Job, Device], TrainSteps | str]]
+    make_lowering: ClassVar[MakeLowering]
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = trained_chain(net, start, job)
+        if job.training is None or start != 0:
+            return
+        chain = trained_chain(net, job.training.loss)
         if chain is None or (self.architectures and device.arch not in self.architectures):
             return  # mlp_train reports the reason
-        lowering = self.make_lowering(chain, job, device)
+        lowering = self.make_lowering(chain, job.training, job.precision, job.batch, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)
             return
         yield Claim(
-            self.name, f"{self.name}<{chain.label},{job.loss}>", chain.nodes, lowering.cost(net), lowering.why,
+            self.name, f"{self.name}<{chain.label},{job.training.loss}>", chain.nodes, lowering.cost(net), lowering.why,
             fast_bytes=lowering.fast_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 
 
 def step_instance(
-    name: str, make: Callable[[Chain, Job, Device], TrainSteps | str], job: Job, widths: tuple[int, ...],
+    name: str, make: MakeLowering, job: Job, widths: tuple[int, ...],
     device: Device | None = None, kernel: str = "", networks: int = 1,
 ) -> Instance:  # fmt: skip
     """The first launch of a step whose kernel name contains `kernel`; `device` replaces that of the check."""
@@ -57,7 +67,8 @@ def step_instance(
     def launch(checked: Device) -> KernelLaunch:
         chain = find_chain(mlp(*widths), 0, TRAINED)
         assert chain is not None
-        lowering = make(chain, job, device or checked)
+        assert job.training is not None
+        lowering = make(chain, job.training, job.precision, job.batch, device or checked)
         assert not isinstance(lowering, str)
         for each in lowering.for_networks(networks).steps(1).launches:
             if kernel in each.program.name_expression:

@@ -58,7 +58,7 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.graph import Network
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal, TrainingStep
 
 SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"
@@ -98,7 +98,9 @@ class TrainLowering:
     """
 
     layers: tuple[TrainLayer, ...]
-    job: Job
+    training: TrainingStep
+    precision: str
+    batch: int  # rows per step
     device: Device
     networks: int = 1  # per launch
     apart: int = 0
@@ -115,7 +117,7 @@ class TrainLowering:
     @property
     def row_count(self) -> int:
         """Rows of the activation buffers: a batch, and the rows evaluated together."""
-        return max(self.job.batch, EVALUATED_ROWS)
+        return max(self.batch, EVALUATED_ROWS)
 
     def width(self, layer: int) -> int:
         """Row stride in floats of a layer's activations."""
@@ -125,17 +127,17 @@ class TrainLowering:
     @cached_property
     def byte_rows(self) -> ByteRows | None:
         """The first layer's gemms, for uint8 rows and large batches. The head computes a single layer."""
-        if not self.job.byte_scale or self.job.batch < MIN_BATCH or len(self.layers) == 1:
+        if not self.training.byte_scale or self.batch < MIN_BATCH or len(self.layers) == 1:
             return None
         layer = self.layers[0]
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+        return ByteRows(layer.terms, layer.N, self.training.byte_scale, self.precision, self.device.units)
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:
         """All layers after the first in one launch, for narrow layers and many rows. Only for uint8 rows: the first
         layer's dz is stored as the split that its dW gemm reads."""
-        rows_pass = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
-        has_many = self.job.batch > MIN_ROWS * self.device.units
+        rows_pass = RowsPass(tuple(layer.N for layer in self.layers), self.precision)
+        has_many = self.batch > MIN_ROWS * self.device.units
         return rows_pass if self.byte_rows and has_many and rows_pass.fits(self.device.fast_bytes) else None
 
     @cached_property
@@ -147,28 +149,28 @@ class TrainLowering:
         """
         if not self.byte_rows or self.rows_pass:
             return None
-        job, device, layers = self.job, self.device, self.layers
-        rows = StreamPass(tuple(layer.N for layer in layers), job.precision, job.batch, device.units, device.fast_bytes)
+        device, layers, batch = self.device, self.layers, self.batch
+        rows = StreamPass(tuple(layer.N for layer in layers), self.precision, batch, device.units, device.fast_bytes)
         if not rows.fits:
             return None
-        gemms = [([(job.batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
-        gemms += [([(job.batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
-        separate = sum(gemm_clocks(sizes, K, job.precision, device.units) for sizes, K in gemms)
+        gemms = [([(batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
+        gemms += [([(batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
+        separate = sum(gemm_clocks(sizes, K, self.precision, device.units) for sizes, K in gemms)
         return rows if rows.clocks < separate + SEPARATE_CLOCKS else None
 
     @cached_property
     def tiling(self) -> Tiling:
         """Tiling of all layers' dW, except that of uint8 rows."""
         sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
-        return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
+        return choose_tiling(sizes, self.batch, self.precision, self.device.units, can_slice=True)
 
     def slices(self, layer: int) -> int:
         """Split-K slices of a layer's dW; 0: the dW epilogue updates the weights, impossible with clipping."""
         if self.byte_rows and layer == 0:
-            return self.byte_rows.slices(self.job.batch)
+            return self.byte_rows.slices(self.batch)
         if self.rows_pass:
-            return self.rows_pass.blocks(self.job.batch, self.device.units)
-        return self.tiling.slices if self.tiling.slices > 1 or self.job.clip_norm else 0
+            return self.rows_pass.blocks(self.batch, self.device.units)
+        return self.tiling.slices if self.tiling.slices > 1 or self.training.clip_norm else 0
 
     @property
     def order(self) -> str:
@@ -176,7 +178,7 @@ class TrainLowering:
         gradients = f"split-K over {tiling.split_k} warps and {tiling.slices} slices of the batch"
         if self.rows_pass:
             gradients = f"steps of 16, {self.slices(1)} slices of the batch"
-        if self._shares(self._sliced_layers, is_summed=bool(self.job.clip_norm)) > 1:
+        if self._shares(self._sliced_layers, is_summed=bool(self.training.clip_norm)) > 1:
             gradients += f" in {APPLY_SHARES} shares"
         if self.byte_rows:
             first = f"{self.byte_rows.splits} bf16 splits, {self.slices(0)} slices of the batch"
@@ -207,11 +209,11 @@ class TrainLowering:
 
     def cost(self, net: Network) -> Cost:
         """Cost of a step."""
-        first, precision = self.layers[0], self.job.precision
+        first, precision = self.layers[0], self.precision
         return Cost(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
             row_bytes=2 * (self.byte_rows.stride if self.byte_rows else net.input.row_bytes),
-            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[self.job.optimiser]),
+            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[self.training.optimiser]),
             launches=self.launches_per_step,
             rate=_SHARE / (3 if precision == "fp32" else 1),
             precision="tf32" if precision == "fp32" else "",
@@ -220,7 +222,7 @@ class TrainLowering:
 
     def extra_memory(self) -> Mapping[str, int]:
         """Additional memory by name, in bytes; initialised to 0."""
-        return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.job.clip_norm else {}
+        return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.training.clip_norm else {}
 
     # -- launches --------------------------------------------------------------------------------------------------
 
@@ -246,7 +248,7 @@ class TrainLowering:
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
     def _step(self, index: int) -> list[KernelLaunch]:
-        step, batch = self._step_struct(index, self.job.batch), self.job.batch
+        step, batch = self._step_struct(index, self.batch), self.batch
         if self.rows_pass:
             return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step), *self._update(step)]
         if self.stream_pass:
@@ -276,7 +278,7 @@ class TrainLowering:
         self, pass_name: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
     ) -> KernelLaunch:
         """train_<pass_name> or, with staged operands, large_<pass_name>."""
-        precision = PRECISIONS[self.job.precision].name
+        precision = PRECISIONS[self.precision].name
         if tiling.is_staged:
             program = Program(LARGE_SOURCE, f"large_{pass_name}<{precision}, {tiling.warps_m}, {tiling.warps_n}{more}>")
             return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments)
@@ -300,7 +302,7 @@ class TrainLowering:
             if self.byte_rows and i == 0:
                 launches.append(self._forward_bytes(self.byte_rows, step, batch))
                 continue
-            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
+            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.precision, self.device.units)
             strides = layer.stride, layer.stride, self.width(i)
             shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
@@ -320,7 +322,7 @@ class TrainLowering:
 
     def _split_weights(self, rows: ByteRows) -> KernelLaunch:
         """bytes_split of the first layer's weights, before the first step of a graph; train_apply keeps it current."""
-        layer, step = self.layers[0], self._step_struct(0, self.job.batch)
+        layer, step = self.layers[0], self._step_struct(0, self.batch)
         return self._split(rows, step, ("w0", "w_split"), layer.stride, layer.terms, is_k_major=True)
 
     def _split(
@@ -335,7 +337,7 @@ class TrainLowering:
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the previous layer."""
         layer, previous = self.layers[i], self.layers[i - 1]
-        tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
+        tiling = choose_tiling([(batch, layer.D)], layer.N, self.precision, self.device.units)
         strides = self.width(i), layer.stride, layer.stride
         shape = _shape(strides, layer.N, layer.D, False, previous.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
@@ -343,13 +345,13 @@ class TrainLowering:
 
     def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
         """train_rows: forward, loss, backward and dW of all layers but the first."""
-        program, blocks = rows.program(LOSSES.index(self.job.loss), layer_specs(self.layers)), self.slices(1)
+        program, blocks = rows.program(LOSSES.index(self.training.loss), layer_specs(self.layers)), self.slices(1)
         arguments = step, self._row_layers(), State("dz_split")
         return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
         """train_stream: same without dW, for wider layers."""
-        program = rows.program(LOSSES.index(self.job.loss), layer_specs(self.layers))
+        program = rows.program(LOSSES.index(self.training.loss), layer_specs(self.layers))
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
         )
@@ -369,11 +371,11 @@ class TrainLowering:
             ))  # fmt: skip
         return RowLayers.of(
             memory=memory, layer=layers, targets=State("targets"), losses=State("losses"), correct=State("correct"),
-            weights=self._row_weights(), loss=LOSSES.index(self.job.loss), smoothing=self.job.label_smoothing,
+            weights=self._row_weights(), loss=LOSSES.index(self.training.loss), smoothing=self.training.label_smoothing,
         )  # fmt: skip
 
     def _row_weights(self) -> State | Int64:
-        return state_if(self.job.is_weighted, "row_weights")
+        return state_if(self.training.is_weighted, "row_weights")
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
@@ -385,8 +387,8 @@ class TrainLowering:
             prev_dz=state_if(is_training and self.has_own_head and last > 0, f"dz{last - 1}"),
             losses=State("losses"), correct=State("correct"), a_stride=layer.stride, w_stride=layer.stride,
             z_stride=self.width(last), K=layer.terms, N=layer.N, D=layer.D, is_gathered=last == 0,
-            loss=LOSSES.index(self.job.loss), code=code, slope=slope, prev_code=prev_code, prev_slope=prev_slope,
-            smoothing=self.job.label_smoothing,
+            loss=LOSSES.index(self.training.loss), code=code, slope=slope, prev_code=prev_code, prev_slope=prev_slope,
+            smoothing=self.training.label_smoothing,
         )  # fmt: skip
         warps, lanes = 1, 32  # per row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
@@ -412,7 +414,7 @@ class TrainLowering:
             layers = self._layers(indices, blocks, blocks_n)
             more = "".join(f", {str(each).lower()}" for each in (has_update, bool(self.byte_rows)))
             yield self._launch_gemm("gradients", tiling, count, step, layers, tally, more=more)
-        clips = bool(self.job.clip_norm)
+        clips = bool(self.training.clip_norm)
         if clips:
             yield from self._apply("train_squares", step, len(self.layers))
         yield from self._apply("train_apply", step, self._sliced_layers, is_summed=clips)
@@ -425,7 +427,7 @@ class TrainLowering:
             indices = range(first, min(first + MAX_LAYERS, layer_count))
             launch_blocks = blocks[first : indices.stop]
             layers = self._layers(indices, launch_blocks, [1] * len(launch_blocks), is_summed)
-            block_sums = state_if(bool(self.job.clip_norm), "squares")
+            block_sums = state_if(bool(self.training.clip_norm), "squares")
             squares = Squares.of(block_sums=block_sums, first=sum(blocks[:first]), count=sum(blocks))
             if kernel != "train_apply":
                 yield self._launch_rows(kernel, sum(launch_blocks), step, layers, squares)
@@ -455,7 +457,7 @@ class TrainLowering:
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
         """bytes_gradient of the first layer, after the split of its dz unless rows_pass or stream_pass wrote it."""
-        layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
+        layer, batch, (program, budget, shared) = self.layers[0], self.batch, rows.gradient_program()
         gradient = ByteGradient.of(
             x=self._input(0), dz=State("dz_split"), partials=State("parts0"), x_stride=rows.stride,
             w_stride=layer.stride, K=layer.terms, N=layer.N, all_stages=2 * -(-batch // STAGE_K),
@@ -470,7 +472,7 @@ class TrainLowering:
     def _layers(
         self, indices: range, blocks: Sequence[int], blocks_n: Sequence[int], is_summed: bool = False
     ) -> Struct:
-        moments, memory, sizes = OPTIMISERS[self.job.optimiser], [], []  # moments identify the optimiser
+        moments, memory, sizes = OPTIMISERS[self.training.optimiser], [], []  # moments identify the optimiser
         for i, blocks_of_layer in zip(indices, blocks_n, strict=True):
             layer, slices = self.layers[i], self.slices(i)
             memory.append(LayerMemory.of(
@@ -483,7 +485,7 @@ class TrainLowering:
             ))  # fmt: skip
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * (MAX_LAYERS - len(blocks))
         return Layers.of(
-            memory=memory, blocks=sum(blocks), chunks=self.tiling.slice_chunks(self.job.batch), optimiser=moments,
+            memory=memory, blocks=sum(blocks), chunks=self.tiling.slice_chunks(self.batch), optimiser=moments,
             warps=_warps(self.tiling.warps), first_block=first_blocks, sizes=sizes,
         )  # fmt: skip
 
@@ -504,11 +506,13 @@ def _warps(mnk: tuple[int, int, int]) -> Struct:
     return Warps.of(m=m, n=n, k=k)
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering | str:
+def make_lowering(
+    chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
+) -> TrainLowering | str:
     """Returns the lowering, or the reason for a refusal."""
-    if job.batch > MAX_BATCH:
-        return f"batches of at most {MAX_BATCH:,} rows, got {job.batch:,}"
-    return TrainLowering(find_layers(chain), job, device)
+    if batch > MAX_BATCH:
+        return f"batches of at most {MAX_BATCH:,} rows, got {batch:,}"
+    return TrainLowering(find_layers(chain), training, precision, batch, device)
 
 
 class MlpTrainKernel(TrainKernel):
@@ -517,7 +521,8 @@ class MlpTrainKernel(TrainKernel):
     make_lowering = staticmethod(make_lowering)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.is_training and start == 0 and (why := why_not_trained(net, find_chain(net, 0, TRAINED), job)):
+        training = job.training
+        if training and start == 0 and (why := why_not_trained(net, find_chain(net, 0, TRAINED), training.loss)):
             yield Refusal(self.name, net.nodes[0].name, why)
         yield from super().claims(net, start, device, job)
 
@@ -532,7 +537,7 @@ def _instance(name: str, kernel: str, job: Job, *widths: int) -> Instance:
 
 
 def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
-    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
+    return Job(precision, batch, TrainingStep("cross_entropy", byte_scale=byte_scale))
 
 
 INSTANCES = (
@@ -560,6 +565,6 @@ INSTANCES = (
         _instance(f"stream {precision}, {batch:,} rows", "_stream", _job(precision, batch, 1.0), *DIGITS)
         for precision, batch in (("fp32", 4096), ("fp32", 1024), ("tf32", 4096), ("bf16", 1024))
     )
-    + (_instance("squares", "_squares", Job("fp32", 64, "cross_entropy", clip_norm=1.0), *DIGITS),)
+    + (_instance("squares", "_squares", Job("fp32", 64, TrainingStep("cross_entropy", clip_norm=1.0)), *DIGITS),)
     + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

@@ -27,7 +27,7 @@ from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
 from onchip.kernels.cuda.train.layer import find_layers, layer_specs
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Job
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Job, TrainingStep
 
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
@@ -58,7 +58,7 @@ class ThreeLaunchLowering(TrainLowering):
     @cached_property
     def byte_rows(self) -> ByteRows:
         layer = self.layers[0]
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+        return ByteRows(layer.terms, layer.N, self.training.byte_scale, self.precision, self.device.units)
 
     @property
     def rows_pass(self) -> None:
@@ -106,7 +106,7 @@ class ThreeLaunchLowering(TrainLowering):
         return Steps((self._pixels_split(), *launches, self._advance(count)))
 
     def _step(self, number: int) -> list[KernelLaunch]:
-        step = self._step_struct(number, self.job.batch)
+        step = self._step_struct(number, self.batch)
         return [self._pixels_forward(step), self._cluster(step), self._pixels_update(step)]
 
     def _pixels(self) -> Struct:
@@ -120,7 +120,7 @@ class ThreeLaunchLowering(TrainLowering):
         layer = self.layers[0]
         program = Program(PIXELS_SOURCE, f"pixels_split<{self.byte_rows.splits}>")
         blocks = -(-layer.N * -(-layer.terms // 4) // THREADS)
-        arguments = self._step_struct(0, self.job.batch), State("w0"), self._pixels(), UInt32(layer.stride)
+        arguments = self._step_struct(0, self.batch), State("w0"), self._pixels(), UInt32(layer.stride)
         return self._launch(program, blocks, _BUDGET, 0, *arguments)
 
     @cached_property
@@ -129,7 +129,7 @@ class ThreeLaunchLowering(TrainLowering):
         across = -(-self.layers[0].N // FORWARD_UNITS)
 
         def clocks(tiles: int) -> tuple[int, int]:
-            blocks = -(-self.job.batch // (16 * tiles)) * across
+            blocks = -(-self.batch // (16 * tiles)) * across
             return -(-blocks // self.device.units) * (tiles + _FORWARD_START), -tiles
 
         return min((n for n in range(1, MAX_ROW_TILES + 1) if self.forward_bytes(n) <= MAX_FORWARD_BYTES), key=clocks)
@@ -143,7 +143,7 @@ class ThreeLaunchLowering(TrainLowering):
         layer, tiles = self.layers[0], self.row_tiles
         code, slope = layer.activation
         program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.splits}, {tiles}, {code}>")
-        blocks = -(-self.job.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
+        blocks = -(-self.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
         sizes = UInt32(self.width(0)), UInt32(slope)
         shared = self.forward_bytes(tiles)
         return self._launch(program, blocks, _BUDGET, shared, step, self._pixels(), State("a0"), *sizes)
@@ -167,9 +167,9 @@ class ThreeLaunchLowering(TrainLowering):
     def _cluster(self, step: Struct) -> KernelLaunch:
         program = Program(
             CLUSTER_SOURCE,
-            f"train_cluster<{self.byte_rows.splits}, {LOSSES.index(self.job.loss)}, {layer_specs(self.layers)}>",
+            f"train_cluster<{self.byte_rows.splits}, {LOSSES.index(self.training.loss)}, {layer_specs(self.layers)}>",
         )
-        clusters = min(-(-self.job.batch // CLUSTER_ROWS), MAX_CLUSTERS)
+        clusters = min(-(-self.batch // CLUSTER_ROWS), MAX_CLUSTERS)
         config = LaunchConfig(
             (clusters * CLUSTER, self.networks, 1), (THREADS, 1, 1), self.cluster_bytes, overlaps=True, cluster=CLUSTER
         )
@@ -180,8 +180,9 @@ class ThreeLaunchLowering(TrainLowering):
         across = [-(-layer.terms // (FLOAT_FEATURES if i else BYTE_FEATURES)) for i, layer in enumerate(self.layers)]
         blocks = [count * -(-layer.N // UNITS) for count, layer in zip(across, self.layers, strict=True)]
         layers = self._layers(indices, blocks, across)
-        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.splits}, {OPTIMISERS[self.job.optimiser]}>")
-        shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps; weights and moments
+        moments = OPTIMISERS[self.training.optimiser]
+        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.splits}, {moments}>")
+        shared = _TILE_BYTES * (8 + 1 + moments)  # sums of 8 warps; weights and moments
         return self._launch(program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), TALLY)
 
 
@@ -203,20 +204,22 @@ def _partial_floats(K: int, tiles: int) -> int:
     return (8 if steps >= 16 and tiles <= 2 else 4 if steps >= 4 else steps) * CLUSTER_ROWS * _tile_pitch(tiles)
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLaunchLowering | str:
+def make_lowering(
+    chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
+) -> ThreeLaunchLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
-    if not job.byte_scale:
+    if not training.byte_scale:
         return "only uint8 rows: integers below 256 times a scale"
-    if job.clip_norm:
+    if training.clip_norm:
         return "no gradient clipping"
     if not 2 <= len(layers) <= MAX_WIDTHS:
         return f"2 to {MAX_WIDTHS} layers, got {len(layers)}"
     if layers[-1].N > MAX_OUTPUTS:
         return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
-    if not MIN_BATCH <= job.batch <= MAX_BATCH:
-        return f"batches of {MIN_BATCH:,} to {MAX_BATCH:,} rows, got {job.batch:,}"
-    lowering = ThreeLaunchLowering(layers, job, device)
+    if not MIN_BATCH <= batch <= MAX_BATCH:
+        return f"batches of {MIN_BATCH:,} to {MAX_BATCH:,} rows, got {batch:,}"
+    lowering = ThreeLaunchLowering(layers, training, precision, batch, device)
     if lowering.forward_bytes(1) > MAX_FORWARD_BYTES:
         return f"rows of at most {MAX_FORWARD_BYTES // 16:,} bytes, got {layers[0].terms:,}"
     if lowering.cluster_bytes > device.fast_bytes:
@@ -231,7 +234,7 @@ class MlpTrainThreeLaunchKernel(TrainKernel):
 
 
 def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance:
-    job = Job(precision, batch, "cross_entropy", byte_scale=1 / 255)
+    job = Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
     return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, job, widths, kernel=kernel)
 
 

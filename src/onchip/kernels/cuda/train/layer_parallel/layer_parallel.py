@@ -23,7 +23,7 @@ from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pa
 from onchip.kernels.cuda.train.resident.resident import MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
 from onchip.kernels.training import why_unsupported
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job
+from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "layer_parallel.cu"
@@ -68,7 +68,7 @@ class LayerParallelLowering(TrainLowering):
     @cached_property
     def byte_rows(self) -> ByteRows:
         layer = self.layers[0]
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+        return ByteRows(layer.terms, layer.N, self.training.byte_scale, self.precision, self.device.units)
 
     @property
     def splits(self) -> int:
@@ -132,7 +132,7 @@ class LayerParallelLowering(TrainLowering):
     # -- memory --------------------------------------------------------------------------------------------------
 
     def extra_memory(self) -> Mapping[str, int]:
-        sizes, moments = {"status": 8}, OPTIMISERS[self.job.optimiser]
+        sizes, moments = {"status": 8}, OPTIMISERS[self.training.optimiser]
         item_bytes = 2 if self.splits == 1 else 4
         for i, layer in enumerate(self.layers):
             blocks = -(-self.tiles[i + 1] // self.owned) if i < len(self.layers) - 1 else 1
@@ -197,7 +197,7 @@ class LayerParallelLowering(TrainLowering):
         return (0,)  # one graph for any count
 
     def steps(self, count: int) -> Steps:
-        moments = OPTIMISERS[self.job.optimiser]
+        moments = OPTIMISERS[self.training.optimiser]
         template = f"{self.splits}, {self.owned}, {self.rows}, {moments}, {template_codes(self)}"
         program = Program(SOURCE, f"train_layer_parallel<{template}>")
         sizes, layers = self.extra_memory(), []
@@ -213,25 +213,27 @@ class LayerParallelLowering(TrainLowering):
         return Steps((KernelLaunch(program, config, (pack_args(ARGS, self, layers),), _BUDGET),))
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> LayerParallelLowering | str:
+def make_lowering(
+    chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
+) -> LayerParallelLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
-    if why := why_unsupported(job):
+    if why := why_unsupported(training):
         return why
-    if not job.byte_scale:
+    if not training.byte_scale:
         return "only uint8 rows: integers below 256 times a scale"
     if not 2 <= len(layers) <= MAX_LAYERS:
         return f"2 to {MAX_LAYERS} layers, got {len(layers)}"
     if layers[-1].N > MAX_OUTPUTS:
         return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
-    if job.batch > ROWS:
-        return f"batches of at most {ROWS} rows, got {job.batch:,}"
-    rows = next(rows for rows in BATCHES if rows >= job.batch)
-    most = MAX_UNITS // (1 if LayerParallelLowering(layers, job, device).splits == 1 else 2)
+    if batch > ROWS:
+        return f"batches of at most {ROWS} rows, got {batch:,}"
+    rows = next(rows for rows in BATCHES if rows >= batch)
+    most = MAX_UNITS // (1 if LayerParallelLowering(layers, training, precision, batch, device).splits == 1 else 2)
     if (widest := max(layer.N for layer in layers[:-1])) > most:
-        return f"hidden layers of at most {most} units in {job.precision}, got {widest:,}"
+        return f"hidden layers of at most {most} units in {precision}, got {widest:,}"
     for owned in range(1, MAX_OWNED_TILES + 1):
-        lowering = LayerParallelLowering(layers, job, device, owned=owned, rows=rows)
+        lowering = LayerParallelLowering(layers, training, precision, batch, device, owned=owned, rows=rows)
         if lowering.blocks > device.units:
             continue
         if not lowering.fits:
@@ -249,7 +251,7 @@ class MlpTrainLayerParallelKernel(TrainKernel):
 
 
 def _job(precision: str, batch: int = 64, loss: str = "cross_entropy", optimiser: str = "sgd") -> Job:
-    return Job(precision, batch, loss, optimiser, byte_scale=1 / 255)
+    return Job(precision, batch, TrainingStep(loss, optimiser, byte_scale=1 / 255))
 
 
 INSTANCES = (

@@ -47,16 +47,16 @@ def pack_args(structs: dict[int, type[CStruct]], lowering: TrainLowering, layers
     ]
     names = ("targets", "order", "per_step_values", "progress", "step_losses", "step_correct", "status")
     return structs[len(layers)].of(
-        x=State("bytes" if byte_rows else "x"), layers=layers, batch=lowering.job.batch,
+        x=State("bytes" if byte_rows else "x"), layers=layers, batch=lowering.batch,
         x_stride=byte_rows.stride if byte_rows else first.stride, networks=Networks.of(stride_bytes=lowering.apart),
-        scale=lowering.job.byte_scale or 1.0, deadline_ms=DEADLINE_MS, facts=facts,
+        scale=lowering.training.byte_scale or 1.0, deadline_ms=DEADLINE_MS, facts=facts,
         **{name: State(name) for name in names}, **extra,
     )  # fmt: skip
 
 
 def template_codes(lowering: TrainLowering) -> str:
     """Codes<...> of train/resident/step.cuh: 4 bits each, the loss first; then the layers' widths."""
-    codes = LOSSES.index(lowering.job.loss)
+    codes = LOSSES.index(lowering.training.loss)
     for i, layer in enumerate(lowering.layers, 1):
         codes |= layer.activation[0] << 4 * i
     return ", ".join(map(str, (f"{codes}ull", lowering.layers[0].D, *(layer.N for layer in lowering.layers))))

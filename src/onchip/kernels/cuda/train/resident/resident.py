@@ -22,7 +22,7 @@ from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.training import why_unsupported
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job
+from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
@@ -70,9 +70,9 @@ class ResidentLowering(TrainLowering):
     @cached_property
     def byte_rows(self) -> ByteRows | None:
         layer = self.layers[0]
-        if not self.job.byte_scale:
+        if not self.training.byte_scale:
             return None
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+        return ByteRows(layer.terms, layer.N, self.training.byte_scale, self.precision, self.device.units)
 
     @property
     def why(self) -> str:
@@ -99,7 +99,7 @@ class ResidentLowering(TrainLowering):
         """Estimated time per step of all networks of the launch. Gemm time grows with the tiles per block."""
         elements = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # per row and block
         waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
-        return waits_us + _ELEMENT_US[self.job.precision] * self.rows * elements * self.order_blocks / self.blocks
+        return waits_us + _ELEMENT_US[self.precision] * self.rows * elements * self.order_blocks / self.blocks
 
     @property
     def fits(self) -> bool:
@@ -137,7 +137,7 @@ class ResidentLowering(TrainLowering):
     # -- memory --------------------------------------------------------------------------------------------------
 
     def extra_memory(self) -> Mapping[str, int]:
-        last, moments = len(self.layers) - 1, OPTIMISERS[self.job.optimiser]
+        last, moments = len(self.layers) - 1, OPTIMISERS[self.training.optimiser]
         sizes = {"status": 8, "exchanged": 4 * self._exchanged_floats}
         for i, layer in enumerate(self.layers):
             units = round_up(layer.N + (2 if i == last else 0), UNITS)  # plus loss and correct prediction
@@ -193,9 +193,9 @@ class ResidentLowering(TrainLowering):
         return (0,)  # one graph for any count
 
     def steps(self, count: int) -> Steps:
-        P = PRECISIONS[self.job.precision].name
+        P = PRECISIONS[self.precision].name
         X = "unsigned char" if self.byte_rows else "float"
-        moments = OPTIMISERS[self.job.optimiser]
+        moments = OPTIMISERS[self.training.optimiser]
         options = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.order_blocks}, {moments}"
         program = Program(SOURCE, f"train_resident<{options}, {template_codes(self)}>")
         layers = [
@@ -213,10 +213,12 @@ class ResidentLowering(TrainLowering):
         return Steps((KernelLaunch(program, config, (args,), budget),))
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
+def make_lowering(
+    chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
+) -> ResidentLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
-    if why := why_unsupported(job):
+    if why := why_unsupported(training):
         return why
     if not 2 <= len(layers) <= MAX_LAYERS:
         return f"2 to {MAX_LAYERS} layers, got {len(layers)}"
@@ -224,12 +226,14 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | 
         return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
     tiles = [-(-layer.N // UNITS) for layer in layers[:-1]]
     # Two groups if they fit, for batches above 16 rows and without optimiser moments, which would need synchronisation.
-    groups = 2 if job.optimiser == "sgd" and job.batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
-    if job.batch > groups * ROWS[-1]:
-        return f"batches of at most {groups * ROWS[-1]} rows, got {job.batch:,}"
-    rows = next(rows for rows in ROWS if groups * rows >= job.batch)
+    groups = 2 if training.optimiser == "sgd" and batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
+    if batch > groups * ROWS[-1]:
+        return f"batches of at most {groups * ROWS[-1]} rows, got {batch:,}"
+    rows = next(rows for rows in ROWS if groups * rows >= batch)
     blocks = _blocks_of(tiles, most=-(-max(tiles) // (device.units // groups)))
-    lowering = ResidentLowering(layers, job, device, groups=groups, rows=rows, blocks=blocks, order_blocks=blocks)
+    lowering = ResidentLowering(
+        layers, training, precision, batch, device, groups=groups, rows=rows, blocks=blocks, order_blocks=blocks
+    )
     if not lowering.fits:
         return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
     return lowering
@@ -248,7 +252,7 @@ class MlpTrainResidentKernel(TrainKernel):
 
 
 def _job(precision: str, batch: int, byte_scale: float = 1 / 255) -> Job:
-    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
+    return Job(precision, batch, TrainingStep("cross_entropy", byte_scale=byte_scale))
 
 
 INSTANCES = (
@@ -256,5 +260,7 @@ INSTANCES = (
     step_instance("digits bf16", make_lowering, _job("bf16", 16), DIGITS, H200),
     step_instance("digits fp32, floats", make_lowering, _job("fp32", 64, 0.0), DIGITS, H200),
     step_instance("digits fp32, eight networks", make_lowering, _job("fp32", 64), DIGITS, H200, networks=8),
-    step_instance("four layers, adam", make_lowering, Job("tf32", 32, "mse", "adam"), (20, 53, 29, 17, 5), H200),
+    step_instance(
+        "four layers, adam", make_lowering, Job("tf32", 32, TrainingStep("mse", "adam")), (20, 53, 29, 17, 5), H200
+    ),
 )

@@ -204,6 +204,13 @@ def test_float64_runs_once(monkeypatch):
     assert len(runs) == 2
 
 
+def test_each_network_has_its_own_truth():
+    one, other = (reference.with_arrays(sentiment_work.network(**SENTENCES, seed=seed)) for seed in (1, 2))
+    ids, truths = random_ids(one, 6), Truths()
+    verdicts = [truths(net, ids, "float32").verify(reference.forward(other, ids)) for net in (one, other)]
+    assert [verdict.error <= verdict.allowed for verdict in verdicts] == [False, True]
+
+
 def test_the_steepness_of_zipf():
     net = sentiment_work.network(**{**SENTENCES, "vocabulary": 1_000})
     first = [np.mean(zipf_ids(net, 3_000, a) == 0) for a in (1.0, 1.2)]

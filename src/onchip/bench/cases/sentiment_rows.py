@@ -41,11 +41,11 @@ class Truths:
     """Cached references: most jobs check the same sentences, and a float64 run takes a second per four."""
 
     def __init__(self) -> None:
-        self._cached: dict[bytes, dict[str, Truth]] = {}
+        self._cached: dict[tuple[Network, bytes], dict[str, Truth]] = {}
 
     def __call__(self, net: Network, rows: Rows, dtype: str) -> Truth:
         (x,) = as_inputs(rows)
-        by_dtype = self._cached.setdefault(x.tobytes(), {})
+        by_dtype = self._cached.setdefault((net, x.tobytes()), {})
         if dtype not in by_dtype:
             known = next(iter(by_dtype.values()), None)
             by_dtype[dtype] = exact_truth(net, x, dtype) if known is None else known.measured_by(naive(net, x, dtype))

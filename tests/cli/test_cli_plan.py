@@ -50,6 +50,7 @@ def test_no_weight_is_computed(cli, monkeypatch):
         (["decode", "--optimiser", "adam"], ["--optimiser without --train", "--train cross_entropy"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
+        (["decode", "--device", "h200", "--precision", "fp8"], ["no kernel of NVIDIA H200 computes in fp8"]),
         (["decode", "--nodes", "0"], ["bad number of nodes", "1 to 65,536"]),
     ],
 )

@@ -17,7 +17,7 @@ def test_repr_is_one_short_line():
 
 
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():
-    trained = plan(decode.network(), "h200", Job("fp8", training=TrainingStep("cross_entropy")))
+    trained = plan(faces.network(), "h200", Job(training=TrainingStep("half_sse")))
     made = make_plan(decode.network(), KNOWN["h200"], [], whole=False)
     for one, why in ((trained, "trains it"), (made, f"runs fc1 and {len(made.network.nodes) - 1} more")):
         assert one.without_kernel == tuple(node.name for node in one.network.nodes)

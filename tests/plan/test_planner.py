@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
+from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -86,6 +87,24 @@ def test_kernels_of_other_devices_are_not_asked():
 def test_a_precision_that_the_device_lacks():
     with pytest.raises(DeviceError, match="does not compute in fp16"):
         make_plan(three_layers(), CPU, [Take("single", 1)], Job("fp16"))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("training", [None, TrainingStep("mse")], ids=["infer", "train"])
+@pytest.mark.parametrize(
+    ("device", "kernels", "precisions"),
+    [
+        (H200, CUDA_KERNELS, "fp32, tf32, bf16, fp16"),
+        (replace(CPU, flops={"fp32": 1e9, "fp8": 1e9}), KERNELS, "fp32"),
+    ],
+    ids=["gpu", "cpu"],
+)
+def test_a_precision_that_no_kernel_computes_in(device, kernels, precisions, training, whole, monkeypatch):
+    monkeypatch.setattr("onchip.plan.planner.cover", lambda *_: pytest.fail("the planner searched for a cover"))
+    with pytest.raises(PlanError, match=f"no kernel of {device.name} computes in fp8") as refused:
+        make_plan(mlp(8, 8, 4), device, kernels, Job("fp8", 64, training), whole=whole)
+    assert (refused.value.got, refused.value.expected) == ("fp8", precisions)
+    assert refused.value.hint == "precision fp32"
 
 
 def test_printed_plan():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Identity, Permute, Reshape
 from onchip.plan.device import Device
-from onchip.plan.kernel import PRECISIONS, Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 _FREE = Cost(0, 0, launches=0)
@@ -18,10 +18,10 @@ _FREE = Cost(0, 0, launches=0)
 
 class View:
     name = "view"
-    precisions = PRECISIONS
 
-    def __init__(self, device_kind: str) -> None:
-        self.device_kind = device_kind
+    def __init__(self, device_kind: str, precisions: tuple[str, ...]) -> None:
+        """precisions  of the device's other kernels: a view computes nothing"""
+        self.device_kind, self.precisions = device_kind, precisions
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

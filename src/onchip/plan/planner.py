@@ -11,7 +11,7 @@ from onchip.network.graph import Network
 from onchip.network.text import size_text
 from onchip.plan.cover import cover
 from onchip.plan.device import Device
-from onchip.plan.kernel import PRECISIONS, Job, Kernel
+from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import ESTIMATED, drop_idle, narrow_values, rewrite
 
@@ -30,14 +30,7 @@ def make_plan(
     if len(net.nodes) > MAX_LAYERS:
         got, expected = f"{len(net.nodes):,}", f"at most {MAX_LAYERS:,}"
         raise PlanError("the network has too many layers", got=got, expected=expected, hint="a network of fewer layers")
-    if job.precision not in device.flops:
-        known = job.precision in PRECISIONS
-        raise (DeviceError if known else PlanError)(
-            f"{device.name} does not compute in {job.precision}",
-            got=job.precision,
-            expected=", ".join(device.flops),
-            hint=f"precision {next(iter(device.flops))}",
-        )
+    _check_precision(job.precision, device, kernels)
     if job.is_training:  # no rewrite of weights: they are what is trained
         net, dropped = drop_idle(net)
         return cover(net, device, kernels, job, tuple(dropped), whole)
@@ -59,6 +52,20 @@ def make_plan(
 
     notes = without()[1]
     return _choose(plan_without, [name for name in (*ESTIMATED, "narrow") if notes and without(name)[1] != notes])
+
+
+def _check_precision(precision: str, device: Device, kernels: Sequence[Kernel]) -> None:
+    """Refuse a precision that the device or all of its kernels lack: every kernel would refuse every layer."""
+    hint = f"precision {next(iter(device.flops))}"
+    if precision not in device.flops:
+        expected = ", ".join(device.flops)
+        raise DeviceError(f"{device.name} does not compute in {precision}", got=precision, expected=expected, hint=hint)
+    supported = {each for kernel in kernels if kernel.device_kind == device.kind for each in kernel.precisions}
+    if supported and precision not in supported:
+        expected = ", ".join(each for each in device.flops if each in supported)
+        raise PlanError(
+            f"no kernel of {device.name} computes in {precision}", got=precision, expected=expected, hint=hint
+        )
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:

@@ -11,6 +11,7 @@ from onchip.kernels.cpu.elementwise.rowwise import RowwiseKernel
 from onchip.kernels.cpu.embedding.lookup import LookUpKernel
 from onchip.kernels.cpu.embedding.token_max import TokenMaxKernel
 from onchip.kernels.cpu.gemm.matmul import MatMulKernel
+from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
 from onchip.kernels.cpu.layout.resize import ResizeKernel
 from onchip.kernels.cpu.layout.select import SelectKernel
@@ -54,4 +55,4 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     ShortScanKernel(), ScanKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
-KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)
+KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu", CpuKernel.precisions), *INFERENCE)

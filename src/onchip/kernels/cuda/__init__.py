@@ -1,6 +1,7 @@
 """CUDA kernels, in the order in which the planner queries them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.attention.fused import AttentionFused
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.conv.depthwise import DepthwiseKernel
 from onchip.kernels.cuda.conv.direct import ConvDirect
 from onchip.kernels.cuda.conv.first_layer import ConvFirstLayer
@@ -46,7 +47,7 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     MlpTrainLayerParallelKernel(), MlpTrainResidentKernel(), MlpTrainThreeLaunchKernel(), MlpTrainKernel(),
-    View("cuda"),
+    View("cuda", CudaKernel.precisions),
     MlpTensorCore(), MlpFused(), MlpPair(),
     GemmSm90(fits_in_block), GemvKernel(), GemmMma(fits_in_block), GemmSimt(fits_in_block),
     DepthwiseKernel(), ConvSm90(), ConvImplicitGemm(), ConvFirstLayer(), ConvLastLayer(), ConvLastLayerSm90(),

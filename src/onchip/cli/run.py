@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.row_sources import FittedRows
 
 _LONG_S = 2.0  # longer building is logged
+_NOT_REQUESTED = ("context", "plan", "as_json", "verbose")  # about what is printed, not what is run
 
 
 def run(
@@ -91,15 +92,12 @@ def run(
     The output appears complete or not at all. Rows are processed in chunks: memory stays bounded. If a run is killed,
     OUTPUT.partial keeps the finished chunks and OUTPUT.manifest lists them: --resume computes the others.
     """
+    # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
+    request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.supervise import Reporter, is_supervised
 
-    request = RunRequest(
-        model=model, rows=rows, inputs=inputs or (), shapes=shapes, padding=padding, output=output, top=top,
-        weights=weights, count=count, seed=seed, device=device, precision=precision, io=io, threads=threads,
-        batch=batch, scale=scale, without=without or (), tables=tables, debug=debug, ranks=ranks, gpus=gpus,
-        resume=resume, deadline=deadline,
-    )  # fmt: skip
     if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before the slow imports
         request.check_rows()
         request.check_scale_out()
@@ -110,28 +108,29 @@ def run(
     from onchip.runtime.distributed.ranks import find_ranks
     from onchip.runtime.run_job import start_job
 
-    found = find_ranks()
-    reporter = Reporter(found)
-    if found.rank:
-        raise Exit(follow(found, reporter.chunk))
-    with RankGroup(found, deadline, print_message if verbose else lambda text: None) as group:
-        request = request.checked(found)
-        how, net = request.run_options(), request.network()
+    all_ranks = find_ranks()
+    reporter = Reporter(all_ranks)
+    if all_ranks.rank:
+        raise Exit(follow(all_ranks, reporter.chunk))
+    with RankGroup(all_ranks, deadline, print_message if verbose else lambda text: None) as group:
+        request = request.checked(all_ranks)
+        options, net = request.run_options(), request.network()
         with request.open_sources(net) as sources:
             notes = _print_notes(request, net, sources)
             total = len(sources[0])
             job = request.job(total)
-            if ranks == "auto" and found.size == 1:
+            if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
-            with request.open_output(net, job, total, found) as sink:
+            with request.open_output(net, job, total, all_ranks) as sink:
                 started = time.perf_counter()
-                log_building = functools.partial(_log_building, found)
-                engines, chunks = start_job(net, sources, sink, job, how, found, group, log_building)
-                used, chosen = engines[0].plan, _device_names([engine.chosen for engine in engines], found)
-                print_device(chosen, used, max(verbose, plan), time.perf_counter() - started)
+                log_building = functools.partial(_log_building, all_ranks)
+                engines, chunks = start_job(net, sources, sink, job, options, all_ranks, group, log_building)
+                used_plan = engines[0].plan
+                devices = _device_names([engine.chosen for engine in engines], all_ranks)
+                print_device(devices, used_plan, max(verbose, plan), time.perf_counter() - started)
                 with _run_progress(f"run {net.name}", total, reporter) as on_progress:
                     report = group.run(engines, sources, sink, chunks, on_progress, reporter.chunk)
-    print_result(request, RunResult(net, used, chosen, found.size, notes, report), as_json)
+    print_result(request, RunResult(net, used_plan, devices, all_ranks.size, notes, report), as_json)
 
 
 def _start_ranks(count: int, args: Sequence[str]) -> NoReturn:
@@ -161,6 +160,7 @@ def _parse_ranks(text: str) -> int:
 
 
 def _print_notes(request: RunRequest, net: Network, sources: Sequence[FittedRows]) -> list[str]:
+    """Print the notes on the weights and the inputs; returns them."""
     from onchip.workloads.job import weights_note
 
     notes = [*weights_note(request.model, request.weights, net)]

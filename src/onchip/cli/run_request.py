@@ -29,7 +29,7 @@ class RunRequest:
 
     model: str
     rows: Path | None
-    inputs: Sequence[str]
+    inputs: Sequence[str] | None
     shapes: list[str] | None
     padding: int | None
     output: Path | None
@@ -43,7 +43,7 @@ class RunRequest:
     threads: int | None
     batch: int | None
     scale: float | None
-    without: Sequence[str]
+    without: Sequence[str] | None
     tables: str
     debug: bool
     ranks: str | None
@@ -56,7 +56,7 @@ class RunRequest:
     def named(self) -> dict[str, Path]:
         """The files of --input, by input."""
         named: dict[str, Path] = {}
-        for text in self.inputs:
+        for text in self.inputs or ():
             name, equals, file = text.partition("=")
             if not (name and equals and file) or name in named:
                 expected = "NAME=FILE, each name once"
@@ -140,7 +140,7 @@ class RunRequest:
         """
         from onchip.plan.kernel import Job
 
-        return Job(self.precision, max(1, rows), without=tuple(self.without), tables=self.tables)
+        return Job(self.precision, max(1, rows), without=tuple(self.without or ()), tables=self.tables)
 
     @contextlib.contextmanager
     def open_sources(self, net: Network) -> Iterator[Sequence[FittedRows]]:

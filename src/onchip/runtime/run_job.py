@@ -52,7 +52,7 @@ def start_job(
     job: Job,
     how: RunOptions,
     ranks: Ranks,
-    team: RankGroup,
+    group: RankGroup,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[list[Engine], list[Chunk]]:
     """The warmed-up engines of this process and the job's chunks; the other ranks prepare at the same time.
@@ -90,7 +90,7 @@ def start_job(
         slices = None if output is None else output.slices
         meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        team.begin(Orders(text, weights, requested, how.threads, how.debug, packed, slices, how.deadline_s, meets))
+        group.begin(Orders(text, weights, requested, how.threads, how.debug, packed, slices, how.deadline_s, meets))
     engines = [Engine(*each, debug=how.debug) for each in placed]
     for engine in engines:
         engine.warm_up()

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,19 +97,16 @@ def fit(
     The row order is train.order.epoch_order(n, seed, epoch). Same seed, same kind of machine: same bits.
     Dropout layers are ignored during training; the run logs that.
     """
+    arguments = locals()  # the parameters above, by name
+    options = {field.name: arguments[field.name] for field in fields(TrainOptions)}
     check_network(net)
-    options: dict[str, Any] = {
-        "loss": loss, "label_smoothing": label_smoothing, "class_weight": class_weight, "optimiser": optimiser,
-        "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
-        "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
-        "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
-    }  # fmt: skip
     _add_aliases(options, other)
     options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
     _check_state(state)
     data = TrainingData(x, y, sample_weight)
     if validation_data is not None:
         data = with_validation(data, validation_data, net, options)
+        options["validation"] = data.validation_share
     chosen = TrainOptions(**options)
     _check_interval(checkpoint_every)
     data = data.checked(net, chosen.loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,15 +32,20 @@ class TrainingData:
         y = check_targets(net, len(x), as_targets(self.y, loss), loss)
         return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
 
+    @property
+    def validation_share(self) -> float:
+        """The share of the rows that `held` holds out."""
+        return 0.0 if self.held is None else len(self.held) / len(self.x)
+
     def arrays(self) -> dict[str, Array]:
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
         return {"x": self.x, "y": self.y, **weights}
 
 
 def with_validation(
-    data: TrainingData, validation_data: tuple[Any, Any], net: Network, options: dict[str, Any]
+    data: TrainingData, validation_data: tuple[Any, Any], net: Network, options: Mapping[str, Any]
 ) -> TrainingData:
-    """Append the rows to validate on, with weights of 1; set options["validation"] to their share."""
+    """The checked data, followed by the rows to validate on, whose weights are 1."""
     if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
         is_pair = isinstance(validation_data, tuple | list)
         got = f"{len(validation_data)} values" if is_pair else type(validation_data).__name__
@@ -54,7 +60,6 @@ def with_validation(
     targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]
     targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
     count, held = map(len, parts)
-    options["validation"] = held / (count + held)
     weights = check_sample_weight(data.sample_weight, count)
     if weights is not None:
         weights = np.concatenate([weights, np.ones(held, np.float32)])

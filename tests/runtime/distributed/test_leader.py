@@ -62,10 +62,10 @@ def run_threads(tmp_path, size, x, batch=7):
     for thread in threads:
         thread.start()
     try:
-        with RankGroup(ranks[0], log=said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+        with RankGroup(ranks[0], log=said.append) as group, open_output(tmp_path / "y.npy", NET, 100) as output:
             how = RunOptions("cpu", threads=1, batch=batch)
-            engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], team)
-            report = team.run(engines, [source], output, chunks)
+            engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], group)
+            report = group.run(engines, [source], output, chunks)
     finally:
         for rank, thread in enumerate(threads, 1):
             ranks[0].send(rank, End())  # after a hang: MPI would have ended them
@@ -235,14 +235,14 @@ def test_several_engines_of_a_process_share_the_chunks(tmp_path):
     """As --gpus does, with CPU engines."""
     engines = [compile(NET, device="cpu", threads=1, batch_hint=100) for _ in range(3)]
     chunks = chunks_of(tuple(range(0, 100, 7)), 100)
-    with RankGroup(OneRank()) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+    with RankGroup(OneRank()) as group, open_output(tmp_path / "y.npy", NET, 100) as output:
         output.begin("plan", tuple(range(0, 100, 7)))
-        report = team.run(engines, [Rows(X)], output, chunks)
+        report = group.run(engines, [Rows(X)], output, chunks)
     assert np.load(tmp_path / "y.npy").tobytes() == engines[0](X).tobytes()
     assert report.rows == 100
 
-    with RankGroup(OneRank()) as team, pytest.raises(InputError, match="the file broke"):
-        team.run(engines, [Broken(X)], None, chunks)
+    with RankGroup(OneRank()) as group, pytest.raises(InputError, match="the file broke"):
+        group.run(engines, [Broken(X)], None, chunks)
 
 
 # -- scheduling --------------------------------------------------------------------------------------------

@@ -48,8 +48,7 @@ class Gate(RowSource):
 
 def run_threads(tmp_path, size, x, batch=7):
     """The job on this many ranks; returns its report, the rank objects and the followers' results."""
-    group, codes = ThreadRanks(size), {}
-    ranks, said = group.all, []
+    ranks, said, codes = ThreadRanks(size).all, [], {}
     source = Gate(x, said, size - 1)
 
     def work(rank):

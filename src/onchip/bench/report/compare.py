@@ -73,15 +73,17 @@ def _key(row: Row) -> tuple[str, str, str, str, int | None]:
 def _change(old: Row | None, new: Row | None) -> Change:
     row = new or old
     assert row is not None
-    times = [each.median_ms if each is not None else None for each in (old, new)]
+    old_ms, new_ms = (each.median_ms if each is not None else None for each in (old, new))
     speedup = low = high = None
     if old is None or new is None:
         verdict = NEW if old is None else GONE
-    elif old.median_ms is None or new.median_ms is None:
-        verdict = WRONG if new.median_ms is None and old.median_ms is not None else SAME
+    elif old_ms is None or new_ms is None:
+        verdict = WRONG if new_ms is None and old_ms is not None else SAME
     else:
-        speedup = old.median_ms / new.median_ms
-        low, high = bootstrap_speedup(old.samples_ms or (old.median_ms,), new.samples_ms or (new.median_ms,))
+        speedup = old_ms / new_ms
+        low, high = bootstrap_speedup(old.samples_ms or (old_ms,), new.samples_ms or (new_ms,))
         is_noise = low <= 1 <= high or abs(math.log(speedup)) < math.log1p(MIN_CHANGE)
         verdict = SAME if is_noise else FASTER if speedup > 1 else SLOWER
-    return Change(row.workload, row.case, row.engine, row.precision, *times, speedup, low, high, verdict, row.is_peer)
+    return Change(
+        row.workload, row.case, row.engine, row.precision, old_ms, new_ms, speedup, low, high, verdict, row.is_peer
+    )

@@ -20,6 +20,7 @@ def numpy_jax():
         sigmoid=special.expit, silu=lambda x: x * special.expit(x), gelu=gelu, softmax=special.softmax,
         log_softmax=special.log_softmax, elu=elu, selu=selu, softplus=lambda x: np.logaddexp(x, 0),
         soft_sign=lambda x: x / (1 + np.abs(x)), hard_swish=lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        mish=lambda x: x * np.tanh(np.logaddexp(x, 0)),
     )  # fmt: skip
     lax = types.SimpleNamespace(
         conv_general_dilated=conv_general_dilated, reduce_window=reduce_window, max=np.maximum, add=np.add, scan=scan,

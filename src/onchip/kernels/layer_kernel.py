@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Layer
+from onchip.network.recipe import Recipe
 from onchip.network.types import TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
@@ -70,3 +71,8 @@ class LayerKernel:
     def cost(self, net: Network, node: Node) -> Cost:
         """The inputs are read once, the output is written once."""
         return Cost(net.row_flop(node), sum(net.types[value].row_bytes for value in (*node.inputs, node.name)))
+
+
+def bytes_of(recipes: Mapping[str, Recipe]) -> int:
+    """Bytes of the weights that a launch reads."""
+    return sum(recipe.nbytes for recipe in recipes.values())

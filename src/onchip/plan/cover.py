@@ -11,7 +11,7 @@ from onchip.network.recipe import Recipe, as_is, reach
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.build_cost import build_us, recipe_rates_of
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal
+from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
@@ -207,7 +207,7 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
 
 
 def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Sequence[Refusal]) -> PlanError:
-    reasons = "; ".join(f"{r.kernel}: {r.why}" for r in refusals if r.node == node.name)
+    reasons = "; ".join(f"{r.kernel}: {r.why}" for r in by_reason(refusals) if r.node == node.name)
     if job.is_training:  # a training kernel claims all or nothing: its reason names the layer
         return PlanError(
             f"no kernel of {device.name} trains network '{net.name}'", got=reasons or f"a {node.layer.kind}",

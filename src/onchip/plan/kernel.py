@@ -177,6 +177,14 @@ class Refusal:
     why: str
 
 
+def by_reason(refusals: Iterable[Refusal]) -> list[Refusal]:
+    """One Refusal per layer and reason; `kernel` lists all kernels with that reason."""
+    kernels: dict[tuple[str, str], list[str]] = {}
+    for refusal in refusals:
+        kernels.setdefault((refusal.node, refusal.why), []).append(refusal.kernel)
+    return [Refusal(", ".join(dict.fromkeys(names)), *key) for key, names in kernels.items()]
+
+
 class Kernel(Protocol):
     @property
     def name(self) -> str: ...
@@ -206,7 +214,7 @@ class Converter(Protocol):
 
 
 @runtime_checkable
-class RecipeKernel(Protocol):
+class RecipeKernels(Protocol):
     """A kernel that also computes weights on its device."""
 
     @property

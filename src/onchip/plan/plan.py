@@ -13,7 +13,7 @@ from onchip.network.recipe import Recipe, reach
 from onchip.network.text import columns, escaped, html_table, plural
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Job, Refusal
+from onchip.plan.kernel import TABLES, Claim, Job, Refusal, by_reason
 from onchip.plan.layout import ROWS, stored_type
 from onchip.plan.slow import slow_because
 
@@ -253,7 +253,7 @@ class Plan:
         lines += [line for line in (self.fold, *self.left_out) if line]
         if unused := self.tables_unused:
             lines.append(f"{self.job.tables} tables are not used: {unused}")
-        lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
+        lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in by_reason(self.refusals)]
         return [printable(line) for line in lines]
 
 

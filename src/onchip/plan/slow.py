@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal, by_reason
 
 SLOW = 2.0  # times the floor
 
@@ -30,7 +30,7 @@ def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refu
         return "a pass that transposes values"
     if memory > compute:
         return "data comes from memory; the floor assumes the cache"
-    others = [f"{r.kernel} {r.why}" for r in refusals if claim.nodes and r.node == claim.nodes[0]]
+    others = [f"{r.kernel} {r.why}" for r in by_reason(refusals) if claim.nodes and r.node == claim.nodes[0]]
     cores = "CUDA cores" if (cost.precision or job.precision) == "fp32" else "tensor cores"
     reasons = f"; {'; '.join(others)}" if others and cost.rate < 1 / SLOW else ""
     return f"{cores} at {cost.rate:.2g} of their sustained rate{reasons}"

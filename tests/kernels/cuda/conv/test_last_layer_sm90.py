@@ -11,7 +11,12 @@ from kernels.cuda.conv.test_last_layer import CASES, SMALL, exact, generator, im
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastLayerSm90, ConvLastLayerSm90Lowering, cell_rows
+from onchip.kernels.cuda.conv.last_layer.sm90 import (
+    GROUPS,
+    ConvLastLayerSm90,
+    ConvLastLayerSm90Lowering,
+    cell_rows,
+)
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
 from onchip.network.types import TensorType

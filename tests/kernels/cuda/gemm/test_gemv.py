@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
+from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps
 from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, GemvKernel, SkinnyGemm
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
@@ -38,7 +38,8 @@ def run(gpu, gemm, x, w, bias=None, device=H200):
     y = np.full(gemm.M * gemm.N + guard, 7, numpy_dtype(gemm.dtypes[1]))
     given = [x.astype(numpy_dtype(gemm.dtypes[0])), w.astype(numpy_dtype(PRECISIONS[gemm.precision].dtype))]
     there = [gpu.upload(each) for each in (*given, y, *([] if bias is None else [bias]))]
-    steps = Steps((gemm.launch(device, Input(0), Input(1), Int64(0) if bias is None else Input(2), Output(0)),))
+    bias_there = NOTHING if bias is None else Input(2)
+    steps = Steps((gemm.launch(device, Input(0), Input(1), bias_there, NOTHING, Output(0)),))
     inputs = [buffer.pointer for buffer in (*there[:2], *there[3:])]
     BoundSteps(gpu, steps).enqueue(inputs, [there[2].pointer], 0, gpu.stream)
     gpu.download(there[2], y)

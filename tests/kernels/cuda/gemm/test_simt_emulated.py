@@ -1,5 +1,7 @@
 """The gemms of gemm/simt.cu and gemm/mma.cu, run on the host: every tile, odd shapes, the same bits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
+from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm import simt
 from onchip.kernels.cuda.gemm.mma import MmaGemm
@@ -17,10 +19,11 @@ from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential
 from onchip.network.layers import ELU, GELU, Clip, LeakyReLU, Linear
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
 
 pytestmark = needs_gxx
-UNITS = 4
+FEW_UNITS = dataclasses.replace(H200, units=4)
 
 
 @pytest.fixture
@@ -39,8 +42,8 @@ def run(gpu, gemm, x, w, bias=None, tile=None):
     dtype = numpy_dtype(gemm.dtypes[1])
     guard, y = 64, np.full(gemm.M * gemm.N + 64, 7, dtype)
     there = [gpu.upload(array) for array in (x, w, y) if array is not None]
-    given = Input(2) if bias is not None else Int64(0)
-    steps = Steps((gemm.launch(UNITS if tile is None else tile, Input(0), Input(1), given, Output(0)),))
+    arrays = Input(0), Input(1), NOTHING if bias is None else Input(2), Output(0)
+    steps = Steps((gemm.launch(FEW_UNITS, *arrays) if tile is None else gemm.launch_tile(tile, *arrays),))
     inputs = [there[0].pointer, there[1].pointer, 0]
     if bias is not None:
         there.append(gpu.upload(bias))
@@ -80,10 +83,10 @@ def test_a_row_has_the_same_bits_in_every_batch(gpu):
     N, K = 70, 100
     x, w = rows(300, K), rows(N, K, seed=2)
     whole = run(gpu, SimtGemm(300, N, K, "fp32"), x, w)
-    chosen = {SimtGemm(300, N, K, "fp32").tile(UNITS)}
+    chosen = {SimtGemm(300, N, K, "fp32").tile(FEW_UNITS.units)}
     for first, count in ((0, 1), (17, 16), (250, 50)):
         gemm = SimtGemm(count, N, K, "fp32")
-        chosen.add(gemm.tile(UNITS))
+        chosen.add(gemm.tile(FEW_UNITS.units))
         assert np.array_equal(run(gpu, gemm, x[first : first + count], w), whole[first : first + count])
     assert len(chosen) > 1
 

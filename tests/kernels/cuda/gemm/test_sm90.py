@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
+from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps, Weight
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Lowering, launch_gemm
@@ -15,7 +15,7 @@ from onchip.kernels.cuda.mma import wgmma_tile
 from onchip.kernels.cuda.mma.wgmma_tile import CLUSTER_TILES, TILES, WgmmaGemm
 from onchip.network.build import sequential
 from onchip.network.layers import GELU, Linear, ReLU
-from onchip.network.types import TensorType, numpy_dtype
+from onchip.network.types import DTYPE_BYTES, TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import compile
@@ -41,7 +41,7 @@ def run(gpu, gemm, x, w, bias=None):
     y = np.full(gemm.M * gemm.N + guard, 7, numpy_dtype(gemm.dtypes[1]))
     there = [gpu.upload(each) for each in (x.astype(numpy_dtype(gemm.dtypes[0])), multiplied(w, gemm.precision), y)]
     inputs = [there[0].pointer, there[1].pointer]
-    given = Int64(0)
+    given = NOTHING
     if bias is not None:
         there.append(gpu.upload(bias))
         inputs.append(there[-1].pointer)
@@ -139,7 +139,7 @@ def test_when_sums_are_made_in_parts():
     assert many.best_split_k(132) == WgmmaGemm(16, 1024, 64, "fp16").best_split_k(132) == 1
     assert WgmmaGemm(16, 8192, 4096, "fp16").best_split_k(132) == 1  # tiles enough
     together = WgmmaGemm(16, 1024, 4096, "fp16", split_k=4)
-    launch = launch_gemm(together, 132, Input(0), Input(1), Int64(0), Output(0))
+    launch = launch_gemm(together, 132, Input(0), Input(1), NOTHING, Output(0))
     assert (launch.config.grid[0], launch.config.cluster) == (128, 4)
 
 
@@ -172,8 +172,10 @@ def test_rows_of_any_length(gpu, precision, given, K, M):
     """Rows that TMA cannot address are copied and zero-padded; so are those of w."""
     N = 40
     x, w, bias = rows(M, K).astype(numpy_dtype(given)), rows(N, K, seed=2), rows(1, N, seed=3)[0]
-    lowering = GemmSm90Lowering(N, K, 1, precision, (given, "float32"), None, True, UNITS)
-    gemm = lowering.gemm(M)
+    K_padded, length = (padded(K, DTYPE_BYTES[dtype]) for dtype in (PRECISIONS[precision].dtype, given))
+    row = WgmmaGemm(1, N, K_padded, precision, (given, "float32"), length=length)
+    lowering = GemmSm90Lowering(row, K, UNITS, Weight("bias"))
+    gemm = lowering.of_rows(M)
     assert not gemm.why_not()
     wide = multiplied(padded_rows(w, gemm.K), precision)
     steps = lowering.at(M)

@@ -157,11 +157,11 @@ def test_layers_too_wide_for_the_registers_together_are_cut():
 
 def test_refusals():
     net = random_mlp(6, 5, 4)
-    assert refusal_of(net, job=Job(training=TrainingStep("cross_entropy"))).startswith("runs forward only")
-    assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("not sm_75")
+    assert not list(MlpTensorCore().claims(net, 0, H200, Job(training=TrainingStep("cross_entropy"))))
+    assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("on sm_75")
     assert refusal_of(random_mlp(784, 320, 160, 10)).startswith("does not fit: weights take 6")
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(wide).endswith("not float64")
+    assert refusal_of(wide).endswith("not float64[B, 4] on sm_90a")
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
     assert refusal_of(mixed).endswith("a.weight is float64")
     assert (

@@ -1,14 +1,16 @@
-"""Compute precisions, and rounding to them."""
+"""Compute precisions: their cost and reduction order on the tensor cores, and rounding to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
+from onchip.plan.kernel import Cost
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,20 @@ PRECISIONS = {
     "bf16": Precision("Bf16", "bfloat16", 2),
     "fp16": Precision("Fp16", "float16", 2),
 }
+
+
+def tensor_core_cost(precision: str, flop: int, row_bytes: int, fixed_bytes: int, **fields: Any) -> Cost:
+    """Of gemms with `flop` per row: 3xTF32 computes three for each of fp32."""
+    is_split = PRECISIONS[precision].splits > 1
+    computed = "tf32" if is_split else ""
+    return Cost(flop * (3 if is_split else 1), row_bytes, fixed_bytes, precision=computed, **fields)
+
+
+def order_of(precision: str, instruction: str, part: int = 0, k: str = "k") -> str:
+    """The reduction order. part: K elements per partial sum of 3xTF32."""
+    operand = PRECISIONS[precision]
+    partial_sums = f", partial sums of {part}" if operand.splits > 1 else ""
+    return f"{k} in steps of {operand.step} by {instruction}{partial_sums}"
 
 
 def round_up(n: int, unit: int) -> int:

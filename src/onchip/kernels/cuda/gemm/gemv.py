@@ -7,39 +7,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.chain import chain_refusal
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     NOTHING,
     OVERLAPPING,
     Argument,
     Budget,
-    Input,
     Instance,
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Output,
     Program,
-    Steps,
     UInt32,
-    Weight,
 )
-from onchip.kernels.cuda.gemm.residual import Residual, residuals
-from onchip.kernels.cuda.gemm.simt import one_layer, weight_recipes
-from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.cuda.gemm.linear import GemmKernel, LinearGemm, LinearLowering, plain_weight, residuals
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network
-from onchip.network.layers import Elementwise
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 WARPS = 8
 CHUNK = 32  # elements of k per chunk (mma)
 BLOCKS = 2  # resident per SM
@@ -54,15 +44,8 @@ MMA_RATE, FMA_RATE = 0.3, 0.4  # shares of the peak rates; estimated, not measur
 
 
 @dataclass(frozen=True)
-class SkinnyGemm:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K), for small M."""
-
-    M: int
-    N: int
-    K: int
-    precision: str  # a key of PRECISIONS
-    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
-    activation: Elementwise | None = None
+class SkinnyGemm(LinearGemm):
+    """Small M; w is (N, K)."""
 
     @property
     def by_mma(self) -> bool:
@@ -116,10 +99,8 @@ class SkinnyGemm:
         full = self.M / (math.ceil(self.M / rows) * rows)
         return (MMA_RATE if self.by_mma else FMA_RATE) * full * min(1.0, self.count(units) / units)
 
-    def launch(
-        self, device: Device, x: Argument, w: Argument, bias: Argument, y: Argument, residual: Argument = NOTHING
-    ) -> KernelLaunch:
-        """bias  (N) float32, or Int64(0): none; residual: (M, N) of y's type, or Int64(0)"""
+    def launch(self, device: Device, *arrays: Argument) -> KernelLaunch:
+        """arrays: x, w, bias (N) float32 or NOTHING, residual (M, N) of y's type or NOTHING, y"""
         rows, columns = self.tile(device.units)
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         computed = PRECISIONS[self.precision]
@@ -133,79 +114,37 @@ class SkinnyGemm:
             (self.count(device.units), 1, 1), (32 * WARPS, 1, 1), 0, overlaps=device.arch in OVERLAPPING
         )
         sizes = Int64(self.M), Int64(self.N), Int64(self.K)
-        arguments = (x, w, bias, residual, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        arguments = (*arrays, *sizes, *map(UInt32, activation_words(self.activation)))
         # float32 rows take twice the registers until they are rounded: on GPUs after sm_90 the compiler spills a few.
         budget = Budget(min(255, 65536 // (256 * self.resident)), spill_bytes=16)
         return KernelLaunch(Program(SOURCE, expression), config, arguments, budget)
 
 
-# -- as a layer of a network -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GemvLowering:
-    """A Linear and its activation as one launch."""
-
-    gemm: SkinnyGemm  # at B = 1
-    has_bias: bool
-    device: Device
-    residual: int | None = None  # input index of the residual
-
-    def at(self, B: int) -> Steps:
-        gemm = replace(self.gemm, M=B * self.gemm.M)
-        if not gemm.M:
-            return Steps(())
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        residual: Argument = Int64(0) if self.residual is None else Input(self.residual)
-        return Steps((gemm.launch(self.device, Input(0), Weight("weight"), bias, Output(0), residual),))
-
-
-class GemvKernel:
+class GemvKernel(GemmKernel):
     name = "gemv"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         """One Linear with its activation and surrounding Casts, or with a residual Add, for jobs of few rows."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
-        if chain is None or chain_refusal(net, chain, device, job):
+        chain = self.find(net, start)
+        if chain is None or not 0 < job.batch * chain.vectors <= MAX_ROWS:
             return
-        if 0 < job.batch * chain.vectors <= MAX_ROWS:
-            chain = one_layer(net, chain)
-            for linear in residuals(net, start, chain):
-                yield _claim(net, linear, device, job)
-
-
-def _claim(net: Network, linear: Residual, device: Device, job: Job) -> Claim:
-    chain, cost = linear.chain, linear.cost(net)
-    (layer,) = chain.layers
-    recipes = weight_recipes(layer, job.precision)
-    dtypes = end_dtypes(net, chain)
-    gemm = SkinnyGemm(chain.vectors, layer.D_out, layer.D_in, job.precision, dtypes, layer.activation)
-    planned = replace(gemm, M=job.batch * chain.vectors)
-    return Claim(
-        kernel=GemvKernel.name,
-        label=f"{GemvKernel.name}<{linear.label}>",
-        nodes=chain.nodes,
-        cost=Cost(
-            cost.row_flop,
-            cost.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()),
-            precision="" if gemm.by_mma else "fp32",
-            rate=planned.rate(device.units),
-            min_us=planned.min_us(device),
-        ),
-        why="few rows: bound by reading the weights",
-        recipes=recipes,
-        order=gemm.order,
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per block
-        facts=GemvLowering(gemm, layer.bias is not None, device, linear.residual_input(net)),
-    )
+        for linear in residuals(net, start, chain):
+            gemm = SkinnyGemm.of(net, linear, job.precision)
+            planned = replace(gemm, M=job.batch * gemm.M)
+            recipes = linear.recipes(plain_weight(linear.layer, job.precision))
+            yield self.claim_linear(
+                net, linear, LinearLowering(gemm, linear.arrays(net, linear.residual_input(net)), device),
+                recipes=recipes, order=gemm.order, why="few rows: bound by reading the weights",
+                cost=Cost(
+                    *linear.work(net), bytes_of(recipes), precision="" if gemm.by_mma else "fp32",
+                    rate=planned.rate(device.units), min_us=planned.min_us(device),
+                ),
+            )  # fmt: skip
 
 
 def _instance(name: str, M: int, N: int, K: int, precision: str, dtype: str = "float32") -> Instance:
-    gemm, nothing = SkinnyGemm(M, N, K, precision, (dtype, dtype)), Int64(0)
-    return Instance(name, lambda device: gemm.launch(device, nothing, nothing, nothing, nothing))
+    gemm = SkinnyGemm(M, N, K, precision, (dtype, dtype))
+    return Instance(name, lambda device: gemm.launch(device, *[NOTHING] * 5))
 
 
 INSTANCES = (

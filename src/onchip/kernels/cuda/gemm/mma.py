@@ -7,51 +7,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_cost
+from onchip.kernels.chain import Chain, Dense
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.chain import FitsInBlock
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up, tensor_core_cost
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
+    NOTHING,
     Argument,
-    Input,
     Instance,
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Output,
     Program,
-    Steps,
     UInt32,
-    Weight,
 )
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
-from onchip.kernels.cuda.gemm.simt import large_layer
+from onchip.kernels.cuda.gemm.linear import FusedLinear, GemmKernel, LinearGemm, LinearLowering, large_layer
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network
-from onchip.network.layers import Elementwise
-from onchip.network.recipe import Recipe, as_is
+from onchip.network.recipe import Recipe
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 # Rate factor on sm_90a, by tf32 splits per weight; measured with up to 256 rows, where it competes with gemm_sm90.
 HOPPER_SHARE = {1: 0.6, 2: 1.0}
 
 
 @dataclass(frozen=True)
-class MmaGemm:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (N, pitch), in fp32 (2, N, pitch)."""
-
-    M: int
-    N: int
-    K: int
-    precision: str
-    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
-    activation: Elementwise | None = None
+class MmaGemm(LinearGemm):
+    """w is (N, pitch), in fp32 (2, N, pitch)."""
 
     @property
     def pitch(self) -> int:
@@ -68,21 +56,25 @@ class MmaGemm:
         """Whether rows of x are whole 16-byte units."""
         return self.pitch == self.K and self.alignment == 16
 
-    def work(self, units: int, scale: float, tile: MmaTile) -> float:
+    def work(self, device: Device, tile: MmaTile) -> float:
         """Estimated cost, in multiply-adds at the device's peak rate: whole waves of tiles."""
-        waves = math.ceil(tile.count(self.M, self.N) / units)
-        return waves * units * tile.work(round_up(self.K, depth_of(self.precision)), scale, self.is_whole)
+        waves = math.ceil(tile.count(self.M, self.N) / device.units)
+        K, scale = round_up(self.K, depth_of(self.precision)), scale_of(device, self.precision)
+        return waves * device.units * tile.work(K, scale, self.is_whole)
 
-    def tile(self, units: int, scale: float) -> MmaTile:
+    def tile(self, device: Device) -> MmaTile:
         """The tile with the least estimated cost. Results are bit-identical for all tiles."""
-        return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(units, scale, tile))
+        return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(device, tile))
 
-    def rate(self, units: int, scale: float) -> float:
+    def rate(self, device: Device) -> float:
         """Estimated share of the device's peak rate."""
-        return self.M * self.N * self.K / self.work(units, scale, self.tile(units, scale))
+        return self.M * self.N * self.K / self.work(device, self.tile(device))
 
-    def launch(self, tile: MmaTile, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  (N) float32, or Int64(0): none"""
+    def launch(self, device: Device, *arrays: Argument) -> KernelLaunch:
+        return self.launch_tile(self.tile(device), *arrays)
+
+    def launch_tile(self, tile: MmaTile, *arrays: Argument) -> KernelLaunch:
+        """arrays: x, w, bias (N) float32 or NOTHING, y"""
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         types = f"{PRECISIONS[self.precision].name}, {x_type}, {y_type}"
         tiling = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
@@ -90,82 +82,45 @@ class MmaGemm:
         shared = tile.shared_bytes(self.precision, self.dtypes[0])
         config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (tile.threads, 1, 1), shared)
         sizes = (Int64(self.M), Int64(self.N), Int64(self.K), Int64(self.pitch))
-        arguments = (x, w, bias, y, *sizes, UInt32(self.alignment), *map(UInt32, activation_words(self.activation)))
+        arguments = (*arrays, *sizes, UInt32(self.alignment), *map(UInt32, activation_words(self.activation)))
         return KernelLaunch(program, config, arguments, tile.budget(self.precision))
 
 
-@dataclass(frozen=True)
-class GemmMmaLowering:
-    """A Linear and its activation as one launch."""
-
-    gemm: MmaGemm  # at B = 1
-    has_bias: bool
-    units: int
-    scale: float  # scale_of of mma/mma_tile.py
-
-    def at(self, B: int) -> Steps:
-        gemm = replace(self.gemm, M=B * self.gemm.M)
-        if not gemm.M:
-            return Steps(())
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        tile = gemm.tile(self.units, self.scale)
-        return Steps((gemm.launch(tile, Input(0), Weight("weight"), bias, Output(0)),))
-
-
-class GemmMma:
+class GemmMma(GemmKernel):
     name = "gemm_mma"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
     def __init__(self, fits_in_block: FitsInBlock) -> None:
         self.fits_in_block = fits_in_block
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         """One Linear with its activation and surrounding Casts, where it does not fit in a block."""
         chain = large_layer(net, start, device, job, self.fits_in_block)
-        if isinstance(chain, Chain):
-            yield _claim(net, chain, device, job)
+        if not isinstance(chain, Chain):
+            return
+        linear = FusedLinear(chain)
+        gemm = MmaGemm.of(net, linear, job.precision)
+        recipes = linear.recipes(_weight(net, linear.layer, gemm))
+        share = HOPPER_SHARE[PRECISIONS[job.precision].splits] if device.arch == "sm_90a" else 1.0
+        rate = share * replace(gemm, M=max(1, job.batch * gemm.M)).rate(device)
+        yield self.claim_linear(
+            net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,
+            cost=tensor_core_cost(job.precision, *linear.work(net), bytes_of(recipes), rate=rate),
+            why="tensor cores, one tile per block", order=order_of(job.precision, "mma", PART),
+        )  # fmt: skip
 
 
-def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
-    (layer,), computed, cost = chain.layers, PRECISIONS[job.precision], forward_cost(net, chain)
-    gemm = MmaGemm(chain.vectors, layer.D_out, layer.D_in, job.precision, end_dtypes(net, chain), layer.activation)
-    recipes, is_split, M = _recipes(net, layer, gemm), computed.splits > 1, max(1, job.batch * gemm.M)
-    share = HOPPER_SHARE[computed.splits] if device.arch == "sm_90a" else 1.0
-    return Claim(
-        kernel=GemmMma.name,
-        label=f"{GemmMma.name}<{chain.label}>",
-        nodes=chain.nodes,
-        cost=Cost(
-            cost.row_flop * (3 if is_split else 1),  # 3xTF32
-            cost.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()),
-            precision="tf32" if is_split else "",
-            rate=share * replace(gemm, M=M).rate(device.units, scale_of(device, job.precision)),
-        ),
-        why="tensor cores, one tile per block",
-        recipes=recipes,
-        order=f"k in steps of {computed.step} by mma" + (f", partial sums of {PART}" if is_split else ""),
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per column of tiles
-        facts=GemmMmaLowering(gemm, layer.bias is not None, device.units, scale_of(device, job.precision)),
-    )
-
-
-def _recipes(net: Network, layer: Dense, gemm: MmaGemm) -> dict[str, Recipe]:
+def _weight(net: Network, layer: Dense, gemm: MmaGemm) -> Recipe:
     weight: str | Recipe = layer.weight
     shape = (gemm.N, gemm.pitch)
     if gemm.pitch != gemm.K:
         dtype = net.weight_type(layer.weight).dtype
         weight = Recipe.of(spread_taps, (weight,), shape, dtype, channels=gemm.pitch)
-    recipes = {"weight": multiplied_weight(weight, shape, gemm.precision)}
-    if layer.bias is not None:
-        recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
-    return recipes
+    return multiplied_weight(weight, shape, gemm.precision)
 
 
 def _instance(name: str, precision: str, dtypes: tuple[str, str], tile: MmaTile, K: int = 4096) -> Instance:
-    gemm, nothing = MmaGemm(4096, 4096, K, precision, dtypes), Int64(0)
-    return Instance(name, lambda device: gemm.launch(tile, nothing, nothing, nothing, nothing))
+    gemm = MmaGemm(4096, 4096, K, precision, dtypes)
+    return Instance(name, lambda device: gemm.launch_tile(tile, *[NOTHING] * 4))
 
 
 INSTANCES = (

@@ -7,36 +7,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.chain import FitsInBlock, chain_refusal
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.chain import FitsInBlock
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
+    NOTHING,
     Argument,
     Budget,
-    Input,
     Instance,
     Int64,
     KernelLaunch,
     LaunchConfig,
-    Output,
     Program,
-    Steps,
     UInt32,
-    Weight,
 )
-from onchip.kernels.cuda.common.weights import narrow_weight
-from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.cuda.gemm.linear import (
+    FusedLinear,
+    GemmKernel,
+    LinearGemm,
+    LinearLowering,
+    large_layer,
+    plain_weight,
+)
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network
-from onchip.network.layers import Elementwise, Linear
-from onchip.network.recipe import Recipe, as_is
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 PART = 128  # elements of k per partial sum
 MAX_NARROW = 32  # rows or columns up to which narrow tiles are considered
 
@@ -71,15 +69,8 @@ EXACT = ("fp32", "tf32")  # precisions that true fp32 on CUDA cores satisfies
 
 
 @dataclass(frozen=True)
-class SimtGemm:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K)."""
-
-    M: int
-    N: int
-    K: int
-    precision: str  # "fp32", or "fp64": float32 operands with float64 accumulators
-    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
-    activation: Elementwise | None = None
+class SimtGemm(LinearGemm):
+    """w is (N, K). Precision "fp64": float32 operands with float64 accumulators."""
 
     def tile(self, units: int) -> Tile:
         """The tile with the least estimated cost: waves of blocks times the cost of a block."""
@@ -93,9 +84,9 @@ class SimtGemm:
         tile = self.tile(units)
         return self.M * self.N / (math.ceil(tile.count(self.M, self.N) / units) * units * tile.work)
 
-    def launch(self, units: int, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  (N) float32, or Int64(0): none"""
-        tile = self.tile(units)
+    def launch(self, device: Device, *arrays: Argument) -> KernelLaunch:
+        """arrays: x, w, bias (N) float32 or NOTHING, y"""
+        tile = self.tile(device.units)
         TM, TN = tile.per_thread
         threads = tile.BM // TM * (tile.BN // TN)
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
@@ -104,116 +95,41 @@ class SimtGemm:
         program = Program(SOURCE, f"gemm_simt<{types}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>")
         config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
         sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
-        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        arguments = (*arrays, *sizes, *map(UInt32, activation_words(self.activation)))
         # With two blocks per SM and 8 x 8 accumulators per thread, GPUs before sm_90 spill some registers.
         budget = Budget(min(255, 65536 // (threads * (1 if self.K > PART else 2)) // 8 * 8), spill_bytes=64)
         return KernelLaunch(program, config, arguments, budget)
 
 
-# -- as a layer of a network -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GemmSimtLowering:
-    """A Linear and its activation as one launch."""
-
-    gemm: SimtGemm  # at B = 1
-    has_bias: bool
-    units: int
-
-    def at(self, B: int) -> Steps:
-        gemm = replace(self.gemm, M=B * self.gemm.M)
-        if not gemm.M:
-            return Steps(())
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        return Steps((gemm.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
-
-
-class GemmSimt:
+class GemmSimt(GemmKernel):
     name = "gemm_simt"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    order = f"k in order, partial sums of {PART}"
 
     def __init__(self, fits_in_block: FitsInBlock) -> None:
         self.fits_in_block = fits_in_block
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear with its activation and surrounding Casts; conv_direct claims those in float64."""
-        if isinstance(net.nodes[start].layer, Linear) and net.types[net.nodes[start].name].dtype == "float64":
-            return
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """One Linear with its activation and surrounding Casts, where it does not fit in a block."""
         found = large_layer(net, start, device, job, self.fits_in_block)
         if isinstance(found, str):
             yield Refusal(self.name, net.nodes[start].name, found)
         elif found is not None and job.precision in EXACT:
-            yield _claim(net, found, device, job)
-
-
-def large_layer(net: Network, start: int, device: Device, job: Job, fits_in_block: FitsInBlock) -> Chain | str | None:
-    """The Linear at `start` with its activation and surrounding Casts, where it does not fit in a block.
-
-    None: no such layer, or it fits. A string: the reason for a refusal.
-    """
-    chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
-    if chain is None:
-        return None
-    one = one_layer(net, chain)
-    if not (why_not := chain_refusal(net, chain, device, job)):
-        return None if fits_in_block(net, one, device, job) else one
-    # An end or the weights may be float64: retry without the Casts; recipes round the weights.
-    linear = find_chain(net, start, ACTIVATIONS, most=1)
-    can_run = device.arch in ARCHITECTURES and not job.is_training
-    if linear is not None and can_run and set(end_dtypes(net, one := one_layer(net, linear))) <= ELEMENT_TYPES.keys():
-        return one
-    return why_not
-
-
-def one_layer(net: Network, chain: Chain) -> Chain:
-    """The first layer of the chain, without its softmax or other normaliser."""
-    chain = chain.first(1)
-    if not chain.normaliser:
-        return chain
-    end = next(i for i, name in enumerate(chain.nodes) if net.by_name[name].layer.kind == chain.normaliser)
-    return replace(chain, nodes=chain.nodes[:end], normaliser="", ends=(end,))
-
-
-def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
-    (layer,) = chain.layers
-    recipes = weight_recipes(layer, "fp32")
-    cost = forward_cost(net, chain)
-    gemm = SimtGemm(chain.vectors, layer.D_out, layer.D_in, "fp32", end_dtypes(net, chain), layer.activation)
-    return Claim(
-        kernel=GemmSimt.name,
-        label=f"{GemmSimt.name}<{chain.label}>",
-        nodes=chain.nodes,
-        cost=Cost(
-            cost.row_flop,
-            cost.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()),
-            precision="fp32",
-            rate=replace(gemm, M=max(1, job.batch * gemm.M)).rate(device.units),
-        ),
-        why="weights exceed the shared memory of a block",
-        recipes=recipes,
-        order=f"k in order, partial sums of {PART}",
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per column of tiles
-        facts=GemmSimtLowering(gemm, layer.bias is not None, device.units),
-    )
-
-
-def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (N, K) in the type of the precision; the bias in float32."""
-    op, dtype = narrow_weight if precision == "fp16" else as_is, PRECISIONS[precision].dtype
-    recipes = {"weight": Recipe.of(op, (layer.weight,), (layer.D_out, layer.D_in), dtype)}
-    if layer.bias is not None:
-        recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
-    return recipes
+            linear = FusedLinear(found)
+            gemm = SimtGemm.of(net, linear, "fp32")
+            recipes = linear.recipes(plain_weight(linear.layer, "fp32"))
+            rate = replace(gemm, M=max(1, job.batch * gemm.M)).rate(device.units)
+            yield self.claim_linear(
+                net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,
+                cost=Cost(*linear.work(net), bytes_of(recipes), precision="fp32", rate=rate),
+                why="weights exceed the shared memory of a block",
+            )  # fmt: skip
 
 
 def _instance(
     name: str, M: int, N: int, K: int, precision: str = "fp32", dtypes: tuple[str, str] = ("float32", "float32")
 ) -> Instance:
-    gemm, nothing = SimtGemm(M, N, K, precision, dtypes), Int64(0)
-    return Instance(name, lambda device: gemm.launch(device.units, nothing, nothing, nothing, nothing))
+    gemm = SimtGemm(M, N, K, precision, dtypes)
+    return Instance(name, lambda device: gemm.launch(device, *[NOTHING] * 4))
 
 
 INSTANCES = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,9 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
-from onchip.kernels.cuda.common.chain import chain_refusal
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.chain import ChainKernel, supported_part
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Budget,
     Input,
     Instance,
@@ -39,11 +37,9 @@ from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
-
 ROWS = (32, 16, 8)  # rows per warp tile, best first: taller tiles reuse each loaded weight more often
 # Not 16 warps: 128 registers per thread are too few for 8 x 8 tiles (sm_90a spills).
 MAX_WARPS = 12
@@ -92,22 +88,16 @@ class MlpFusedLowering:
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
-class MlpFused:
+class MlpFused(ChainKernel):
     name = "mlp_fused"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim the longest prefix of the chain that fits (fp32), or a layer too large for mlp_tensor_core (others)."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor_core.MAX_LAYERS)
-        if chain is None:
-            return
+        assert chain is not None
         note, is_fp32 = "", job.precision == "fp32"
         prefix = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
-        why_not = chain_refusal(net, prefix, device, job)
-        if why_not and len(prefix.layers) > 1:  # a later layer may be the cause
-            prefix = chain.first(1)
-            why_not = chain_refusal(net, prefix, device, job)
+        prefix, why_not = supported_part(net, prefix)
         if not is_fp32 and not why_not:
             tried = mlp_tensor_core.make_lowering(net, prefix, device, job)
             if not isinstance(tried, str):
@@ -117,33 +107,20 @@ class MlpFused:
         if tiling is None:
             yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(prefix, device))
         else:
-            yield _claim(net, prefix, device, tiling, job.batch, note)
+            yield self._claim(net, prefix, device, tiling, job.batch, note)
 
-
-def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, note: str) -> Claim:
-    used, cost = shared_bytes(chain, tiling), forward_cost(net, chain)
-    count = max(1, B * chain.vectors)
-    tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
-    busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
-    rate = min(1.0, ONE_WARP_RATE * busy) * count / (tiles * tiling.rows)
-    return Claim(
-        kernel=MlpFused.name,
-        label=f"{MlpFused.name}<{chain.label}>",
-        nodes=chain.nodes,
-        cost=Cost(
-            cost.row_flop,
-            cost.row_bytes,
-            cost.fixed_bytes,
-            precision="fp32",
-            rate=rate,
-            min_us=device.unit_read_us(cost.fixed_bytes),
-        ),
-        why=_why(chain, tiling, used, device) + note,
-        recipes={"weights": pack_recipe(chain, tiling)},
-        fast_bytes=used,
-        order=f"k in order, partial sums of {PART}" + ("; softmax in order" if chain.normaliser else ""),
-        facts=MlpFusedLowering(chain, end_dtypes(net, chain), tiling, device.units),
-    )
+    def _claim(self, net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, note: str) -> Claim:
+        used, count = shared_bytes(chain, tiling), max(1, B * chain.vectors)
+        tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
+        busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
+        rate, cost = min(1.0, ONE_WARP_RATE * busy) * count / (tiles * tiling.rows), forward_cost(net, chain)
+        return self.claim_chain(
+            net, chain, MlpFusedLowering(chain, end_dtypes(net, chain), tiling, device.units),
+            cost=replace(cost, precision="fp32", rate=rate, min_us=device.unit_read_us(cost.fixed_bytes)),
+            why=_why(chain, tiling, used, device) + note, recipes={"weights": pack_recipe(chain, tiling)},
+            fast_bytes=used,
+            order=f"k in order, partial sums of {PART}" + ("; softmax in order" if chain.normaliser else ""),
+        )  # fmt: skip
 
 
 # -- same arithmetic as Layout in mlp/fused.cu ---------------------------------------------------------------

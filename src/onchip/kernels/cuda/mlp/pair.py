@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
+from onchip.kernels.chain import end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words, cpp_name
-from onchip.kernels.cuda.common.chain import chain_refusal
+from onchip.kernels.cuda.common.chain import ChainKernel, unsupported_dtype
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -31,13 +32,14 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
 from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, TMA_BYTES
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
@@ -102,7 +104,7 @@ class Pair:
         return waves * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
 
     def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
-        """a, b: float32 biases, or Int64(0) for none."""
+        """a, b: float32 biases, or NOTHING."""
         depth = LINE // DTYPE_BYTES[self.dtype]
         x_tile_rows = min(self.M, HEIGHT)
         arguments = (
@@ -135,22 +137,25 @@ class MlpPairLowering:
         pair = replace(self.pair, M=B * self.pair.M)
         if not pair.M:
             return Steps(())
-        a, b = (Weight(name) if is_present else Int64(0) for name, is_present in zip("ab", self.has_bias, strict=True))
+        a, b = (Weight(name) if is_present else NOTHING for name, is_present in zip("ab", self.has_bias, strict=True))
         return Steps((pair.launch(Input(0), Weight("u"), Weight("w"), a, b, Output(0)),))
 
 
-class MlpPair:
+class MlpPair(ChainKernel):
     name = "mlp_pair"
-    device_kind = "cuda"
     precisions = ("bf16", "fp16")
+    architectures = ARCHITECTURES
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def applies(self, net: Network, start: int) -> bool:
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
+        return chain is not None and len(chain.layers) == 2 and not chain.normaliser
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim two 16-bit Linears with their activations, if their weights are too large for mlp_tensor_core."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
-        if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
-            return
+        assert chain is not None
         x_dtype, y_dtype = end_dtypes(net, chain)
-        if chain_refusal(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
+        if x_dtype != PRECISIONS[job.precision].dtype or unsupported_dtype(net, chain):
             return
         if fits_in_block(net, chain, device, job):
             return
@@ -159,41 +164,26 @@ class MlpPair:
         pair = Pair(chain.vectors, first.D_in, first.D_out, second.D_out, job.precision, y_dtype, activations)
         if why := pair.why_not():
             yield Refusal(self.name, net.nodes[start].name, why)
-        else:
-            yield _claim(net, chain, pair, device, job)
-
-
-def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> Claim:
-    first, second = chain.layers
-    recipes = {
-        "u": multiplied_weight(first.weight, (pair.H, pair.K), job.precision),
-        "w": multiplied_weight(second.weight, (pair.N, pair.H), job.precision),
-    }
-    for name, layer in zip("ab", chain.layers, strict=True):
-        if layer.bias is not None:
-            recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
-    cost = forward_cost(net, chain)
-    return Claim(
-        kernel=MlpPair.name,
-        label=f"{MlpPair.name}<{chain.label}>",
-        nodes=chain.nodes,
-        cost=Cost(
-            cost.row_flop,
-            cost.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()),
-            min_us=replace(pair, M=job.batch * pair.M).min_us(device.units),
-        ),
-        why="hidden activations stay on chip",
-        recipes=recipes,
-        fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
-        order="k in steps of 16 by wgmma, then hidden units likewise",
-        facts=MlpPairLowering(pair, (first.bias is not None, second.bias is not None)),
-    )
+            return
+        recipes = {
+            "u": multiplied_weight(first.weight, (pair.H, pair.K), job.precision),
+            "w": multiplied_weight(second.weight, (pair.N, pair.H), job.precision),
+        }
+        for name, layer in zip("ab", chain.layers, strict=True):
+            if layer.bias is not None:
+                recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+        cost, min_us = forward_cost(net, chain), replace(pair, M=job.batch * pair.M).min_us(device.units)
+        yield self.claim_chain(
+            net, chain, MlpPairLowering(pair, (first.bias is not None, second.bias is not None)), recipes=recipes,
+            cost=replace(cost, fixed_bytes=bytes_of(recipes), min_us=min_us), why="hidden activations stay on chip",
+            fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
+            order="k in steps of 16 by wgmma, then hidden units likewise",
+        )  # fmt: skip
 
 
 def _instance(name: str, K: int, H: int, N: int, precision: str, y_dtype: str) -> Instance:
     pair, unused = Pair(4096, K, H, N, precision, y_dtype), Input(0)
-    return Instance(name, lambda device: pair.launch(unused, unused, unused, Int64(0), Int64(0), Int64(0)))
+    return Instance(name, lambda device: pair.launch(unused, unused, unused, *[NOTHING] * 3))
 
 
 INSTANCES = (

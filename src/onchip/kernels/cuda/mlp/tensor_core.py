@@ -13,11 +13,10 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
-from onchip.kernels.cuda.common.chain import chain_refusal
-from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up
+from onchip.kernels.cuda.common.chain import ChainKernel, supported_part
+from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up, tensor_core_cost
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
     Budget,
     Input,
     Instance,
@@ -36,11 +35,9 @@ from onchip.network.graph import Network
 from onchip.network.io import short_name, with_io
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
-
 
 # Most k steps of the first layer whose rows fit in registers; half as many if not staged through shared memory. Longer
 # rows are read from global memory, MAX_STEPS / 2 steps at a time.
@@ -141,29 +138,36 @@ class MlpTensorCoreLowering:
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
-class MlpTensorCore:
+class MlpTensorCore(ChainKernel):
     name = "mlp_tensor_core"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim the longest prefix of the chain that fits; the planner queries again after it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MAX_LAYERS)
-        if chain is None:
-            return
-        refused = chain_refusal(net, chain, device, job)
-        if refused and len(chain.layers) > 1:  # a later layer may be the cause
-            chain = chain.first(1)
-            refused = chain_refusal(net, chain, device, job)
+        assert chain is not None
+        chain, refused = supported_part(net, chain)
         most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
         for count in (len(chain.layers), *range(min(most, len(chain.layers) - 1), 0, -1)) if not refused else ():
             prefix = chain.first(count)
             lowering = make_lowering(net, prefix, device, job)
             if isinstance(lowering, MlpTensorCoreLowering):
-                yield _claim(net, prefix, device, job, lowering)
+                yield self._claim(net, prefix, device, job, lowering)
                 return
             refused = refused or lowering  # reason for the whole chain
         yield Refusal(self.name, net.nodes[start].name, refused)
+
+    def _claim(self, net: Network, chain: Chain, device: Device, job: Job, lowering: MlpTensorCoreLowering) -> Claim:
+        used, cost = lowering.launch_config(1 << 40).shared_bytes, forward_cost(net, chain)
+        rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in lowering.dtypes))
+        weights = pack_recipe(chain, lowering.precision, lowering.dtypes[0])
+        return self.claim_chain(
+            net, chain, lowering, recipes={"weights": weights}, fast_bytes=used, order=lowering.order,
+            cost=tensor_core_cost(
+                job.precision, cost.row_flop, cost.row_bytes, weights.nbytes, rate=lowering.rate(job.batch),
+                min_us=device.unit_read_us(weights.nbytes),  # every block reads all weights
+            ),
+            why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
+        )  # fmt: skip
 
 
 def fits_in_block(net: Network, chain: Chain, device: Device, job: Job) -> bool:
@@ -176,29 +180,6 @@ def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> MlpTe
     computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
     tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
     return tiling if isinstance(tiling, str) else MlpTensorCoreLowering(chain, computed, dtypes, tiling, device.units)
-
-
-def _claim(net: Network, chain: Chain, device: Device, job: Job, lowering: MlpTensorCoreLowering) -> Claim:
-    used = lowering.launch_config(1 << 40).shared_bytes
-    rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in lowering.dtypes))
-    weights = pack_recipe(chain, lowering.precision, lowering.dtypes[0])
-    cost = forward_cost(net, chain)
-    flop, computed = (3 * cost.row_flop, "tf32") if lowering.precision.splits > 1 else (cost.row_flop, "")
-    cost = Cost(  # 3xTF32: three gemms per fp32 gemm; every block reads all weights
-        flop, cost.row_bytes, weights.nbytes, precision=computed, rate=lowering.rate(job.batch),
-        min_us=device.unit_read_us(weights.nbytes),
-    )  # fmt: skip
-    return Claim(
-        kernel=MlpTensorCore.name,
-        label=f"{MlpTensorCore.name}<{chain.label}>",
-        nodes=chain.nodes,
-        cost=cost,
-        why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
-        recipes={"weights": weights},
-        fast_bytes=used,
-        order=lowering.order,
-        facts=lowering,
-    )
 
 
 # -- tiling --------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from onchip.kernels.cuda.common.gemm import Gemm
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import ELEMENT_TYPES, Budget, LaunchConfig, Memory, TensorMap
-from onchip.network.layers import Elementwise
 from onchip.network.types import DTYPE_BYTES
 
 ARCHITECTURES = ("sm_90a",)
@@ -95,15 +95,9 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class WgmmaGemm:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (tf32 splits, N, K): tile, split-K and estimates."""
+class WgmmaGemm(Gemm):
+    """A GEMM with w (tf32 splits, N, K): tile, split-K and estimates."""
 
-    M: int
-    N: int
-    K: int
-    precision: str  # a key of PRECISIONS
-    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
-    activation: Elementwise | None = None
     split_k: int = 1
     phases: int = 1  # GEMMs of this shape, each with its own slices of w: those of a transposed convolution
     length: int = 0  # row length of x, where w is zero-padded past it; 0: K

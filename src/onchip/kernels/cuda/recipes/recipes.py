@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
-from onchip.kernels.cuda.common.precision import PRECISIONS, narrowed
+from onchip.kernels.cuda.common.precision import narrowed
 from onchip.kernels.cuda.common.program import (
     ELEMENT_TYPES,
-    EVERY_CHIP,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -45,15 +46,12 @@ from onchip.kernels.cuda.gemm.sm90 import launch_gemm
 from onchip.kernels.cuda.mma.wgmma_tile import WgmmaGemm
 from onchip.kernels.cuda.reduction.reduce import reduce_axis
 from onchip.kernels.fp8_tables import table_peaks
-from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_PER_SM = 256, 8
 LARGEST_HALF = 65520.0  # rounds to infinity in float16 from here on
 
@@ -100,7 +98,7 @@ def _token_tables(lowering: RecipeLowering, B: int) -> Steps:
     return Steps(
         (
             permute((W.dtype, "float32"), *_taps(W, K, E), units, Input(1), taps),
-            gemm.launch(units, Input(0), taps, Int64(0), Output(0)),
+            gemm.launch(lowering.device, Input(0), taps, NOTHING, Output(0)),
         ),
         scratch_bytes=4 * K * C_out * E,
     )
@@ -118,7 +116,7 @@ def _tensor_tables(lowering: RecipeLowering, B: int) -> Steps:
     _, K, C_out = lowering.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
     gemm = WgmmaGemm(B, K * C_out, rows.shape[1], precision, (rows.dtype, lowering.recipe.dtype))
-    return Steps((launch_gemm(gemm, lowering.device.units, Input(0), Input(1), Int64(0), Output(0)),))
+    return Steps((launch_gemm(gemm, lowering.device.units, Input(0), Input(1), NOTHING, Output(0)),))
 
 
 def _token_slices(lowering: RecipeLowering, B: int) -> Steps:
@@ -152,7 +150,7 @@ def _merged_weight(lowering: RecipeLowering, B: int) -> Steps:
     return Steps(
         (
             permute((W1.dtype, "float32"), W1.shape, (1, 0), units, Input(1), w1_transposed),
-            gemm.launch(units, Input(0), w1_transposed, Int64(0), Output(0)),
+            gemm.launch(lowering.device, Input(0), w1_transposed, NOTHING, Output(0)),
         ),
         scratch_bytes=4 * D_mid * D_in,
     )
@@ -223,16 +221,12 @@ RATES: Mapping[str, float] = MappingProxyType(
 )
 
 
-class RecipeKernels:
+class RecipeKernels(CudaKernel):
     """Computes recipes, and claims no layer."""
 
     name = "recipes"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)
+    layers = ()
     recipe_rates = RATES
-
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        return iter(())
 
 
 INSTANCES = (

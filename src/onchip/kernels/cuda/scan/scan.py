@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
-from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
+    NOTHING,
     Argument,
     Budget,
     Input,
@@ -36,7 +36,6 @@ from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
-ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 ELEMENT_TYPES = {
     "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
@@ -140,7 +139,7 @@ class Scan:
         config = replace(grid_1d(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
         resident = 50 // self.chunks  # blocks per SM, on large SMs
         # Carry in and carry out of a chunk.
-        totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.row_length else (Int64(0), Int64(0))
+        totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.row_length else (NOTHING, NOTHING)
         arguments = (x, y, states, *totals, Int64(self.N), UInt32(self.tiles))
         return KernelLaunch(program, config, arguments, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
 
@@ -222,35 +221,26 @@ class ScanLowering:
         return replace(self.scan, outer=B * self.scan.outer).steps(self.device)
 
 
-class ScanKernel:
+class ScanKernel(CudaKernel):
     name = "scan"
-    device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # accumulates in the rows' dtype or wider
+    layers = (CumSum,)
+    dtypes = ELEMENT_TYPES  # accumulates in the rows' dtype or wider
 
-    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        layer = node.layer
-        if not isinstance(layer, CumSum) or job.is_training:
+        layer, x = node.layer, net.types[node.inputs[0]]
+        assert isinstance(layer, CumSum)
+        if not x.row_size:
+            yield Refusal(self.name, node.name, f"scans rows of at least one element, not {x}")
             return
-        x = net.types[node.inputs[0]]
-        if x.dtype not in ELEMENT_TYPES or device.arch not in ARCHITECTURES or not x.row_size:
-            why = f"scans {', '.join(ELEMENT_TYPES)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
-        axis = layer.axis % len(x.shape)
-        shape = (1, *x.row_shape)
+        axis, shape = layer.axis % len(x.shape), (1, *x.row_shape)
         outer, N, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         scan = Scan(ScanOp("sum", layer.exclusive, layer.reverse), x.dtype, outer, N, inner)
         passes = 3 if scan.is_narrow else 1
-        yield Claim(
-            kernel=self.name,
-            label=f"{self.name}<{N}>",
-            nodes=(node.name,),
+        yield self.claim(
+            net, node, ScanLowering(scan, device), label=f"{self.name}<{N}>", order=scan.order,
             cost=Cost(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
-            why="single layer",
-            order=scan.order,
-            facts=ScanLowering(scan, device),
-        )
+        )  # fmt: skip
 
 
 def _long(how: ScanOp, dtype: str, N: int) -> Callable[[Device], KernelLaunch]:

@@ -15,8 +15,8 @@ from emulated_engine import claims_of, one_layer, run_claim
 from onchip.errors import ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.recurrent.mma import RecurrentMma
-from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResident
+from onchip.kernels.cuda.recurrent.mma import RecurrentMmaKernel
+from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResidentKernel
 from onchip.kernels.cuda.recurrent.simt import RecurrentKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
@@ -236,7 +236,7 @@ def test_few_sequences_keep_the_recurrence_in_registers():
         assert (
             claims_of(network(wide, 2, 300), "recurrent_register_resident") == []
         )  # more than registers of a cluster hold
-    (answer,) = RecurrentRegisterResident().claims(net, 0, A100, Job())
+    (answer,) = RecurrentRegisterResidentKernel().claims(net, 0, A100, Job())
     assert isinstance(answer, Refusal)
     assert "cluster on sm_80" in answer.why
 
@@ -333,10 +333,10 @@ def test_many_sequences_in_16_bits_run_on_tensor_cores():
     net = network(LSTM(), 49, 128, "float16")
     kernels = [make_plan(net, H200, KERNELS, Job("fp16", B)).groups[0].claim.kernel for B in (1, 4096)]
     assert kernels == ["recurrent_register_resident", "recurrent_mma"]
-    (answer,) = RecurrentMma().claims(network(LSTM(), 2, 264), 0, H200, Job())
+    (answer,) = RecurrentMmaKernel().claims(network(LSTM(), 2, 264), 0, H200, Job())
     assert isinstance(answer, Refusal)
     assert "264 units in fp32" in answer.why
-    (answer,) = RecurrentMma().claims(network(LSTM(), 2, 136, "float16"), 0, A100, Job("fp16"))
+    (answer,) = RecurrentMmaKernel().claims(network(LSTM(), 2, 136, "float16"), 0, A100, Job("fp16"))
     assert isinstance(answer, Refusal)
     assert claims_of(network(LSTM(), 2, 8, "float64"), "recurrent_mma") == []
 

@@ -14,7 +14,7 @@ import pytest
 
 from checks import random_mlp, rows
 from onchip.errors import DeviceError, InputError, PlanError
-from onchip.kernels.cuda.mlp.fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.build import sequential
 from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
 from onchip.network.types import TensorType
@@ -99,7 +99,7 @@ def test_threads_mean_the_cpu(backends):
 
 def test_a_layer_that_the_gpu_does_not_take_is_the_reason(monkeypatch, gpu_is_here):
     everything = kernels_for
-    monkeypatch.setattr(placement, "kernels_for", lambda d: [MlpFused()] if d is H200 else everything(d))
+    monkeypatch.setattr(placement, "kernels_for", lambda d: [MlpFusedKernel()] if d is H200 else everything(d))
     net = sequential(TensorType(("B", 3, 8)), [("s", Softmax(axis=1))], {})
     with pytest.raises(PlanError) as refused:
         plan_and_reason(net, "cuda", Job())

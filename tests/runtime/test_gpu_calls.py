@@ -11,7 +11,7 @@ import pytest
 from checks import random_mlp, rows
 from fake_cuda import Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, InputError, KernelError, ShapeError
-from onchip.kernels.cuda.mlp.fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.graph import Network
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
@@ -56,7 +56,7 @@ def compute(launched):
 @pytest.fixture
 def engine(gpu, driver):
     driver.run = compute
-    return Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    return Engine(make_plan(NET, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0")
 
 
 def test_a_pickled_engine_finds_its_gpu_again_or_says_that_there_is_none(monkeypatch, gpu, driver):
@@ -136,7 +136,7 @@ def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypat
 
 
 def test_debug_names_the_kernel(gpu, driver):
-    debug = Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0", debug=True)
+    debug = Engine(make_plan(NET, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0", debug=True)
     driver.answers["cuStreamSynchronize"] = 716
     with pytest.raises(KernelError) as error:
         debug(rows(3, 6))
@@ -147,13 +147,13 @@ def test_debug_names_the_kernel(gpu, driver):
 
 def test_a_plan_for_another_chip_is_refused(gpu):
     with pytest.raises(DeviceError, match="the plan is for another device"):
-        CudaBackend(0).bind(make_plan(NET, A100, [MlpFused()]))
+        CudaBackend(0).bind(make_plan(NET, A100, [MlpFusedKernel()]))
 
 
 def test_weights_go_with_the_engine(engine, driver, gpu):
     engine(rows(3, 6))
     before = len(driver.memory)
-    other = Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    other = Engine(make_plan(NET, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0")
     assert len(driver.memory) == before + 1
     del other
     assert len(driver.memory) == before
@@ -367,7 +367,7 @@ def test_arrays_of_the_host_are_refused_with_words(engine, driver):
 def test_an_input_handed_on_and_an_output_asked_for_twice(gpu, driver):
     net = NET.replace(outputs=("x", *NET.outputs, *NET.outputs))
     driver.run = compute
-    engine = Engine(make_plan(net, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    engine = Engine(make_plan(net, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0")
     x = Array(gpu, rows(5, 6))
     same, first, second = engine(x)
     assert np.array_equal(same.numpy(), x.values)
@@ -377,7 +377,7 @@ def test_an_input_handed_on_and_an_output_asked_for_twice(gpu, driver):
 
 def test_a_network_without_layers_hands_its_input_on(gpu, driver):
     net = Network({"x": TensorType(("B", 6))}, (), ("x",), {})
-    engine = Engine(make_plan(net, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    engine = Engine(make_plan(net, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0")
     x, y = Array(gpu, rows(3, 6)), Array(gpu, rows(3, 6, seed=9))
     engine(x, out=y)
     assert driver.calls.count("cuMemcpyDtoDAsync") == 1

@@ -9,7 +9,7 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, KernelError
-from onchip.kernels.cuda.mlp.fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear
 from onchip.network.types import TensorType
@@ -46,7 +46,7 @@ def two_groups(gpu, driver, monkeypatch):
     from dataclasses import replace
 
     net = chain_of_two(("a", "b"))
-    plan = make_plan(net, H200, [MlpFused()])
+    plan = make_plan(net, H200, [MlpFusedKernel()])
     assert len(plan.groups) == 2
     plan = replace(plan, network=net.replace(outputs=("b",)))  # the same groups, without output a
 

@@ -12,7 +12,7 @@ from checks import random_mlp, rows
 from fake_cuda import FakeDriver, fake_gpu, floats
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.mlp.fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import CumSum, Embedding, Linear
@@ -87,7 +87,7 @@ def driver(monkeypatch, said):
 
 @pytest.fixture
 def engine(driver):
-    return Engine(make_plan(random_mlp(6, 5, 4), H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    return Engine(make_plan(random_mlp(6, 5, 4), H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0")
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def two_launches(driver):
     nodes = (Node("a", Linear(), ("x",), {"weight": "u"}), Node("b", Linear(), ("a",), {"weight": "v"}))
     weights = {"u": rows(9, 6, seed=3), "v": rows(4, 9, seed=4)}
     net = Network({"x": TensorType(("B", 6))}, nodes, ("a", "b"), weights)
-    plan = make_plan(net, H200, [MlpFused()])
+    plan = make_plan(net, H200, [MlpFusedKernel()])
     assert len(plan.groups) == 2
 
     def run(launched):

@@ -16,7 +16,7 @@ from onchip.plan.layout import CHANNELS_LAST, has_channels
 _FREE = Cost(0, 0, launches=0)
 
 
-class View:
+class ViewKernel:
     name = "view"
 
     def __init__(self, device_kind: str, precisions: tuple[str, ...]) -> None:

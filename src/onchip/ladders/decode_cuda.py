@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Weight,
 )
-from onchip.kernels.cuda.mlp.fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
@@ -269,7 +269,7 @@ class SumsInRegisters(Engine):
     name = "sums-in-registers"
     idea = "true fp32 again: weights in shared memory, a register tile of accumulators per thread"
     why = "16 values read from shared memory serve 64 multiply-adds, and warps need no barrier"
-    kernels = (MlpFused(),)
+    kernels = (MlpFusedKernel(),)
 
 
 class Onchip(Engine):

@@ -214,7 +214,7 @@ class Converter(Protocol):
 
 
 @runtime_checkable
-class RecipeKernels(Protocol):
+class RecipeKernel(Protocol):
     """A kernel that also computes weights on its device."""
 
     @property

@@ -28,7 +28,7 @@ from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
 from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
 from onchip.kernels.training import BatchRanks
-from onchip.kernels.view import View
+from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array
 from onchip.plan.kernel import Claim, Kernel, TrainingStep
 
@@ -55,4 +55,4 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     ShortScanKernel(), ScanKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
-KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu", CpuKernel.precisions), *INFERENCE)
+KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

@@ -10,7 +10,7 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, NARROW, OVERHEAD, TILES, ConvDirect
+from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, NARROW, OVERHEAD, TILES, ConvDirectKernel
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
@@ -48,7 +48,7 @@ OTHERS = ("conv_sm90", "conv_first_layer", "conv_last_layer", "conv_last_layer_s
 
 
 def claims_of(net, start=0, precision="fp32", device=H200):
-    return list(ConvDirect().claims(net, start, device, Job(precision)))
+    return list(ConvDirectKernel().claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_what_it_refuses():
     assert "on sm_70" in refusal.why
     (refusal,) = claims_of(chain((4, 40_000, 40_000), (SAME, (4, 4, 3, 3))))
     assert "images of up to" in refusal.why
-    assert list(ConvDirect().claims(net, 0, H200, Job(training=TrainingStep("mse")))) == []
+    assert list(ConvDirectKernel().claims(net, 0, H200, Job(training=TrainingStep("mse")))) == []
     other = Network({"x": TensorType(("B", 3))}, (Node("i", Identity(), ("x",)),), ("i",), {})
     assert claims_of(other) == []
 
@@ -222,7 +222,7 @@ def test_right_with_the_same_bits_in_every_batch(precision, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize("lasts", ["rows", "channels last"])
 def test_layouts_between_groups(lasts):
-    class Kept(ConvDirect):
+    class Kept(ConvDirectKernel):
         def claims(self, *given):
             answers = list(super().claims(*given))
             return [answers[-1] if lasts == "channels last" else answers[0]]

@@ -13,7 +13,7 @@ from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvDirect, ConvDirectLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvDirectKernel, ConvDirectLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Clip,
@@ -49,7 +49,7 @@ def convolution(layer, row_shape, weight_shape, bias=True):
 
 def run(gpu, net, x, tile=None, nhwc=(False, False), dtypes=None):
     """y of the kernel, with nothing written past its end. x and y are NCHW here, whatever the layout in memory."""
-    (claim,) = ConvDirect().claims(net, 0, H200, Job())
+    (claim,) = ConvDirectKernel().claims(net, 0, H200, Job())
     facts = claim.facts
     lowering = ConvDirectLowering(facts.geometry, dtypes or facts.dtypes, nhwc, facts.has_bias, 4, facts.activation)
     B, shape, guard = len(x), net.types["y"].row_shape, 64

@@ -11,7 +11,7 @@ from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.first_layer import ConvFirstLayer, Tile, window_fragments
+from onchip.kernels.cuda.conv.first_layer import ConvFirstLayerKernel, Tile, window_fragments
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
@@ -89,7 +89,9 @@ def images(net, B):
 
 
 def claims_in(net, precision="fp32", start=0):
-    return [found for found in ConvFirstLayer().claims(net, start, H200, Job(precision)) if isinstance(found, Claim)]
+    return [
+        found for found in ConvFirstLayerKernel().claims(net, start, H200, Job(precision)) if isinstance(found, Claim)
+    ]
 
 
 def rounded(array, precision):
@@ -309,12 +311,12 @@ def test_what_it_leaves_and_refuses():
         {"x": TensorType(("B", 16, 8, 8))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
         {"w": np.zeros((8, 16, 3, 3), np.float32)},
     )  # fmt: skip
-    assert list(ConvFirstLayer().claims(many, 0, H200, Job())) == []
+    assert list(ConvFirstLayerKernel().claims(many, 0, H200, Job())) == []
     large = Network(
         {"x": TensorType(("B", 15, 40, 40))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
         {"w": np.zeros((512, 15, 5, 5), np.float32)},
     )  # fmt: skip
-    (refusal,) = ConvFirstLayer().claims(large, 0, H200, Job())
+    (refusal,) = ConvFirstLayerKernel().claims(large, 0, H200, Job())
     assert isinstance(refusal, Refusal)
     assert "shared memory" in refusal.why
 

@@ -12,7 +12,7 @@ from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.conv.gather import ConvGather
+from onchip.kernels.cuda.conv.gather import ConvGatherKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Embedding, Linear, Permute, ReLU, Reshape, Tanh
 from onchip.network.types import TensorType, numpy_dtype
@@ -54,7 +54,7 @@ def some_ids(net, B):
 
 
 def claims_in(net, precision="fp32", start=0, device=H200):
-    return list(ConvGather().claims(net, start, device, Job(precision)))
+    return list(ConvGatherKernel().claims(net, start, device, Job(precision)))
 
 
 VERIFIED = 130  # last rows of a GPU run: the reference is far slower than the kernel

@@ -9,7 +9,7 @@ from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.implicit_gemm import ConvImplicitGemm
+from onchip.kernels.cuda.conv.implicit_gemm import ConvImplicitGemmKernel
 from onchip.kernels.cuda.mma import mma_tile as mma_tiles
 from onchip.kernels.cuda.mma.mma_tile import tiles_of
 from onchip.network.build import sequential
@@ -83,7 +83,7 @@ def images(net, B, dtype="float32"):
 
 
 def claims_in(net, precision="fp32", start=1, device=H200):
-    return list(ConvImplicitGemm().claims(net, start, device, Job(precision)))
+    return list(ConvImplicitGemmKernel().claims(net, start, device, Job(precision)))
 
 
 def rounded(array, precision):

@@ -13,7 +13,7 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, cell_axis
-from onchip.kernels.cuda.conv.last_layer.mma import GROUPS, ConvLastLayer, cell_fragments
+from onchip.kernels.cuda.conv.last_layer.mma import GROUPS, ConvLastLayerKernel, cell_fragments
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Cast,
@@ -84,7 +84,7 @@ def images(net, B):
 
 def claims_in(net, precision="fp32", start=1):
     """One claim in NCHW, and one in NHWC where that is possible."""
-    return list(ConvLastLayer().claims(net, start, H200, Job(precision)))
+    return list(ConvLastLayerKernel().claims(net, start, H200, Job(precision)))
 
 
 def claim_in(net, precision="fp32", start=1):

@@ -13,7 +13,7 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.sm90 import (
     GROUPS,
-    ConvLastLayerSm90,
+    ConvLastLayerSm90Kernel,
     ConvLastLayerSm90Lowering,
     cell_rows,
 )
@@ -33,7 +33,7 @@ FACES = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1,
 
 def claims_in(net, precision="fp16", start=1, device=H200):
     """One claim in NCHW, and one in NHWC where that is possible."""
-    return list(ConvLastLayerSm90().claims(net, start, device, Job(precision)))
+    return list(ConvLastLayerSm90Kernel().claims(net, start, device, Job(precision)))
 
 
 @needs_gxx

@@ -12,7 +12,7 @@ from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.common.weights import spread_taps
-from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvSm90Lowering, taps_in_order
+from onchip.kernels.cuda.conv.sm90 import ConvSm90Kernel, ConvSm90Lowering, taps_in_order
 from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.mma import wgmma_tile
 from onchip.kernels.cuda.mma.wgmma_tile import TILES, WgmmaGemm
@@ -58,7 +58,7 @@ def weight(N, C, *taps):
 
 
 def claim_of(net, precision):
-    found = list(ConvSm90().claims(net, 1, H200, Job(precision, 1 << 20)))
+    found = list(ConvSm90Kernel().claims(net, 1, H200, Job(precision, 1 << 20)))
     return found[0] if found else None
 
 
@@ -248,7 +248,7 @@ def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
         take_only(monkeypatch, lambda t: t.is_transposed == (dtype == "float16"))
     C, N = 16 if way == "few channels" else 40, 40 if way == "of x" else 17 if way == "odd" else 24
     net = residual(dtype, N, C, twice=way == "twice", of_x=way == "of x")
-    found = list(ConvSm90().claims(net, 2, H200, Job(precision)))
+    found = list(ConvSm90Kernel().claims(net, 2, H200, Job(precision)))
     assert [claim.nodes for claim in found] == [("c", "s", "a"), ("c", "s"), ("c",)]
     assert found[0].reads["o" if way != "of x" else "b"].layout == CHANNELS_LAST
     b = rows(5, C * 30).reshape(5, C, 6, 5).astype(numpy_dtype(dtype))
@@ -268,7 +268,7 @@ def test_other_sums_stay():
         nodes = [dataclasses.replace(n, layer=change, inputs=("c",) * (2 if n.name == "s" and change != ReLU() else 1))
                  if n.name == "s" else n for n in net.nodes]  # fmt: skip
         other = Network(net.inputs, tuple(nodes), net.outputs, net.weights)
-        longest = next(iter(ConvSm90().claims(other, 2, H200, Job("fp32"))))
+        longest = next(iter(ConvSm90Kernel().claims(other, 2, H200, Job("fp32"))))
         assert longest.nodes == (("c",) if change == Add() else ("c", "s"))
 
 
@@ -280,7 +280,7 @@ def test_casts_around_it(monkeypatch):
     )  # fmt: skip
     w = weight(16, 20, 3, 3)
     net = Network({"x": TensorType(("B", 20, 5, 6))}, nodes, ("y",), {"w": w.astype(np.float16)})
-    claim = next(iter(ConvSm90().claims(net, 1, H200, Job("fp16"))))
+    claim = next(iter(ConvSm90Kernel().claims(net, 1, H200, Job("fp16"))))
     assert claim.nodes == ("half", "c", "a", "y")
     assert claim.facts.dtypes == ("float32", "float32")
     b = rows(3, 600).reshape(3, 20, 5, 6)
@@ -306,17 +306,17 @@ def test_a_network_of_one_convolution(monkeypatch):
 
 def test_few_places_are_split_as_far_as_every_phase_goes():
     net = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1)), (512, 4, 4), weight(512, 256, 4, 4))
-    (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1))
+    (claim,) = ConvSm90Kernel().claims(net, 1, H200, Job("fp16", 1))
     assert claim.facts.split_k == 4  # 32 slices of k, four phases of eight tiles
     launch = claim.facts.at(1).launches[0]
     assert "CLUSTER" in launch.program.name_expression
     assert launch.config.grid[0] == 4 * 4 * 8
     assert launch.config.cluster == 4
     assert "SEQUENTIAL" in claim.facts.at(1000).launches[0].program.name_expression
-    (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1000))
+    (claim,) = ConvSm90Kernel().claims(net, 1, H200, Job("fp16", 1000))
     assert claim.facts.split_k == 1
     short = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (64, 4, 4), weight(64, 64, 3, 3))
-    (claim,) = ConvSm90().claims(short, 1, H200, Job("fp16", 1))
+    (claim,) = ConvSm90Kernel().claims(short, 1, H200, Job("fp16", 1))
     assert claim.facts.split_k == 1  # a phase has one tap
 
 

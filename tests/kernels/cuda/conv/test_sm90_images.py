@@ -21,7 +21,7 @@ from kernels.cuda.conv.test_sm90 import (
 )  # fmt: skip
 from onchip.kernels import reference
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvSm90Lowering
+from onchip.kernels.cuda.conv.sm90 import ConvSm90Kernel, ConvSm90Lowering
 from onchip.kernels.cuda.conv.sm90_images import IMAGES, SKIPPED
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
@@ -74,7 +74,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
 def test_a_sum_behind_it(monkeypatch, way, B):
     """The bits of conv_sm90, which its own tests check."""
     net = residual("float16", 72, 72, twice=way == "twice", of_x=way == "of x")
-    claim = next(iter(ConvSm90().claims(net, 2, H200, Job("fp16", 100_000))))
+    claim = next(iter(ConvSm90Kernel().claims(net, 2, H200, Job("fp16", 100_000))))
     assert claim.nodes == ("c", "s", "a")
     claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))
     given = [
@@ -124,7 +124,7 @@ def test_what_it_leaves_to_conv_wgmma():
 
 def test_the_floor_leaves_out_what_is_outside():
     net = conv_inside(*CASES["faces"][:2], weight(*CASES["faces"][2]), dtype="float16")
-    prices = {B: next(iter(ConvSm90().claims(net, 1, H200, Job("fp16", B)))).cost for B in (1, 100_000)}
+    prices = {B: next(iter(ConvSm90Kernel().claims(net, 1, H200, Job("fp16", B)))).cost for B in (1, 100_000)}
     assert prices[100_000].row_flop < prices[1].row_flop == net.row_flop(net.by_name["c"])
 
 

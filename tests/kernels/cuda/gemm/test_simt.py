@@ -11,8 +11,8 @@ from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
-from onchip.kernels.cuda.gemm.mma import GemmMma, MmaGemm
-from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimt, SimtGemm
+from onchip.kernels.cuda.gemm.mma import GemmMmaKernel, MmaGemm
+from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimtKernel, SimtGemm
 from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
 from onchip.kernels.cuda.mma.mma_tile import TILES
 from onchip.network.build import sequential
@@ -36,7 +36,7 @@ def linear(D_in, D_out, *after, bias=True):
 
 
 def claims_of(net, precision="fp32", start=0, device=H200, kernel=None):
-    return list((kernel or GemmSimt(fits_in_block)).claims(net, start, device, Job(precision)))
+    return list((kernel or GemmSimtKernel(fits_in_block)).claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -55,14 +55,14 @@ def test_it_takes_what_the_others_have_no_room_for():
         plan = make_plan(linear(10_001, 300), H200, others, Job(precision))
         (kernel,) = (group.claim.kernel for group in plan.groups)
         assert kernel == "gemm_mma" or (kernel == "gemm_simt" and precision == "fp32")
-    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=GemmMma(fits_in_block))
+    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=GemmMmaKernel(fits_in_block))
     assert claim.weight_bytes == 2 * 300 * 10_008 + 4 * 300  # rows of whole units
     assert claims_of(linear(10_001, 300), "fp16") == []
 
 
 def test_it_takes_the_casts_at_the_ends():
     net = with_io(linear(4096, 2048), "float16")
-    (claim,) = claims_of(net, "fp16", kernel=GemmMma(fits_in_block))
+    (claim,) = claims_of(net, "fp16", kernel=GemmMmaKernel(fits_in_block))
     assert claim.nodes == tuple(node.name for node in net.nodes)
     assert claim.cost.row_bytes == 2 * (4096 + 2048)
 
@@ -72,7 +72,7 @@ def test_what_it_refuses():
     (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
     assert isinstance(refusal, Refusal)
     assert "on sm_70" in refusal.why
-    assert not list(GemmSimt(fits_in_block).claims(net, 0, H200, Job(training=TrainingStep("mse"))))
+    assert not list(GemmSimtKernel(fits_in_block).claims(net, 0, H200, Job(training=TrainingStep("mse"))))
 
 
 def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
@@ -132,7 +132,7 @@ def test_sizes_and_activations_cost_no_compilation():
 )
 def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, precision, kernel=GemmMma(fits_in_block))
+    (claim,) = claims_of(net, precision, kernel=GemmMmaKernel(fits_in_block))
     made = materialise(claim.recipes["weight"], net.weights)
     given = net.weights["fc.weight"]
     want = {"fp32": split_weight, "tf32": tf32_weight}.get(precision, lambda each: each.astype(numpy_dtype(dtype)))(
@@ -144,7 +144,7 @@ def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
 
 def test_a_weight_that_is_too_large_is_an_error():
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, "fp16", kernel=GemmMma(fits_in_block))
+    (claim,) = claims_of(net, "fp16", kernel=GemmMmaKernel(fits_in_block))
     with pytest.raises(InputError, match="too large for float16"):
         materialise(claim.recipes["weight"], {"fc.weight": np.float32(1e8) * net.weights["fc.weight"]})
 

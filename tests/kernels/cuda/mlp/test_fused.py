@@ -11,8 +11,8 @@ from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig
 from onchip.kernels.cuda.mlp import fused as mlp_fused
-from onchip.kernels.cuda.mlp.fused import MlpFused, chunks, layer_floats, shared_bytes, strides
-from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel, chunks, layer_floats, shared_bytes, strides
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCoreKernel
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
@@ -45,13 +45,13 @@ NETWORKS = {
 
 
 def claim_of(net, device=H200, job=None):
-    (claim,) = MlpFused().claims(net, 0, device, job or Job())
+    (claim,) = MlpFusedKernel().claims(net, 0, device, job or Job())
     assert isinstance(claim, Claim), claim
     return claim
 
 
 def refusal_of(net, device=H200, job=None):
-    (refusal,) = MlpFused().claims(net, 0, device, job or Job())
+    (refusal,) = MlpFusedKernel().claims(net, 0, device, job or Job())
     assert isinstance(refusal, Refusal), refusal
     return refusal.why
 
@@ -91,7 +91,7 @@ def test_weights_that_do_not_fit_stay_in_l2():
 
 
 def test_the_plan_as_text():
-    plan = make_plan(random_mlp(*DECODE, bias=False), H200, [MlpFused()], Job(batch=2**21))
+    plan = make_plan(random_mlp(*DECODE, bias=False), H200, [MlpFusedKernel()], Job(batch=2**21))
     assert str(plan).splitlines()[1:3] == [
         "group  layers    kernel                      on chip  bytes/row  flop/row     floor  estimate  why",
         "0      fc1..fc3  mlp_fused<72,64,64,4,ReLU>  149 KiB        304    18,048  566.5 µs  745.6 µs  "
@@ -101,7 +101,7 @@ def test_the_plan_as_text():
 
 def test_refusals():
     net = random_mlp(6, 5, 4)
-    assert not list(MlpFused().claims(net, 0, H200, Job(training=TrainingStep("cross_entropy"))))
+    assert not list(MlpFusedKernel().claims(net, 0, H200, Job(training=TrainingStep("cross_entropy"))))
     assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("on sm_75")
     assert refusal_of(random_mlp(64, 8192)).startswith("does not fit: 8 rows of activations take ")
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
@@ -111,22 +111,22 @@ def test_refusals():
 
 
 def test_layers_that_fit_only_by_themselves_are_cut():
-    plan = make_plan(random_mlp(5000, 4, 5000), H200, [MlpFused()], Job())
+    plan = make_plan(random_mlp(5000, 4, 5000), H200, [MlpFusedKernel()], Job())
     assert [group.claim.nodes for group in plan.groups] == [("fc1", "relu1"), ("fc2",)]
 
 
 def test_in_other_precisions_only_what_mlp_tensor_cannot_take():
-    assert list(MlpFused().claims(random_mlp(6, 5, 4), 0, H200, Job("fp16"))) == []
+    assert list(MlpFusedKernel().claims(random_mlp(6, 5, 4), 0, H200, Job("fp16"))) == []
     claim = claim_of(random_mlp(*DIGITS), job=Job("fp16"))
     assert claim.nodes == ("fc1", "relu1")
     assert "weights take 503,040 B" in claim.why
-    plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensorCore(), MlpFused()], Job("fp16"))
+    plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensorCoreKernel(), MlpFusedKernel()], Job("fp16"))
     assert [group.claim.kernel for group in plan.groups] == ["mlp_fused", "mlp_tensor_core"]
 
 
 def test_nothing_to_say_about_other_layers():
     net = sequential(TensorType(("B", 4)), [("r", ReLU())], {})
-    assert list(MlpFused().claims(net, 0, H200, Job())) == []
+    assert list(MlpFusedKernel().claims(net, 0, H200, Job())) == []
 
 
 def test_planning_computes_no_weight():
@@ -255,7 +255,7 @@ def vectors_net():
 
 def runner(backend, net):
     """x -> y on the GPU."""
-    plan = make_plan(net, backend.device, [MlpFused()])
+    plan = make_plan(net, backend.device, [MlpFusedKernel()])
     assert len(plan.groups) == 1
     bound = backend.bind(plan)
 
@@ -287,7 +287,7 @@ def test_rows_in_half_precision(io, backend):
     net = random_mlp(30, 21, 8)
     cast = with_io(net, io)
     x = rows(300, 30).astype(numpy_dtype(io))
-    plan = make_plan(cast, backend.device, [MlpFused()])
+    plan = make_plan(cast, backend.device, [MlpFusedKernel()])
     assert len(plan.groups) == 1
     y = np.empty((300, 8), numpy_dtype(io))
     backend.bind(plan).run({"x": x}, {cast.outputs[0]: y}, 300)
@@ -322,7 +322,7 @@ def test_two_groups_hand_a_value_over(backend):
     nodes = (Node("a", Linear(), ("x",), {"weight": "u"}), Node("b", Linear(), ("a",), {"weight": "v"}))
     weights = {"u": rows(9, 6, seed=3), "v": rows(4, 9, seed=4)}
     net, x = Network({"x": TensorType(("B", 6))}, nodes, ("a", "b"), weights), rows(100, 6)
-    plan = make_plan(net, backend.device, [MlpFused()])
+    plan = make_plan(net, backend.device, [MlpFusedKernel()])
     assert len(plan.groups) == 2
     got = {"a": np.empty((100, 9), np.float32), "b": np.empty((100, 4), np.float32)}
     backend.bind(plan).run({"x": x}, got, 100)
@@ -334,7 +334,7 @@ def test_two_groups_hand_a_value_over(backend):
 @pytest.mark.gpu
 def test_an_array_that_does_not_fit_is_refused(backend):
     net = random_mlp(6, 5, 4)
-    bound, y = backend.bind(make_plan(net, backend.device, [MlpFused()])), np.empty((9, 4), np.float32)
+    bound, y = backend.bind(make_plan(net, backend.device, [MlpFusedKernel()])), np.empty((9, 4), np.float32)
     for x in (rows(9, 5), rows(8, 6), rows(9, 6).astype(np.float64), np.asfortranarray(rows(9, 6))):
         with pytest.raises(ShapeError, match="'x' has the wrong shape"):
             bound.run({"x": x}, {net.outputs[0]: y}, 9)

@@ -11,7 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
-from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCoreKernel
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
@@ -29,13 +29,13 @@ IO = ("float32", "float16", "bfloat16")
 
 
 def claim_of(net, device=H200, precision="fp16", B=Job.batch):
-    (claim,) = MlpTensorCore().claims(net, 0, device, Job(precision, B))
+    (claim,) = MlpTensorCoreKernel().claims(net, 0, device, Job(precision, B))
     assert isinstance(claim, Claim), claim
     return claim
 
 
 def refusal_of(net, device=H200, job=None):
-    (refusal,) = MlpTensorCore().claims(net, 0, device, job or Job("fp16"))
+    (refusal,) = MlpTensorCoreKernel().claims(net, 0, device, job or Job("fp16"))
     assert isinstance(refusal, Refusal), refusal
     return refusal.why
 
@@ -110,7 +110,9 @@ def test_fp32_is_as_exact_as_rounded_sums(widths, activation):
 
 
 def test_the_plan_as_text():
-    plan = make_plan(with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensorCore()], Job("fp16", 2**21))
+    plan = make_plan(
+        with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensorCoreKernel()], Job("fp16", 2**21)
+    )
     line = "0      x.float32..fc3  mlp_tensor_core<72,64,64,4,ReLU>   91 KiB        152    18,048  67.1 µs   77.2 µs"
     assert str(plan).splitlines()[2].startswith(line)
 
@@ -118,7 +120,7 @@ def test_the_plan_as_text():
 def test_readers_of_one_input_take_their_casts_with_them():
     nodes = (Node("a", Linear(), ("x",), {"weight": "w"}), Node("b", Linear(), ("x",), {"weight": "w"}))
     net = Network({"x": TensorType(("B", 7))}, nodes, ("a", "b"), {"w": rows(5, 7)})
-    plan = make_plan(with_io(net, "float16"), H200, [MlpTensorCore()], Job("fp16"))
+    plan = make_plan(with_io(net, "float16"), H200, [MlpTensorCoreKernel()], Job("fp16"))
     assert [len(group.claim.nodes) for group in plan.groups] == [3, 3]
     assert all(group.claim.facts.dtypes == ("float16", "float16") for group in plan.groups)
 
@@ -143,7 +145,7 @@ def test_several_casts_at_an_end_are_one_and_one_in_the_middle_ends_the_chain():
 
 def test_a_chain_that_does_not_fit_is_cut():
     net = random_mlp(128, *(128,) * 20, 5)
-    plan = make_plan(net, H200, [MlpTensorCore()], Job("fp16"))
+    plan = make_plan(net, H200, [MlpTensorCoreKernel()], Job("fp16"))
     assert 2 < len(plan.groups) < 10
     assert all(group.claim.fast_bytes <= H200.fast_bytes for group in plan.groups)
     assert [name for group in plan.groups for name in group.claim.nodes] == [node.name for node in plan.network.nodes]
@@ -151,13 +153,13 @@ def test_a_chain_that_does_not_fit_is_cut():
 
 def test_layers_too_wide_for_the_registers_together_are_cut():
     net = random_mlp(1, 900, 2)
-    plan = make_plan(net, H200, [MlpTensorCore()], Job("fp16"))
+    plan = make_plan(net, H200, [MlpTensorCoreKernel()], Job("fp16"))
     assert [group.claim.nodes for group in plan.groups] == [("x.float16", "fc1", "relu1"), ("fc2.float16", "fc2")]
 
 
 def test_refusals():
     net = random_mlp(6, 5, 4)
-    assert not list(MlpTensorCore().claims(net, 0, H200, Job(training=TrainingStep("cross_entropy"))))
+    assert not list(MlpTensorCoreKernel().claims(net, 0, H200, Job(training=TrainingStep("cross_entropy"))))
     assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("on sm_75")
     assert refusal_of(random_mlp(784, 320, 160, 10)).startswith("does not fit: weights take 6")
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
@@ -165,7 +167,8 @@ def test_refusals():
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
     assert refusal_of(mixed).endswith("a.weight is float64")
     assert (
-        list(MlpTensorCore().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
+        list(MlpTensorCoreKernel().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16")))
+        == []
     )
 
 

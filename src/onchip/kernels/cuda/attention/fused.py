@@ -109,7 +109,7 @@ class AttentionLowering:
         )  # fmt: skip
 
 
-class AttentionFused(CudaKernel):
+class AttentionFusedKernel(CudaKernel):
     name = "attention"
     layers = (MatMul, Mul, Permute, Reshape, Slice)
     dtypes = ELEMENT_TYPES
@@ -149,7 +149,7 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
     is_split = computed.splits > 1
     gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
     return Claim(
-        AttentionFused.name, f"{AttentionFused.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
+        AttentionFusedKernel.name, f"{AttentionFusedKernel.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
         tuple(node.name for node in found.nodes),
         Cost(
             gemm_flop * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - gemm_flop,

@@ -208,7 +208,7 @@ class ConvDirectLowering:
         return KernelLaunch(Program(SOURCE, name), config, arguments, budget)
 
 
-class ConvDirect(CudaKernel):
+class ConvDirectKernel(CudaKernel):
     name = "conv_direct"
     layers = (Convolution, TransposedConvolution, Linear)
 

@@ -289,7 +289,7 @@ class ConvFirstLayerLowering(ConvLowering):
         return KernelLaunch(program, config, arguments, budget)
 
 
-class ConvFirstLayer(ConvKernel):
+class ConvFirstLayerKernel(ConvKernel):
     name = "conv_first_layer"
     layers = (Cast, Convolution)
 

@@ -21,7 +21,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Use
 
 
-class ConvGather(ConvKernel):
+class ConvGatherKernel(ConvKernel):
     name = "conv_gather"
     layers = (Embedding,)
     dtypes = tuple(IDS)

@@ -198,7 +198,7 @@ class ImplicitGemmLowering(ConvLowering):
         return run.cost(net, self.precision, recipes, self.rate(max(1, job.batch)), MIN_US, extra_bytes)
 
 
-class ConvImplicitGemm(ConvKernel):
+class ConvImplicitGemmKernel(ConvKernel):
     name = "conv_implicit_gemm"
 
     def applies(self, net: Network, start: int) -> bool:

@@ -178,7 +178,7 @@ def _wh(pair: tuple[int, int]) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-class ConvSm90(ConvKernel):
+class ConvSm90Kernel(ConvKernel):
     name = "conv_sm90"
     architectures = ARCHITECTURES
 

@@ -73,7 +73,7 @@ class MatMulMmaLowering(MatMulShape):
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=255)),))
 
 
-class MatMulMma(CudaKernel):
+class MatMulMmaKernel(CudaKernel):
     name = "matmul_mma"
     layers = (MatMul,)
     dtypes = ELEMENT_TYPES

@@ -86,7 +86,7 @@ class MmaGemm(LinearGemm):
         return KernelLaunch(program, config, arguments, tile.budget(self.precision))
 
 
-class GemmMma(GemmKernel):
+class GemmMmaKernel(GemmKernel):
     name = "gemm_mma"
 
     def __init__(self, fits_in_block: FitsInBlock) -> None:

@@ -101,7 +101,7 @@ class SimtGemm(LinearGemm):
         return KernelLaunch(program, config, arguments, budget)
 
 
-class GemmSimt(GemmKernel):
+class GemmSimtKernel(GemmKernel):
     name = "gemm_simt"
     order = f"k in order, partial sums of {PART}"
 

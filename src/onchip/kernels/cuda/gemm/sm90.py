@@ -94,7 +94,7 @@ class GemmSm90Lowering:
         return Steps((padding, launch), scratch_bytes=gemm.M * self.padded_bytes)
 
 
-class GemmSm90(GemmKernel):
+class GemmSm90Kernel(GemmKernel):
     name = "gemm_sm90"
 
     def __init__(self, fits_in_block: FitsInBlock) -> None:

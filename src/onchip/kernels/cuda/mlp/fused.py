@@ -88,7 +88,7 @@ class MlpFusedLowering:
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
-class MlpFused(ChainKernel):
+class MlpFusedKernel(ChainKernel):
     name = "mlp_fused"
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
@@ -281,7 +281,7 @@ def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
         assert chain is not None
         tiling = choose_tiling(chain, device.fast_bytes)
         if tiling is None:
-            what = f"{MlpFused.name} does not support {name} on {device.arch}"
+            what = f"{MlpFusedKernel.name} does not support {name} on {device.arch}"
             raise PlanError(what, got=_does_not_fit(chain, device))
         return MlpFusedLowering(chain, ("float32", "float32"), tiling, device.units).at(_MANY_ROWS).launches[0]
 

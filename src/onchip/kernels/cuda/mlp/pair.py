@@ -141,7 +141,7 @@ class MlpPairLowering:
         return Steps((pair.launch(Input(0), Weight("u"), Weight("w"), a, b, Output(0)),))
 
 
-class MlpPair(ChainKernel):
+class MlpPairKernel(ChainKernel):
     name = "mlp_pair"
     precisions = ("bf16", "fp16")
     architectures = ARCHITECTURES

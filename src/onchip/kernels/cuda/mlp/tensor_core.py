@@ -138,7 +138,7 @@ class MlpTensorCoreLowering:
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
-class MlpTensorCore(ChainKernel):
+class MlpTensorCoreKernel(ChainKernel):
     name = "mlp_tensor_core"
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
@@ -261,7 +261,7 @@ def _instance(
         assert chain is not None
         lowering = make_lowering(net, chain, device, Job(precision, B))
         if isinstance(lowering, str):
-            raise PlanError(f"{MlpTensorCore.name} does not support {name} on {device.arch}", got=lowering)
+            raise PlanError(f"{MlpTensorCoreKernel.name} does not support {name} on {device.arch}", got=lowering)
         return lowering.at(1 << 20).launches[0]
 
     return Instance(name, launch)

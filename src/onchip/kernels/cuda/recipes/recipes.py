@@ -221,7 +221,7 @@ RATES: Mapping[str, float] = MappingProxyType(
 )
 
 
-class RecipeKernels(CudaKernel):
+class RecipeKernel(CudaKernel):
     """Computes recipes, and claims no layer."""
 
     name = "recipes"

@@ -166,7 +166,7 @@ def _line_bytes(K: int, computed: Precision) -> int:
     return 32 * _steps(K, computed) + 16
 
 
-class RecurrentMma(CudaKernel):
+class RecurrentMmaKernel(CudaKernel):
     name = "recurrent_mma"
     layers = (Recurrent, Linear)
     dtypes = ELEMENT_TYPES
@@ -216,8 +216,8 @@ def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, devi
     values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
     kind = nodes[-1].layer.kind
     return Claim(
-        RecurrentMma.name,
-        f"{RecurrentMma.name}<{f'{lowering.features},' if lowering.features else ''}{kind},{lowering.H}>",
+        RecurrentMmaKernel.name,
+        f"{RecurrentMmaKernel.name}<{f'{lowering.features},' if lowering.features else ''}{kind},{lowering.H}>",
         tuple(node.name for node in nodes),
         Cost(
             flop, sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)),

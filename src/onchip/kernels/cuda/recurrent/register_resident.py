@@ -99,7 +99,7 @@ def _max_threads(threads: int) -> int:
     return THREADS if threads <= THREADS else MAX_THREADS
 
 
-class RecurrentRegisterResident(CudaKernel):
+class RecurrentRegisterResidentKernel(CudaKernel):
     name = "recurrent_register_resident"
     layers = (Recurrent,)
     dtypes = ELEMENT_TYPES

@@ -316,7 +316,7 @@ class ConvLastLayerLowering(ConvLowering):
         return KernelLaunch(Program(SOURCE, f"conv_last_layer<{', '.join(template)}>"), config, arguments, budget)
 
 
-class ConvLastLayer(LastLayerKernel):
+class ConvLastLayerKernel(LastLayerKernel):
     name = "conv_last_layer"
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:

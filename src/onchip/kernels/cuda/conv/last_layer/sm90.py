@@ -285,7 +285,7 @@ class ConvLastLayerSm90Lowering(ConvLowering):
         return KernelLaunch(Program(SOURCE, f"conv_last_layer_sm90<{', '.join(template)}>"), config, arguments, budget)
 
 
-class ConvLastLayerSm90(LastLayerKernel):
+class ConvLastLayerSm90Kernel(LastLayerKernel):
     name = "conv_last_layer_sm90"
     precisions = ("fp16", "bf16")
     architectures = ARCHITECTURES

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.common.program import Budget, Int64, KernelLaunch, LaunchConfig, Output
+from onchip.kernels.cuda.common.arguments import Int64, Output
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig
 from onchip.ladders import counters, decode_cuda
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
 from onchip.ladders.device import DeviceRows, occupancy

@@ -8,7 +8,8 @@ import pytest
 
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.common.program import Int64, Output, Program
+from onchip.kernels.cuda.common.arguments import Int64, Output
+from onchip.kernels.cuda.common.program import Program
 from onchip.ladders import scan_cuda
 from onchip.ladders.decode_cuda import KERNELS
 from onchip.ladders.device import DeviceRows

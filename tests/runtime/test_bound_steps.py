@@ -12,20 +12,8 @@ import numpy as np
 import pytest
 
 from fake_cuda import FakeDriver, fake_gpu
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Input,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    State,
-    Steps,
-    TensorMap,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import Input, Output, Scratch, State, TensorMap, UInt32, Weight
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.launches import GraphBuilder

@@ -10,20 +10,9 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Scratch, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Input,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.launches import Call

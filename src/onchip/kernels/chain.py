@@ -34,10 +34,6 @@ class Dense:
     D_out: int
     activation: Elementwise | None
 
-    @property
-    def activation_name(self) -> str:
-        return "Identity" if self.activation is None else self.activation.kind
-
 
 @dataclass(frozen=True)
 class Chain:

@@ -12,20 +12,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Argument,
-    Budget,
-    Input,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, Weight
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances

@@ -9,19 +9,8 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Argument,
-    Budget,
-    Input,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import ShapeError
-from onchip.kernels.cuda.common.program import Input, Lowering, Output, status_words
+from onchip.kernels.cuda.common.arguments import Input, Output
+from onchip.kernels.cuda.common.program import Lowering, status_words
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan

@@ -6,23 +6,22 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onchip.kernels.cuda.common.program import (
+from onchip.kernels.cuda.common.arguments import (
     Argument,
     Input,
     Int64,
-    KernelLaunch,
     Memory,
     Output,
     Scratch,
     State,
     StatusWord,
-    Steps,
     Struct,
     TensorMap,
     UInt32,
     Weight,
     WindowMap,
 )
+from onchip.kernels.cuda.common.program import KernelLaunch, Steps
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
 from onchip.runtime.cuda.launches import Call, Function, GraphBuilder, TensorMapArgument
 from onchip.runtime.cuda.status import STATUS_BYTES

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from onchip.kernels.cuda.common.program import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
+from onchip.kernels.cuda.common.arguments import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, TensorMap, WindowMap
+from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.runtime.cuda.driver import call, fail
 
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.kernels.cuda.common.program import StatusWord
+from onchip.kernels.cuda.common.arguments import StatusWord
 from onchip.network.divisors import zero_divisor
 from onchip.network.recipe import Array
 from onchip.network.tokens import bad_id

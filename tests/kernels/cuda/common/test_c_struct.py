@@ -10,9 +10,9 @@ import pytest
 import onchip.kernels.cuda
 import onchip.ladders
 from onchip.errors import DeviceError
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Struct, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.program import NOTHING, Input, Int64, Struct, Weight
 from onchip.runtime.cuda.nvrtc import nvrtc_version, read_sources
 
 

@@ -8,8 +8,8 @@ import pytest
 import onchip
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.cuda.common.arguments import Input
 from onchip.kernels.cuda.common.fast_divide import magic_of
-from onchip.kernels.cuda.common.program import Input
 from onchip.kernels.cuda.elementwise.pointwise import MAX_ELEMENTS, STRUCTS, PointwiseKernel, rows_per_launch
 from onchip.kernels.cuda.elementwise.steps import MAX_OUTPUTS, MAX_SLOTS, MAX_STEPS, Access, Opcode, broadcast
 from onchip.network.build import sequential

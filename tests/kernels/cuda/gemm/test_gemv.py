@@ -9,8 +9,9 @@ from checks import assert_error_within, random_mlp, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps
+from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, GemvKernel, SkinnyGemm
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io

@@ -8,8 +8,9 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps
+from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm import simt
 from onchip.kernels.cuda.gemm.mma import MmaGemm

@@ -6,8 +6,9 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output, Weight
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.common.program import NOTHING, Input, Output, Steps, Weight
+from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Lowering, launch_gemm

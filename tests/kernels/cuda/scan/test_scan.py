@@ -7,7 +7,7 @@ import pytest
 
 import onchip
 from checks import narrow_numbers, narrow_sums
-from onchip.kernels.cuda.common.program import Input, Int64, Output
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output
 from onchip.kernels.cuda.scan.scan import GROUP, Scan
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.network.build import sequential

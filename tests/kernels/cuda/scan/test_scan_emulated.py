@@ -10,7 +10,8 @@ import onchip
 from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.common.program import Input, Output, Program, Scratch, Steps
+from onchip.kernels.cuda.common.arguments import Input, Output, Scratch
+from onchip.kernels.cuda.common.program import Program, Steps
 from onchip.kernels.cuda.scan.scan import Scan, ScanKernel
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.network.build import sequential

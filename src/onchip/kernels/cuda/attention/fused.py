@@ -11,24 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.attention.match import Attention, find_attention
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Struct, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    Struct,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.strides import Heads
 from onchip.kernels.cuda.common.weights import stretched
 from onchip.network.graph import Network

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onchip.kernels.cuda.common.program import Int64, Struct
+from onchip.kernels.cuda.common.arguments import Int64, Struct
 
 
 class CStruct(ctypes.Structure):

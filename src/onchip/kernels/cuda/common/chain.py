@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from onchip.kernels.chain import Chain, end_dtypes, first_layer
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES
 from onchip.network.graph import Network
 from onchip.network.layers import Cast, Layer, Linear, Reshape
 from onchip.plan.device import Device

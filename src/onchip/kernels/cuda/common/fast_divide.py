@@ -5,8 +5,8 @@ from __future__ import annotations
 from ctypes import c_uint32
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.program import Struct
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 MAX_ELEMENTS = 1 << 31  # indices have 31 bits

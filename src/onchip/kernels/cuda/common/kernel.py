@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import EVERY_CHIP, FLOATS, Instance, Lowering
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Instance, Lowering
 from onchip.kernels.layer_kernel import LayerKernel
 
 

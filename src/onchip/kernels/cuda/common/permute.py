@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from ctypes import c_int64, c_uint32
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Struct, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of, small_divider
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Struct,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, grid_1d
 from onchip.network.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -7,9 +7,10 @@ from ctypes import c_int32, c_int64
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
-from onchip.kernels.cuda.common.program import LaunchConfig, Struct, grid_1d
+from onchip.kernels.cuda.common.program import LaunchConfig, grid_1d
 from onchip.network.layers import AvgPool1d, AvgPool2d, Layer, MaxPool1d, MaxPool2d
 from onchip.network.layers.conv import geometry
 

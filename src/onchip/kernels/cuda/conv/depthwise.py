@@ -9,22 +9,11 @@ from pathlib import Path
 
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Output, UInt32, Weight
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    NOTHING,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
 from onchip.kernels.cuda.conv.direct import bias_recipe, conv_recipes
 from onchip.kernels.pointwise import ACTIVATIONS

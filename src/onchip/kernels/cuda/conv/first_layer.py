@@ -11,24 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.window import POOLS
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, by_axis, geometry_of
 from onchip.kernels.cuda.conv.fusion import (

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.arguments import NOTHING, Int64, Memory, Weight
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES, NOTHING, Int64, Memory, Weight
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node

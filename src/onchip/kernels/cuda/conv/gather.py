@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES, IDS, StatusWord
+from onchip.kernels.cuda.common.arguments import StatusWord
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvRun, order_of, with_epilogue

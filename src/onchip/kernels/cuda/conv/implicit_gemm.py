@@ -11,27 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    IDS,
+from onchip.kernels.cuda.common.arguments import (
     NOTHING,
     Argument,
     Input,
-    Instance,
     Int64,
-    KernelLaunch,
-    LaunchConfig,
     Output,
-    Program,
     StatusWord,
-    Steps,
     Struct,
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
+from onchip.kernels.cuda.common.fast_divide import Divider, divider
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import MAX_OFFSET, Geometry, bias_recipe, by_axis, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of

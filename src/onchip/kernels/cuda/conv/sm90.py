@@ -11,22 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
+from onchip.kernels.cuda.common.arguments import (
     NOTHING,
     Argument,
     Input,
-    Instance,
     Int64,
-    KernelLaunch,
     Memory,
     Output,
-    Program,
-    Steps,
     UInt32,
     Weight,
     WindowMap,
 )
+from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of

@@ -9,22 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Memory, Struct, TensorMap, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Memory,
-    Program,
-    Struct,
-    TensorMap,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.conv.direct import Geometry, Pair, by_axis
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, LINE, WARPGROUP

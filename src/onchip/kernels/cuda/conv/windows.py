@@ -8,8 +8,8 @@ from ctypes import c_int32, c_uint32
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.program import Struct
 from onchip.kernels.cuda.conv.direct import Geometry, Pair, by_axis
 from onchip.plan.rewrites.phases import AxisPhase, axis_phase
 

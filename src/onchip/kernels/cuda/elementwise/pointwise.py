@@ -10,21 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from onchip.kernels.cuda.common.arguments import NOTHING, Int64, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.program import (
-    NOTHING,
-    OVERLAPPING,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    Steps,
-    Struct,
-)
+from onchip.kernels.cuda.common.program import OVERLAPPING, Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.elementwise.steps import (
     ACC_BYTES,
     COMBINATIONS,

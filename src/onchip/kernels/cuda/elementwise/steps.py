@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import cast
 
 from onchip.kernels.batch_norm import batch_norm_ops
-from onchip.kernels.cuda.common.program import Input, Int64, Memory, Output, StatusWord, Weight
+from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, StatusWord, Weight
 from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

@@ -8,26 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, StatusWord, UInt32, Weight
+from onchip.kernels.cuda.common.dtypes import FLOATS, IDS
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    IDS,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    StatusWord,
-    Steps,
-    UInt32,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps, grid_1d
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.network.layers.base import row_axis

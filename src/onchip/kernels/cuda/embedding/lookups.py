@@ -8,27 +8,22 @@ from ctypes import c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    IDS,
+from onchip.kernels.cuda.common.arguments import (
     NOTHING,
     Argument,
-    Budget,
     Input,
-    Instance,
     Int64,
-    KernelLaunch,
     Memory,
     Output,
-    Program,
     StatusWord,
-    Steps,
     Struct,
     UInt32,
     Weight,
-    grid_1d,
 )
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import IDS
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.strides import View
 from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, THREADS, WORDS
 from onchip.network.graph import Network, Node

@@ -10,27 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, StatusWord, Struct, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    IDS,
-    NOTHING,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    StatusWord,
-    Steps,
-    Struct,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.embedding.gather import HALF
 from onchip.kernels.cuda.embedding.token_slices import (

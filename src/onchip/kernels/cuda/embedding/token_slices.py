@@ -8,21 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    EVERY_CHIP,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Scratch,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, Instance, KernelLaunch, Program, grid_1d
 from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
 from onchip.network.recipe import Array, Recipe, recipe_op, sliced_op
 from onchip.network.types import DTYPE_BYTES

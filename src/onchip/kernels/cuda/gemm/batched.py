@@ -8,23 +8,11 @@ from ctypes import c_int64
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Memory, Output, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Memory,
-    Output,
-    Program,
-    Steps,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Recipe, as_is

@@ -8,20 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    NOTHING,
-    OVERLAPPING,
-    Argument,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import OVERLAPPING, Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.gemm.linear import GemmKernel, LinearGemm, LinearLowering, plain_weight, residuals
 from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network

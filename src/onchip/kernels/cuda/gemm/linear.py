@@ -7,19 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost, is_closed
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Output, Weight
 from onchip.kernels.cuda.common.chain import ChainKernel, FitsInBlock, unsupported_dtype
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.gemm import Gemm
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    NOTHING,
-    Argument,
-    Input,
-    KernelLaunch,
-    Output,
-    Steps,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import KernelLaunch, Steps
 from onchip.kernels.cuda.common.weights import narrow_weight
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network

@@ -9,19 +9,11 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, Dense
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
 from onchip.kernels.cuda.common.chain import FitsInBlock
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up, tensor_core_cost
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    NOTHING,
-    Argument,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.gemm.linear import FusedLinear, GemmKernel, LinearGemm, LinearLowering, large_layer
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of

@@ -8,18 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.program import (
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, grid_1d
 from onchip.network.recipe import Array, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")

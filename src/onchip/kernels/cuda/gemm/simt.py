@@ -8,19 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
 from onchip.kernels.cuda.common.chain import FitsInBlock
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    NOTHING,
-    Argument,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    UInt32,
-)
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.gemm.linear import (
     FusedLinear,
     GemmKernel,

@@ -8,24 +8,21 @@ from pathlib import Path
 
 from onchip.kernels.chain import Dense, end_dtypes
 from onchip.kernels.cuda.common.activation import act_name, activation_words
-from onchip.kernels.cuda.common.chain import FitsInBlock
-from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_core_cost
-from onchip.kernels.cuda.common.program import (
+from onchip.kernels.cuda.common.arguments import (
     NOTHING,
     Argument,
     Input,
-    Instance,
     Int64,
-    KernelLaunch,
     Memory,
     Output,
-    Program,
     Scratch,
-    Steps,
     TensorMap,
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.common.chain import FitsInBlock
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_core_cost
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.gemm.linear import FusedLinear, GemmKernel, residuals
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows

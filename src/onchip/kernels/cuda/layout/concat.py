@@ -9,23 +9,12 @@ from ctypes import c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Struct, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.permute import WORDS
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    Struct,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave
 from onchip.network.layers.base import row_axis

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from onchip.kernels.cuda.common.arguments import Input, Output
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import MAX_AXES, merge_axes, permute
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES, Input, Output, Steps
+from onchip.kernels.cuda.common.program import Steps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
 from onchip.network.types import DTYPE_BYTES, TensorType

@@ -9,23 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Struct, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.permute import WORDS
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    Struct,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.selection import may_be_nhwc, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, Selection

@@ -9,26 +9,21 @@ from pathlib import Path
 
 from onchip.kernels.chain import end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words, cpp_name
-from onchip.kernels.cuda.common.chain import ChainKernel, unsupported_dtype
-from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
+from onchip.kernels.cuda.common.arguments import (
     NOTHING,
     Argument,
-    Budget,
     Input,
-    Instance,
     Int64,
-    KernelLaunch,
-    LaunchConfig,
     Memory,
     Output,
-    Program,
-    Steps,
     TensorMap,
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.common.chain import ChainKernel, unsupported_dtype
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
+from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
 from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, TMA_BYTES

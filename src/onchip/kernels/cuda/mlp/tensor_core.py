@@ -13,21 +13,11 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Weight
 from onchip.kernels.cuda.common.chain import ChainKernel, supported_part
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up, tensor_core_cost
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.packing import first_steps, fitting_layers, pack_recipe, weight_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from onchip.kernels.cuda.common.arguments import Memory, TensorMap
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.gemm import Gemm
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import ELEMENT_TYPES, Budget, LaunchConfig, Memory, TensorMap
+from onchip.kernels.cuda.common.program import Budget, LaunchConfig
 from onchip.network.types import DTYPE_BYTES
 
 ARCHITECTURES = ("sm_90a",)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
+from onchip.kernels.cuda.common.arguments import Input, Output
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import FLOATS, Budget, Input, Instance, KernelLaunch, Output, Program, Steps
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.window import POOLS, Axis, Windows, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MaxPool1d, MaxPool2d

@@ -10,23 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize

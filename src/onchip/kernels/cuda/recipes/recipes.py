@@ -11,25 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
 from onchip.kernels.cuda.common.precision import narrowed
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    NOTHING,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.weights import UNBIASED, narrow_weight, split_weight, spread_taps, tf32_weight
 from onchip.kernels.cuda.embedding.token_slices import (
     narrow_tables,

@@ -10,21 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.arguments import Argument, Int64, UInt32, Weight
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.recurrent.register_resident import MAX_BLOCKS, WITHOUT_CLUSTERS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
 from onchip.network.graph import Network, Node

@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Int64, UInt32
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    Steps,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, label_of, moved_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent

@@ -9,22 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32, Weight
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.program import Budget, Input, Int64, KernelLaunch, Output, Program, Steps, grid_1d
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
 from onchip.network.types import TensorType
 
 THREADS, BLOCKS_PER_SM = 256, 32

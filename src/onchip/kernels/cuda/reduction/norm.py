@@ -8,27 +8,12 @@ from ctypes import c_double, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Memory, Output, Struct, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    NOTHING,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Memory,
-    Output,
-    Program,
-    Steps,
-    Struct,
-    UInt32,
-    Weight,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.weights import stretched
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm

@@ -12,24 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import small_divider
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,

@@ -6,20 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output
+from onchip.kernels.cuda.common.dtypes import FLOATS, IDS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import (
-    FLOATS,
-    IDS,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    Output,
-    Program,
-    Steps,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device

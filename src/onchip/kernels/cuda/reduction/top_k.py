@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.program import FLOATS, Budget, Instance, Steps
+from onchip.kernels.cuda.common.program import Budget, Instance, Steps
 from onchip.kernels.cuda.reduction.axis import Axis
 from onchip.network.graph import Network, Node
 from onchip.network.layers import ArgTopK, TopK

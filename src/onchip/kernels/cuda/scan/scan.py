@@ -11,24 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
-from onchip.kernels.cuda.common.program import (
-    NOTHING,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    UInt32,
-    grid_1d,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps, grid_1d
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum
 from onchip.network.scan_op import ScanOp

@@ -9,24 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.conv.direct import Geometry, Pair, bias_recipe, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights

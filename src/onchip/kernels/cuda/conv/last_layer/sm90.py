@@ -10,24 +10,12 @@ from itertools import product
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import act_name, activation_words
+from onchip.kernels.cuda.common.arguments import Argument, Input, Output, TensorMap, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    ELEMENT_TYPES,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    TensorMap,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of

@@ -11,21 +11,9 @@ from typing import Self
 import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, State, Struct, UInt32
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import (
-    NOTHING,
-    Argument,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    State,
-    Steps,
-    Struct,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET

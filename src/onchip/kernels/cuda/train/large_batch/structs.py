@@ -5,8 +5,8 @@ from __future__ import annotations
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
+from onchip.kernels.cuda.common.arguments import NOTHING, Int64, State
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.program import NOTHING, Int64, State
 from onchip.kernels.cuda.train.large_batch.rows import MAX_WIDTHS
 
 FOLDER = Path(__file__).parent

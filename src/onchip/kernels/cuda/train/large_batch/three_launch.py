@@ -8,18 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.chain import Chain
+from onchip.kernels.cuda.common.arguments import State, Struct, UInt32
 from onchip.kernels.cuda.common.precision import round_up
-from onchip.kernels.cuda.common.program import (
-    Budget,
-    Instance,
-    KernelLaunch,
-    LaunchConfig,
-    Program,
-    State,
-    Steps,
-    Struct,
-    UInt32,
-)
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering

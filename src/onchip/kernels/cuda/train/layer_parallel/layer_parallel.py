@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from onchip.kernels.chain import Chain
+from onchip.kernels.cuda.common.arguments import State
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.precision import round_up
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, State, Steps
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering

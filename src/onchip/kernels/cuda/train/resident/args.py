@@ -6,8 +6,8 @@ from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
+from onchip.kernels.cuda.common.arguments import State, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.program import State, Struct
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.cuda.train.large_batch.structs import Networks
 from onchip.plan.kernel import LOSSES

@@ -5,31 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from ctypes import c_int32, c_int64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.cuda.attention.match import Attention, find_attention
-from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Struct, Weight
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output, Struct, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.strides import Heads
 from onchip.kernels.cuda.common.weights import stretched
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul, Mul, Permute, Reshape, Slice
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ROWS, WARPS = 16, 4  # queries per warp; warps per block
 KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # compiled instances
 RATE = 0.15  # of tensor core peak, operands from L1; measured: 4,096 rows of 4 heads of 32 x 16, fp32
-MAX_BLOCKS = 2**31 - 1
+PART = 32  # K elements per partial sum of 3xTF32
 
 
 class HeadsStruct(CStruct):
@@ -79,8 +80,8 @@ class AttentionLowering:
         keys, width = self.instance
         head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.dtype]}, {keys}, {width}"
         program = Program(SOURCE, f"attention<{head}, {'true' if self.is_whole else 'false'}>")
-        scale: Argument = Weight("scale") if self.has_scale else Int64(0)
-        shift: Argument = Weight("shift") if self.shifts else Int64(0)
+        scale = Weight("scale") if self.has_scale else NOTHING
+        shift = Weight("shift") if self.shifts else NOTHING
         arguments = (*map(Input, self.inputs), scale, shift, Output(0), self._sizes(B))
         config = grid_1d(math.ceil(warps / WARPS), 32 * WARPS)
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=255, spill_bytes=384)),))
@@ -114,41 +115,36 @@ class AttentionFusedKernel(CudaKernel):
             got = f"{found.Sk:,} and {max(found.D, found.V):,}"
             yield Refusal(self.name, found.nodes[0].name, f"{most}, got {got}")
         else:
-            yield _claim(net, found, job)
+            yield self._claim(net, found, job)
 
-
-def _claim(net: Network, found: Attention, job: Job) -> Claim:
-    views, y = (found.q, found.k, found.v, found.y), net.types[found.nodes[-1].name]
-    read = (name for node in found.nodes for name in node.inputs)
-    values = [name for name in dict.fromkeys(read) if name in {view.value for view in views[:3]}]
-    recipes = {}
-    if found.scales:
-        recipes["scale"] = Recipe.of(product_of, found.scales, (1,))
-    shifts = 0
-    if found.shift is not None:
-        leading = found.leading if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
-        shifts = math.prod(leading)
-        matrix = (found.Sq, found.Sk)
-        recipes["shift"] = Recipe.of(stretched, (found.shift,), (*leading, *matrix), to=(*leading, *matrix))
-    q, k, v = (values.index(view.value) for view in views[:3])
-    sizes = (math.prod(found.leading), found.Sq, found.Sk, found.D, found.V)
-    row_sizes = tuple(net.types[view.value].row_size for view in views)
-    computed = PRECISIONS[job.precision]
-    is_split = computed.splits > 1
-    gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
-    return Claim(
-        AttentionFusedKernel.name, f"{AttentionFusedKernel.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
-        tuple(node.name for node in found.nodes),
-        Cost(
-            gemm_flop * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - gemm_flop,
-            sum(net.types[name].row_bytes for name in values) + y.row_bytes,
-            sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "", rate=RATE,
-        ),
-        "scores stay in registers", recipes,
-        order=f"head, then keys, in steps of {computed.step} by mma" + (", partial sums of 32" if is_split else ""),
-        facts=AttentionLowering(job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts),
-        reads={name: Use(is_read_often=True) for name in values},
-    )  # fmt: skip
+    def _claim(self, net: Network, found: Attention, job: Job) -> Claim:
+        views, y = (found.q, found.k, found.v, found.y), net.types[found.nodes[-1].name]
+        read = (name for node in found.nodes for name in node.inputs)
+        values = [name for name in dict.fromkeys(read) if name in {view.value for view in views[:3]}]
+        recipes = {}
+        if found.scales:
+            recipes["scale"] = Recipe.of(product_of, found.scales, (1,))
+        shifts = 0
+        if found.shift is not None:
+            leading = found.leading if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
+            shifts, shape = math.prod(leading), (*leading, found.Sq, found.Sk)
+            recipes["shift"] = Recipe.of(stretched, (found.shift,), shape, to=shape)
+        q, k, v = (values.index(view.value) for view in views[:3])
+        sizes = (math.prod(found.leading), found.Sq, found.Sk, found.D, found.V)
+        row_sizes = tuple(net.types[view.value].row_size for view in views)
+        gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
+        moved = sum(net.types[name].row_bytes for name in values) + y.row_bytes
+        cost = tensor_core_cost(job.precision, gemm_flop, moved, bytes_of(recipes), rate=RATE)
+        lowering = AttentionLowering(
+            job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts
+        )
+        return self.claim(
+            net, found.nodes[0], lowering, label=f"{self.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
+            nodes=tuple(node.name for node in found.nodes), recipes=recipes, why="scores stay in registers",
+            cost=replace(cost, row_flop=cost.row_flop + sum(map(net.row_flop, found.nodes)) - gemm_flop),
+            order=order_of(job.precision, "mma", PART, "head, then keys,"),
+            reads={name: Use(is_read_often=True) for name in values},
+        )  # fmt: skip
 
 
 @recipe_op

@@ -43,7 +43,7 @@ def tensor_core_cost(precision: str, flop: int, row_bytes: int, fixed_bytes: int
     return Cost(flop * (3 if is_split else 1), row_bytes, fixed_bytes, precision=computed, **fields)
 
 
-def order_of(precision: str, instruction: str, part: int = 0, k: str = "k") -> str:
+def order_of(precision: str, instruction: str, part: int, k: str = "k") -> str:
     """The reduction order. part: K elements per partial sum of 3xTF32."""
     operand = PRECISIONS[precision]
     partial_sums = f", partial sums of {part}" if operand.splits > 1 else ""

@@ -15,7 +15,7 @@ from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output,
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.window import POOLS
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, by_axis, geometry_of
@@ -24,7 +24,6 @@ from onchip.kernels.cuda.conv.fusion import (
     ConvLowering,
     ConvRun,
     find_conv,
-    order_of,
     with_conversion,
 )
 from onchip.kernels.cuda.conv.warp_mma import (

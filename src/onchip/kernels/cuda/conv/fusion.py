@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.arguments import NOTHING, Int64, Memory, Weight
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Weight
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.precision import tensor_core_cost
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
@@ -19,6 +19,8 @@ from onchip.network.recipe import Recipe
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+
+TAPS = "taps, then channels"  # the usual order of K
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,11 @@ class ConvRun:
         extra_bytes: int = 0,
     ) -> Cost:  # fmt: skip
         """At a share of the tensor cores' rate. extra_bytes: per row, in addition to the values at both ends."""
-        is_split = PRECISIONS[precision].splits > 1
         values = dict.fromkeys((self.input_name, self.residual, self.output_name))
-        return Cost(
-            sum(map(net.row_flop, self.nodes)) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
+        return tensor_core_cost(
+            precision, sum(map(net.row_flop, self.nodes)),
             sum(net.types[value].row_bytes for value in values if value) + extra_bytes,
-            sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
-            precision="tf32" if is_split else "", rate=rate, min_us=min_us,
+            sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"), rate=rate, min_us=min_us,
         )  # fmt: skip
 
     def label(self, net: Network, hidden: tuple[type[Layer], ...] = ()) -> str:
@@ -165,7 +165,7 @@ class ConvLowering:
         return cls(geometry, job.precision, dtypes, run.activation, has_bias, device.units, **fields)
 
     @property
-    def bias(self) -> Memory | Int64:
+    def bias(self) -> Argument:
         return Weight("bias") if self.has_bias else NOTHING
 
 
@@ -186,11 +186,3 @@ class ConvKernel(CudaKernel):
             "writes": {run.output_name: CHANNELS_LAST} if has_channels(net.types[run.output_name]) else {},
         }  # fmt: skip
         return self.claim(net, run.conv, lowering, **(fields | changes))
-
-
-def order_of(precision: str, instruction: str, part: int, k: str = "taps, then channels") -> str:
-    """The reduction order. part: K elements per partial sum of fp32."""
-    operand = PRECISIONS[precision]
-    return f"{k} in steps of {operand.step} by {instruction}" + (
-        f", partial sums of {part}" if operand.splits > 1 else ""
-    )

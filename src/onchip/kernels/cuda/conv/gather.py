@@ -10,9 +10,10 @@ import numpy as np
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.arguments import StatusWord
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
+from onchip.kernels.cuda.common.precision import order_of
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvRun, order_of, with_epilogue
+from onchip.kernels.cuda.conv.fusion import TAPS, ConvKernel, ConvRun, with_epilogue
 from onchip.kernels.cuda.conv.implicit_gemm import MIN_COLUMNS, ImplicitGemmLowering, instance_of, tap_weight
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, scale_of
 from onchip.network.graph import Network, Node
@@ -65,7 +66,7 @@ class ConvGatherKernel(ConvKernel):
             net, run, lowering, label=f"{self.name}<{label}>",
             cost=lowering.cost(net, run, recipes, job, embedded.row_bytes),
             why="the GEMM loads the looked-up rows directly", recipes=recipes,
-            order=order_of(job.precision, "mma", PART), **({} if is_conv else {"reads": reads, "writes": {}}),
+            order=order_of(job.precision, "mma", PART, TAPS), **({} if is_conv else {"reads": reads, "writes": {}}),
         )  # fmt: skip
 
 

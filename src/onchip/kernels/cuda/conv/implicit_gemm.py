@@ -25,11 +25,11 @@ from onchip.kernels.cuda.common.arguments import (
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import MAX_OFFSET, Geometry, bias_recipe, by_axis, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of
+from onchip.kernels.cuda.conv.fusion import TAPS, ConvKernel, ConvLowering, ConvRun, find_conv, find_runs
 from onchip.kernels.cuda.conv.sm90 import taps_in_order
 from onchip.kernels.cuda.conv.windows import MAX_PHASES, Windows
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
@@ -190,7 +190,7 @@ class ImplicitGemmLowering(ConvLowering):
         )  # fmt: skip
 
     def cost(self, net: Network, run: ConvRun, recipes: Mapping[str, Recipe], job: Job, extra_bytes: int = 0) -> Cost:
-        return run.cost(net, self.precision, recipes, self.rate(max(1, job.batch)), MIN_US, extra_bytes)
+        return run.cost(net, self.precision, recipes, self.rate(job.batch), MIN_US, extra_bytes)
 
 
 class ConvImplicitGemmKernel(ConvKernel):
@@ -214,7 +214,7 @@ class ConvImplicitGemmKernel(ConvKernel):
             claim = self.claim_run(
                 net, run, lowering, cost=lowering.cost(net, run, recipes, job),
                 why="tensor cores, one tile of positions per block", recipes=recipes,
-                order=order_of(job.precision, "mma", PART),
+                order=order_of(job.precision, "mma", PART, TAPS),
             )  # fmt: skip
             assert values_read(net, claim)[lowering.residual or 0] == (run.residual or run.input_name)
             yield claim

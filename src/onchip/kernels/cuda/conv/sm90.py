@@ -22,11 +22,11 @@ from onchip.kernels.cuda.common.arguments import (
     Weight,
     WindowMap,
 )
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvKernel, ConvLowering, ConvRun, find_conv, find_runs, order_of
+from onchip.kernels.cuda.conv.fusion import TAPS, ConvKernel, ConvLowering, ConvRun, find_conv, find_runs
 from onchip.kernels.cuda.conv.sm90_images import UNIT_CYCLES, ImageConv, image_conv
 from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, PART, TMA_BYTES, WgmmaGemm, split_has_slices
@@ -194,12 +194,12 @@ class ConvSm90Kernel(ConvKernel):
             if why := lowering.why_not():
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            yield self._claim(net, run, replace(lowering, split_k=lowering.best_split_k(max(1, job.batch))), job)
+            yield self._claim(net, run, replace(lowering, split_k=lowering.best_split_k(job.batch)), job)
 
     def _claim(self, net: Network, run: ConvRun, lowering: ConvSm90Lowering, job: Job) -> Claim:
-        batch, recipes = max(1, job.batch), _recipes(net, run.conv, lowering)
+        batch, recipes = job.batch, _recipes(net, run.conv, lowering)
         split = f",split-K {lowering.split_k}" if lowering.split_k > 1 else ""
-        order = order_of(job.precision, "wgmma", PART) + (f", split-K {lowering.split_k}" if split else "")
+        order = order_of(job.precision, "wgmma", PART, TAPS) + (f", split-K {lowering.split_k}" if split else "")
         flop, skipped_flop = net.row_flop(run.conv), 0
         by_images = lowering.images is not None and lowering.uses_images(batch)
         rate = lowering.rate(batch, overlaps=not by_images)
@@ -263,7 +263,7 @@ def _instance(
 ) -> Instance:
     def launch(device: Device) -> KernelLaunch:
         lowering = ConvSm90Lowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, split_k)
-        return lowering.launch(B, Input(0), Input(0), Int64(0), Int64(0), Int64(0))
+        return lowering.launch(B, Input(0), Input(0), *[NOTHING] * 3)
 
     return Instance(name, launch)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
-from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Memory, Struct, TensorMap, UInt32
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Memory, Struct, TensorMap, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
@@ -202,7 +202,7 @@ def _instance(name: str, precision: str, B: int, has_residual: bool = False) -> 
     g = Geometry(True, 128, 64, 1, (16, 16), (32, 32), (5, 5), (2, 2), (1, 1), (1, 1))
     conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1), has_residual)
     residual = Input(1) if has_residual else None
-    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), residual, Input(0)))
+    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), NOTHING, residual, Input(0)))
 
 
 INSTANCES = (

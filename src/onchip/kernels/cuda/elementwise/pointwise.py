@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from onchip.kernels.cuda.common.arguments import NOTHING, Int64, Struct
+from onchip.kernels.cuda.common.arguments import NOTHING, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.kernel import CudaKernel
@@ -40,6 +40,7 @@ from onchip.kernels.cuda.elementwise.steps import (
     fits,
     is_elementwise,
 )
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Layer, Reshape
 from onchip.plan.device import Device
@@ -213,11 +214,10 @@ class PointwiseKernel(CudaKernel):
         inside = {node.name for node in nodes}
         read = {value for node in nodes for value in node.inputs if value not in inside}
         moved = sum(net.types[name].row_bytes for name in (*read, *run.output_names))
-        fixed = sum(recipe.nbytes for recipe in run.recipes.values())
         claim = self.claim(
             net, nodes[0], PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
             label=f"{self.name}<{kinds}>", nodes=tuple(node.name for node in nodes),
-            cost=Cost(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
+            cost=Cost(sum(map(net.row_flop, nodes)), moved, bytes_of(run.recipes), precision="fp32"),
             why="one pass over memory" if len(nodes) > 1 else "single layer",
             recipes=run.recipes, fast_bytes=run.slots * TILE_BYTES,
         )  # fmt: skip
@@ -263,7 +263,7 @@ def _fitting(net: Network, start: int, acc_type: str) -> list[Node]:
 
 def _instance(acc_type: str, vector: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
     steps = () if is_common else (Step(Opcode.APPLY, code=COMMON_FUNCTIONS),)
-    run = Run(acc_type, vector, 1, (Operand(Int64(0), "uint8", Access.CONTIGUOUS),), ("uint8",), ("y",), steps, 4, {})
+    run = Run(acc_type, vector, 1, (Operand(NOTHING, "uint8", Access.CONTIGUOUS),), ("uint8",), ("y",), steps, 4, {})
     kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
     name = f"every {kind}run of {acc_type}, {vector} neighbours"
     return Instance(name, lambda device: PointwiseLowering(run, device.units, True).at(rows).launches[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, StatusWord, UInt32, Weight
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, StatusWord, UInt32, Weight
 from onchip.kernels.cuda.common.dtypes import FLOATS, IDS
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
@@ -111,7 +111,7 @@ class TokenConvLowering:
         return Program(SOURCE, f"token_conv<{IDS[ids]}, {FLOATS[table]}, {FLOATS[y]}>")
 
     def at(self, B: int) -> Steps:
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        bias = Weight("bias") if self.has_bias else NOTHING
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit)
         window = (UInt32(n) for n in (self.K, self.C, self.P, self.stride, self.before))
         arguments = (Input(0), Weight("table"), bias, Output(0), self.ids, *sizes, *window)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, Instance, KernelLaunch, Program, grid_1d
 from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
@@ -94,7 +94,7 @@ def slices_launch(
     chunks = math.ceil((V + 1) / ROWS)
     program = Program(SOURCE, f"token_slices<{ELEMENT_TYPES[dtype]}, {STORED[recipe.dtype]}>")
     sizes = Int64(V), UInt32(K), UInt32(C), UInt32(chunks)
-    return KernelLaunch(program, grid_1d(recipe.shape[0] * K * chunks), (x, peaks or Int64(0), y, *sizes), BUDGET)
+    return KernelLaunch(program, grid_1d(recipe.shape[0] * K * chunks), (x, peaks or NOTHING, y, *sizes), BUDGET)
 
 
 def peaks_launch(source: tuple[tuple[int, ...], str], y: Argument) -> KernelLaunch:

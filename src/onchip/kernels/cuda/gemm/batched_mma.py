@@ -10,7 +10,7 @@ from pathlib import Path
 from onchip.kernels.cuda.common.arguments import Input
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
-from onchip.kernels.cuda.common.precision import PRECISIONS
+from onchip.kernels.cuda.common.precision import PRECISIONS, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.gemm.batched import (
     MAX_AXES,
@@ -25,7 +25,7 @@ from onchip.kernels.cuda.gemm.batched import (
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Use
+from onchip.plan.kernel import Claim, Job, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 128
@@ -79,15 +79,13 @@ class MatMulMmaKernel(CudaKernel):
         node = net.nodes[start]
         gemm, recipes = operands_of(net, node)
         lowering = MatMulMmaLowering(**vars(gemm), precision=job.precision)
-        computed = PRECISIONS[job.precision]
-        is_split = computed.splits > 1
         yield self.claim(
             net, node, lowering, label=label_of(self.name, gemm), why="tensor cores, one tile per block",
-            recipes=recipes, order=f"k in steps of {computed.step} by mma, partial sums of 32",
+            recipes=recipes, order=f"k in steps of {PRECISIONS[job.precision].step} by mma, partial sums of 32",
             reads={name: Use(is_read_often=True) for name in node.inputs},
-            cost=Cost(
-                net.row_flop(node) * (3 if is_split else 1), *moved_bytes(net, node, recipes),
-                precision="tf32" if is_split else "", rate=lowering.rate(max(1, job.batch), device.units),
+            cost=tensor_core_cost(
+                job.precision, net.row_flop(node), *moved_bytes(net, node, recipes),
+                rate=lowering.rate(job.batch, device.units),
             ),
         )  # fmt: skip
 

@@ -18,10 +18,10 @@ from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, P
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave
 from onchip.network.layers.base import row_axis
-from onchip.network.types import DTYPE_BYTES, TensorType
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels, stored_type
+from onchip.plan.kernel import Claim, Cost, Job
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, PER_THREAD, BLOCKS_PER_SM = 256, 4, 8
@@ -141,13 +141,9 @@ class ConcatKernel(CudaKernel):
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
-        for is_nhwc in (False, True) if _may_be_nhwc(net, node) else (False,):
-            yield self.claim(
-                net, node, _lowering(net, node, is_nhwc, device),
-                why=f"{len(node.inputs)} values, up to {MAX_VALUES} per launch",
-                reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_nhwc else {},
-                writes={node.name: CHANNELS_LAST} if is_nhwc else {},
-            )  # fmt: skip
+        why = f"{len(node.inputs)} values, up to {MAX_VALUES} per launch"
+        for layout in (ROWS, CHANNELS_LAST) if _may_be_nhwc(net, node) else (ROWS,):
+            yield self.claim(net, node, _lowering(net, node, layout, device), layout, why=why)
 
 
 def _may_be_nhwc(net: Network, node: Node) -> bool:
@@ -156,11 +152,12 @@ def _may_be_nhwc(net: Network, node: Node) -> bool:
     return not ends and all(has_channels(net.types[value]) for value in (*node.inputs, node.name))
 
 
-def _lowering(net: Network, node: Node, is_nhwc: bool, device: Device) -> ConcatLowering | InterleaveLowering:
+def _lowering(net: Network, node: Node, layout: str, device: Device) -> ConcatLowering | InterleaveLowering:
     layer, y = node.layer, net.types[node.name]
     operands = list(dict.fromkeys(node.inputs))
     indices, item_bytes = tuple(map(operands.index, node.inputs)), DTYPE_BYTES[y.dtype]
-    shapes, to = [_stored_shape(net.types[value], is_nhwc) for value in node.inputs], _stored_shape(y, is_nhwc)
+    is_nhwc = layout == CHANNELS_LAST
+    *shapes, to = (stored_type(net.types[value], layout).row_shape for value in (*node.inputs, node.name))
     if isinstance(layer, Concat):
         axis = row_axis(layer.axis, y) - 1
         axis = (axis or len(to)) - 1 if is_nhwc else axis
@@ -173,10 +170,6 @@ def _lowering(net: Network, node: Node, is_nhwc: bool, device: Device) -> Concat
         hw, y_hw = (_pair(shape[:-1] if is_nhwc else shape[1:]) for shape in (x, to))
         values.append(Value(operand, outer, hw, inner, y_hw, _pair(layer.stride), _pair(phase, 0)))
     return InterleaveLowering(tuple(values), device.units)
-
-
-def _stored_shape(value: TensorType, is_nhwc: bool) -> tuple[int, ...]:
-    return stored_type(value, CHANNELS_LAST).row_shape if is_nhwc else value.row_shape
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:

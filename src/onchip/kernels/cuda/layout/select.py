@@ -21,7 +21,7 @@ from onchip.network.layers import LAYERS, Selection
 from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -96,11 +96,8 @@ class SelectKernel(CudaKernel):
             lowering = SelectLowering(
                 tables.outer, tables.x_row // word, (n1, n2, n3), tables.run // word, word_bytes, fill, device.units
             )
-            yield self.claim(
-                net, node, lowering, cost=Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes),
-                recipes={"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
-                writes={node.name: layout} if layout != ROWS else {},
-            )  # fmt: skip
+            cost = Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes)
+            yield self.claim(net, node, lowering, layout, cost=cost, recipes={"places": recipe})
 
 
 def _instance(name: str, word_bytes: int, count: int = 1 << 20) -> Instance:

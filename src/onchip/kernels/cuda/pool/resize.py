@@ -16,13 +16,14 @@ from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -134,13 +135,11 @@ class ResizeKernel(CudaKernel):
                 "shares": Recipe.of(resize_shares, (), (count,), acc_dtype, **options),
             }
             yield self.claim(
-                net, node, ResizeLowering(x.dtype, parts, device.units), recipes=recipes, order="axis by axis",
+                net, node, ResizeLowering(x.dtype, parts, device.units), layout, recipes=recipes, order="axis by axis",
                 cost=Cost(
-                    net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
+                    net.row_flop(node), x.row_bytes + y.row_bytes, bytes_of(recipes),
                     precision="fp32", rate=RATE[layout],
                 ),
-                reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
-                writes={node.name: layout} if layout != ROWS else {},
             )  # fmt: skip
 
 

@@ -10,22 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.arguments import Argument, Int64, UInt32, Weight
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32, Weight
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32
+from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, order_of, round_tf32, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.recurrent.register_resident import MAX_BLOCKS, WITHOUT_CLUSTERS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Recurrent
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TILE, OCTET = 16, 8  # sequences and units per mma
+PART = 32  # K elements per partial sum of 3xTF32
 FRAGMENT_BYTES = 256  # per gate of 8 units and k step
 GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
 MAX_WARPS = {64: 16, 128: 8}  # most registers per lane for recurrent weights -> warps per SM
@@ -142,8 +144,8 @@ class RecurrentMmaLowering(RecurrentShape):
     @property
     def input_weights(self) -> tuple[Argument, Argument]:
         """W, bias"""
-        weight: Argument = Weight("input") if self.features else Int64(0)
-        return weight, Weight("input_bias") if self.has_input_bias else Int64(0)
+        weight = Weight("input") if self.features else NOTHING
+        return weight, Weight("input_bias") if self.has_input_bias else NOTHING
 
 
 def _steps(K: int, computed: Precision) -> int:
@@ -188,41 +190,35 @@ class RecurrentMmaKernel(CudaKernel):
                 needed = f"the recurrence of {shape.H:,} units in {job.precision}"
                 yield Refusal(self.name, first.name, f"{needed} exceeds the registers of a cluster on {device.arch}")
             return
-        yield _claim(net, nodes, lowering, device, job)
+        yield self._claim(net, nodes, lowering, device, job)
+
+    def _claim(
+        self, net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job
+    ) -> Claim:
+        recipes, N = _recipes(net, nodes, lowering), job.batch * lowering.sequences
+        values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
+        cost = tensor_core_cost(
+            job.precision, sum(map(net.row_flop, nodes)),
+            sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)), bytes_of(recipes),
+            why_slow="steps depend on each other",
+        )  # fmt: skip
+        flop, peak = cost.row_flop, device.flops[cost.precision or job.precision]
+        step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # per tile
+        tile_us = step_flop * lowering.blocks_per_sm / (RATE[lowering.computed.step] * peak / device.units) * 1e6
+        rate, min_us = flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * peak), lowering.S * (STEP_US + tile_us)
+        features = f"{lowering.features}," if lowering.features else ""
+        return self.claim(
+            net, nodes[0], lowering, label=f"{self.name}<{features}{nodes[-1].layer.kind},{lowering.H}>",
+            nodes=tuple(node.name for node in nodes), cost=replace(cost, rate=rate, min_us=min_us), recipes=recipes,
+            why=f"{lowering.S} steps in one launch, tensor cores, the recurrence in registers",
+            fast_bytes=lowering.shared_bytes(N),
+            order=order_of(job.precision, "mma", PART, "features, then units" if features else "units"),
+        )  # fmt: skip
 
 
 def _nodes(net: Network, start: int) -> list[Node]:
     """A recurrent layer, or a Linear and the node after it."""
     return list(net.nodes[start : start + 1 + isinstance(net.nodes[start].layer, Linear)])
-
-
-def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job) -> Claim:
-    recipes, computed = _recipes(net, nodes, lowering), lowering.computed
-    is_split, N = computed.splits > 1, job.batch * lowering.sequences
-    flop = sum(map(net.row_flop, nodes)) * (3 if is_split else 1)  # 3xTF32
-    rate = device.flops["tf32" if is_split else job.precision]
-    step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # per tile
-    tile_us = step_flop * lowering.blocks_per_sm / (RATE[computed.step] * rate / device.units) * 1e6
-    values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
-    kind = nodes[-1].layer.kind
-    return Claim(
-        RecurrentMmaKernel.name,
-        f"{RecurrentMmaKernel.name}<{f'{lowering.features},' if lowering.features else ''}{kind},{lowering.H}>",
-        tuple(node.name for node in nodes),
-        Cost(
-            flop, sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)),
-            sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "",
-            rate=flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * rate),
-            min_us=lowering.S * (STEP_US + tile_us), why_slow="steps depend on each other",
-        ),
-        f"{lowering.S} steps in one launch, tensor cores, the recurrence in registers",
-        recipes,
-        fast_bytes=lowering.shared_bytes(N),
-        order=("features, then " if lowering.features else "")
-        + f"units in steps of {computed.step} by mma"
-        + (", partial sums of 32" if is_split else ""),
-        facts=lowering,
-    )  # fmt: skip
 
 
 # -- weights ---------------------------------------------------------------------------------------------------

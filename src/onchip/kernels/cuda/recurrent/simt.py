@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32, Weight
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, UInt32, Weight
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
@@ -58,10 +59,9 @@ class RecurrentShape:
     @property
     def arrays(self) -> tuple[Argument, ...]:
         """x, R, bias, first_h, first_c, y"""
-        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        states: list[Argument] = [Input(i) for i in self.states]
-        states += [Int64(0)] * (2 - len(states))
-        return (Input(0), Weight("recurrence"), bias, *states, Output(0))
+        bias = Weight("bias") if self.has_bias else NOTHING
+        missing = [NOTHING] * (2 - len(self.states))
+        return (Input(0), Weight("recurrence"), bias, *map(Input, self.states), *missing, Output(0))
 
     @property
     def flags(self) -> tuple[UInt32, UInt32]:
@@ -129,7 +129,7 @@ class RecurrentKernel(CudaKernel):
             net, node, lowering, label=label_of(self.name, node, shape), recipes=recipes,
             why=f"{shape.S} steps in one launch", fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
             cost=Cost(
-                net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
+                net.row_flop(node), moved_bytes(net, node), bytes_of(recipes),
                 rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
                 min_us=shape.S * step_us, why_slow="steps depend on each other",
             ),

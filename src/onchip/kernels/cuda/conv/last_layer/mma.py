@@ -13,10 +13,10 @@ from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output,
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.conv.direct import Geometry, Pair, bias_recipe, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of
+from onchip.kernels.cuda.conv.fusion import TAPS, ConvLowering
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv.last_layer.match import LastLayerKernel, find_last_layers
 from onchip.kernels.cuda.conv.warp_mma import (
@@ -320,7 +320,7 @@ class ConvLastLayerKernel(LastLayerKernel):
             yield self.claim_last(
                 net, run, is_nhwc, lowering, why="tensor cores, few channels", recipes=recipes,
                 cost=run.cost(net, job.precision, recipes, lowering.rate(job.batch), lowering.min_us),
-                order=order_of(job.precision, "mma.sync", PART), fast_bytes=lowering.shared_bytes(tile),
+                order=order_of(job.precision, "mma.sync", PART, TAPS), fast_bytes=lowering.shared_bytes(tile),
             )  # fmt: skip
 
 

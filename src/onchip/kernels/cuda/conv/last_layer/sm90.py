@@ -14,11 +14,11 @@ from onchip.kernels.cuda.common.arguments import Argument, Input, Output, Tensor
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvLowering, order_of
+from onchip.kernels.cuda.conv.fusion import TAPS, ConvLowering
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv.last_layer.match import LastLayerKernel, find_last_layers
 from onchip.kernels.cuda.conv.warp_mma import COLUMNS
@@ -294,7 +294,7 @@ class ConvLastLayerSm90Kernel(LastLayerKernel):
                 net, run, is_nhwc, best, recipes=recipes,
                 cost=run.cost(net, job.precision, recipes, best.rate(job.batch), 0.0),
                 why="tensor cores, windows read from a patch in shared memory: few channels",
-                order=order_of(job.precision, "wgmma", PART), fast_bytes=best.shared_bytes(best.patch(job.batch)),
+                order=order_of(job.precision, "wgmma", PART, TAPS), fast_bytes=best.shared_bytes(best.patch(job.batch)),
             )  # fmt: skip
 
 

@@ -12,8 +12,10 @@ from typing import Any
 from onchip.cache import print_compiling, private_folder, read_entry, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
+from onchip.kernels.cuda.common import program as _kernel_program
 from onchip.kernels.cuda.common.program import Program
 
+_KERNELS = Path(_kernel_program.__file__).parents[1]
 _FORMAT = "onchip cubin 2"  # of a cache entry; a new value invalidates every old entry
 _FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # fields of a Binary that are stored with the cubin
 
@@ -73,14 +75,15 @@ def nvrtc_version() -> tuple[int, int]:
 def read_sources(path: Path) -> dict[str, str]:
     """The file and every header that it includes with quotes, directly or not: name -> text.
 
-    A header is looked up in the file's folder, then in the two above it: kernels include shared headers by their path
-    below kernels/cuda, such as "mma/wgmma.cuh".
+    A header is looked up in the file's folder, in the two above it, then in kernels/cuda: kernels include shared
+    headers by their path there, such as "mma/wgmma.cuh".
     """
     texts: dict[str, str] = {}
     pending = [path.name]
+    folders = (*path.parents[:3], _KERNELS)
     while pending:
         name = pending.pop()
-        file = next((folder / name for folder in path.parents[:3] if (folder / name).is_file()), None)
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if name in texts or file is None:
             continue  # NVRTC reports a header that does not exist
         texts[name] = file.read_text(encoding="utf-8")

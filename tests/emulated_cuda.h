@@ -394,6 +394,10 @@ NO_TSAN static unsigned atomicAdd(unsigned* at, unsigned by) {
     emulated::acquire(at), emulated::release(at);
     return (*at += by) - by;
 }
+NO_TSAN static float atomicAdd(float* at, float by) {
+    emulated::acquire(at), emulated::release(at);
+    return (*at += by) - by;
+}
 NO_TSAN static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
     emulated::acquire(at), emulated::release(at);
     const unsigned long long before = *at;

@@ -120,6 +120,7 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
         Step(rung, "", Verdict(0.0, 1e-6), summarise([2.0]), 7, None, 1.0, facts={"launches": launches})
         for rung, launches in (("a", 5), ("b", 1))
     ]
+    steps.append(dataclasses.replace(steps[0], rung="fit", facts={}))  # has no list of launches
     climbed = Climb("fake", "", 7, None, tuple(steps))
 
     def counted(ladder, B, launches):
@@ -129,7 +130,7 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", counted)
     found = with_bank_conflicts(climbed, Reporter())
     assert [step.facts for step in found.steps] == [
-        {"launches": 5, "bank conflicts": 1234}, {"launches": 1, "bank conflicts": 0},
+        {"launches": 5, "bank conflicts": 1234}, {"launches": 1, "bank conflicts": 0}, {},
     ]  # fmt: skip
 
     def refused(*_):

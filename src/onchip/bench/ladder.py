@@ -118,14 +118,16 @@ def with_bank_conflicts(climbed: Climb, reporter: Reporter) -> Climb:
     """The same climb with each rung's bank conflicts, if ncu can count them."""
     reporter.progress("counting bank conflicts")
     try:
-        launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps}
+        launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps if "launches" in step.facts}
         counts = bank_conflicts(climbed.ladder, climbed.B, launches)
     except DeviceError as error:
         reporter.log(f"bank conflicts not counted: {error.what}" + (f": {error.got}" if error.got else ""))
         return climbed
     steps = (
-        dataclasses.replace(step, facts={**step.facts, "bank conflicts": counts[step.rung]}) for step in climbed.steps
-    )
+        dataclasses.replace(step, facts={**step.facts, "bank conflicts": counts[step.rung]})
+        if step.rung in counts else step
+        for step in climbed.steps
+    )  # fmt: skip
     return dataclasses.replace(climbed, steps=tuple(steps))
 
 

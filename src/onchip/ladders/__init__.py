@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HOME = {
     ("decode", "cpu"): "onchip.ladders.decode",
     ("decode", "cuda"): "onchip.ladders.decode_cuda",
+    ("digits", "cuda"): "onchip.ladders.digits_cuda",
     ("backprop", "cpu"): "onchip.ladders.backprop",
     ("scan", "cpu"): "onchip.ladders.scan",
     ("scan", "cuda"): "onchip.ladders.scan_cuda",

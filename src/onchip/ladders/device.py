@@ -49,11 +49,12 @@ class DeviceRun:
     """One run of a rung, a sequence of launches. Calling it runs once and returns y."""
 
     def __init__(
-        self, gpu: Gpu, steps: Steps, x: Buffer, weights: Mapping[str, Buffer], shape: tuple[int, ...], dtype: str
-    ) -> None:
+        self, gpu: Gpu, steps: Steps, x: Buffer, weights: Mapping[str, Buffer], shape: tuple[int, ...], dtype: str,
+        state: Mapping[str, Buffer] | None = None,
+    ) -> None:  # fmt: skip
         """shape, dtype: of y, row-major."""
         self._gpu, self._steps, self._x, self._shape, self._dtype = gpu, steps, x, shape, dtype
-        self._bound = BoundSteps(gpu, steps, weights)
+        self._bound = BoundSteps(gpu, steps, weights, state)
         self._y = gpu.allocate(math.prod(shape) * np.dtype(dtype).itemsize)
         self._scratch = gpu.reserve(steps.scratch_bytes)
         self._start, self._end = gpu.event(), gpu.event()

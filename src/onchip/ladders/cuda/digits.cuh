@@ -1,0 +1,54 @@
+// digits.cuh: shared by the kernels of the digits ladder. Matrices are row-major float32; weights are (D_in, D_out), as
+// in the report, so a layer is x @ w + b. A block has 256 threads and computes a tile of 16 x 16 elements.
+#pragma once
+
+// The compiler directives of the rungs restrict, unrolled and register-cap: options -D of the program.
+#ifndef RESTRICT
+#define RESTRICT
+#endif
+#ifndef UNROLL
+#define UNROLL 1
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1
+#endif
+
+constexpr int TILE = 16, THREADS = TILE * TILE;
+constexpr int UNROLLED = UNROLL;  // #pragma unroll takes a constant expression
+
+struct Position {
+    int row, column;
+};
+
+__device__ __forceinline__ Position in_tile() {
+    return {static_cast<int>(threadIdx.x) / TILE, static_cast<int>(threadIdx.x) % TILE};
+}
+
+// Of this thread's element in the result matrix.
+__device__ __forceinline__ Position in_matrix() {
+    const Position at = in_tile();
+    return {static_cast<int>(blockIdx.y) * TILE + at.row, static_cast<int>(blockIdx.x) * TILE + at.column};
+}
+
+// NaN propagates; fmaxf(v, 0) would return 0.
+__device__ __forceinline__ float relu(float v) { return v < 0.0f ? 0.0f : v; }
+
+// Sum over LANES consecutive lanes by butterfly shuffles; every lane gets the sum.
+template <int LANES>
+__device__ __forceinline__ float sum_lanes(float v) {
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
+    return v;
+}
+
+// Softmax of the tile's rows, N <= TILE columns; z is this thread's element. Every thread of the block calls it.
+__device__ __forceinline__ float softmax_in_tile(float z, int N) {
+    __shared__ float logits[TILE][TILE];
+    const Position at = in_tile();
+    logits[at.row][at.column] = z;
+    __syncthreads();
+    float largest = logits[at.row][0], sum = 0.0f;
+    for (int j = 1; j < N; ++j) largest = fmaxf(largest, logits[at.row][j]);
+    for (int j = 0; j < N; ++j) sum += expf(logits[at.row][j] - largest);
+    return expf(z - largest) / sum;
+}

@@ -1,0 +1,492 @@
+"""The digits ladder on a GPU: an epoch of SGD, from one kernel per operation to a graph of fused kernels.
+
+The headers of cuda/digits_*.cu explain each kernel. Rows are on the GPU, in the order of the first epoch
+(train/order.py), before the clock starts; a launch gets the addresses of its batch. Weights are updated in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from onchip.errors import PlanError
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Output,
+    Program,
+    Scratch,
+    State,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.ladders.device import KERNELS, THREADS, grid_1d, rung_instances
+from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, floor_ms, layer_arrays, network_of, run_options
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.training import TrainingRows, TrainingRun, batch_buffers, float32
+from onchip.measure.truth import Verdict, flat_run
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.train.loop import fit
+from onchip.train.order import epoch_order
+from onchip.workloads import digits
+
+ROWS = 60_000
+CHECKED = 1_024  # rows: 16 steps
+TILE = 16  # rows and columns per block
+Launches = tuple[KernelLaunch, ...]
+_MEASURED_EPOCHS = 5  # per sample of the engine
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step on B rows, and the memory of its operands."""
+
+    index: int
+    B: int
+    widths: tuple[int, ...]  # 784, 320, 160, 10
+    capacity: int  # rows of a whole batch
+
+    @property
+    def last(self) -> int:
+        """The last layer."""
+        return len(self.widths) - 2
+
+    def sizes(self, layer: int) -> tuple[UInt32, UInt32, UInt32]:
+        """B, K, N"""
+        return UInt32(self.B), UInt32(self.widths[layer]), UInt32(self.widths[layer + 1])
+
+    def x(self, layer: int) -> Memory:
+        """The layer's input."""
+        return Weight(f"x{self.index}") if layer == 0 else self.a(layer - 1)
+
+    @property
+    def y(self) -> Weight:
+        return Weight(f"y{self.index}")
+
+    def a(self, layer: int) -> Scratch:
+        """The layer's output; of the last one, the probabilities."""
+        return Scratch(self._offset(2 * layer))
+
+    def dz(self, layer: int) -> Scratch:
+        """The gradient of the layer's sums, times B."""
+        return Scratch(self._offset(2 * layer + 1))
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._offset(2 * self.last + 2)
+
+    def _offset(self, index: int) -> int:
+        return sum(-(-4 * self.capacity * self.widths[1 + i // 2] // 256) * 256 for i in range(index))
+
+
+class CudaRung(Rung[TrainingRows]):
+    """A rung as the launches of each part of a step; most rungs change one part of the previous one."""
+
+    is_deterministic: ClassVar[bool] = True
+    is_graph: ClassVar[bool] = False  # timed as a CUDA graph, not launch by launch
+    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        raise NotImplementedError
+
+    def loss(self, step: Step) -> Launches:
+        """The loss; dz of the last layer."""
+        raise NotImplementedError
+
+    def propagate(self, step: Step, layer: int) -> Launches:
+        """dz of the previous layer."""
+        raise NotImplementedError
+
+    def update(self, step: Step, layer: int) -> Launches:
+        raise NotImplementedError
+
+    def launches(self, step: Step) -> Iterator[KernelLaunch]:
+        for layer in range(step.last + 1):
+            yield from self.forward(step, layer)
+        yield from self.loss(step)
+        for layer in reversed(range(step.last + 1)):
+            if layer > 0:
+                yield from self.propagate(step, layer)  # it reads the weights before they are updated
+            yield from self.update(step, layer)
+
+    def epoch(self, steps: Sequence[Step]) -> Launches:
+        return tuple(launch for step in steps for launch in self.launches(step))
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        step = Step(0, digits.BATCH_SIZE, (784, *digits.HIDDEN, digits.CLASSES), digits.BATCH_SIZE)
+        return tuple(dict.fromkeys(launch.program for launch in cls().epoch((step,))))
+
+    def prepare(self, net: Network, x: TrainingRows, threads: int) -> TrainingRun:
+        gpu, sizes = Gpu.get(), batch_sizes(len(x))
+        initial = layer_arrays(net)
+        widths = (x.x.shape[1], *(len(array) for name, array in initial.items() if name.startswith("b")))
+        if widths[-1] > TILE:
+            raise PlanError(f"softmax of {widths[-1]} classes in a tile", got=str(widths[-1]), expected=f"<= {TILE}")
+        steps = [Step(i, B, widths, sizes[0]) for i, B in enumerate(sizes)]
+        rows = batch_buffers(x.on(gpu, "x"), "x", 4 * widths[0], sizes)
+        rows |= batch_buffers(x.on(gpu, "y"), "y", 4 * widths[-1], sizes)
+        launches = Steps(self.epoch(steps), steps[0].scratch_bytes)
+        return TrainingRun(
+            gpu, launches, rows, initial, lambda arrays: network_of(net, arrays), len(sizes), self.is_graph
+        )
+
+    def verify(self, truth: Any, got: Array) -> Verdict:
+        return cast(DigitsTruth, truth).verify_in(self.precision, got)
+
+    def launch(
+        self, file: str, kernel: str, config: LaunchConfig, *arguments: Argument, options: tuple[str, ...] = ()
+    ) -> KernelLaunch:
+        return KernelLaunch(Program(KERNELS / file, kernel, options), config, arguments, Budget(self.max_registers))
+
+
+def tiles(rows: int, columns: int, threads: int = THREADS) -> LaunchConfig:
+    """A block per tile of 16 x 16."""
+    return LaunchConfig((-(-columns // TILE), -(-rows // TILE), 1), (threads, 1, 1), 0)
+
+
+def cover(count: int) -> LaunchConfig:
+    """A thread per element."""
+    return grid_1d(-(-count // THREADS))
+
+
+def rate_of(step: Step) -> UInt32:
+    """The learning rate divided by B: dz is the gradient times B."""
+    return float32(digits.LR / step.B)
+
+
+# -- the report ----------------------------------------------------------------------------------------------
+
+
+class Separate(CudaRung):
+    name = "separate"
+    idea = "one kernel per layer and operation: gemm, ReLU, softmax, loss, each gradient, each update"
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        N, (B, *_) = step.widths[layer + 1], step.sizes(layer)
+        gemm = self.launch(
+            "digits_separate.cu", "linear", tiles(step.B, N), step.x(layer), State(f"w{layer}"), State(f"b{layer}"),
+            step.a(layer), *step.sizes(layer),
+        )  # fmt: skip
+        if layer < step.last:
+            activation = self.launch("digits_separate.cu", "apply_relu", cover(step.B * N), step.a(layer),
+                                     UInt32(step.B * N))  # fmt: skip
+        else:
+            activation = self.launch("digits_separate.cu", "softmax_row", cover(step.B), step.a(layer), B, UInt32(N))
+        return gemm, activation
+
+    def loss(self, step: Step) -> Launches:
+        B, _, N = step.sizes(step.last)
+        count = step.B * step.widths[-1]
+        loss = self.launch("digits_separate.cu", "cross_entropy_by_shuffles", grid_1d(1), step.a(step.last), step.y,
+                           Output(0), UInt32(step.index), B, N)  # fmt: skip
+        return loss, self.output_gradient(step, count)
+
+    def output_gradient(self, step: Step, count: int) -> KernelLaunch:
+        return self.launch("digits_separate.cu", "cross_entropy_softmax_grad", cover(count), step.a(step.last), step.y,
+                           step.dz(step.last), UInt32(count))  # fmt: skip
+
+    def propagate(self, step: Step, layer: int) -> Launches:
+        K = step.widths[layer]
+        gemm = self.launch("digits_separate.cu", "propagate", tiles(step.B, K), step.dz(layer), State(f"w{layer}"),
+                           step.dz(layer - 1), *step.sizes(layer))  # fmt: skip
+        mask = self.launch("digits_separate.cu", "mask_by_relu", cover(step.B * K), step.dz(layer - 1),
+                           step.a(layer - 1), UInt32(step.B * K))  # fmt: skip
+        return gemm, mask
+
+    def update(self, step: Step, layer: int) -> Launches:
+        (K, N), (B, _, columns) = step.widths[layer : layer + 2], step.sizes(layer)
+        weights = self.launch("digits_separate.cu", "update_weights", tiles(K, N), step.x(layer), step.dz(layer),
+                              State(f"w{layer}"), rate_of(step), *step.sizes(layer))  # fmt: skip
+        bias = self.launch("digits_separate.cu", "update_bias", cover(N), step.dz(layer), State(f"b{layer}"),
+                           rate_of(step), B, columns)  # fmt: skip
+        return weights, bias
+
+
+class Fused(Separate):
+    name = "fused"
+    idea = "forward + ReLU, forward + softmax and gradient + mask in one kernel each"
+    file: ClassVar[str] = "digits_fused.cu"
+    kernels: ClassVar[str] = "{}"  # a kernel's name expression from its name
+    threads: ClassVar[int] = THREADS
+    directives: ClassVar[tuple[str, ...]] = ()
+
+    def fused(self, kernel: str, rows: int, columns: int, *arguments: Argument) -> KernelLaunch:
+        config = tiles(rows, columns, self.threads)
+        return self.launch(self.file, self.kernels.format(kernel), config, *arguments, options=self.directives)
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        return (self.forward_by("forward_relu" if layer < step.last else "forward_softmax", step, layer),)
+
+    def forward_by(self, kernel: str, step: Step, layer: int) -> KernelLaunch:
+        return self.fused(kernel, step.B, step.widths[layer + 1], step.x(layer), State(f"w{layer}"),
+                          State(f"b{layer}"), step.a(layer), *step.sizes(layer))  # fmt: skip
+
+    def propagate(self, step: Step, layer: int) -> Launches:
+        return (self.propagate_by("z_grad", step, layer),)
+
+    def propagate_by(self, kernel: str, step: Step, layer: int) -> KernelLaunch:
+        return self.fused(kernel, step.B, step.widths[layer], step.dz(layer), State(f"w{layer}"), step.a(layer - 1),
+                          step.dz(layer - 1), *step.sizes(layer))  # fmt: skip
+
+
+class Tiled(Fused):
+    name = "tiled"
+    idea = "gemms from 16 x 16 tiles in shared memory"
+    file, kernels = "digits_tiled.cu", "{}<0>"
+
+    def update(self, step: Step, layer: int) -> Launches:
+        K, N = step.widths[layer : layer + 2]
+        weights = self.fused("update_weights", K, N, step.x(layer), step.dz(layer), State(f"w{layer}"), rate_of(step),
+                             *step.sizes(layer))  # fmt: skip
+        return weights, *super().update(step, layer)[1:]
+
+
+class Padded1(Tiled):
+    name = "padded-1"
+    idea = "a float of padding per row of a tile: no bank conflicts in the one read by columns"
+    kernels = "{}<1>"
+
+
+class Padded2(Padded1):
+    name = "padded-2"
+    idea = "two floats: no bank conflicts either, because a half-warp has 16 rows"
+    kernels = "{}<2>"
+
+
+class Padded4(Padded2):
+    name = "padded-4"
+    idea = "four floats: rows 16-byte aligned, 2-way conflicts"
+    kernels = "{}<4>"
+
+
+class Padded8(Padded4):
+    name = "padded-8"
+    idea = "eight floats, the report's choice: 4-way conflicts"
+    kernels = "{}<8>"
+
+
+class SequentialLoss(Padded8):
+    name = "sequential-loss"
+    idea = "cross-entropy with a thread per row, terms in order, probabilities clamped at 1e-6; before: by shuffles"
+
+    def loss(self, step: Step) -> Launches:
+        B, _, N = step.sizes(step.last)
+        loss = self.launch("digits_loss.cu", "cross_entropy_sequential", grid_1d(1), step.a(step.last), step.y,
+                           Output(0), UInt32(step.index), B, N)  # fmt: skip
+        return loss, *super().loss(step)[1:]
+
+
+class AtomicBias(SequentialLoss):
+    name = "atomic-bias"
+    idea = "weights and bias updated in one kernel, the bias by atomicAdd: non-deterministic"
+    is_deterministic = False
+
+    def update(self, step: Step, layer: int) -> Launches:
+        return (self.update_by("update_layer", step, layer),)
+
+    def update_by(self, kernel: str, step: Step, layer: int) -> KernelLaunch:
+        K, N = step.widths[layer : layer + 2]
+        return self.fused(kernel, K, N, step.x(layer), step.dz(layer), State(f"w{layer}"), State(f"b{layer}"),
+                          rate_of(step), *step.sizes(layer))  # fmt: skip
+
+
+class Restrict(AtomicBias):
+    name = "restrict"
+    idea = "__restrict__: no operand aliases another (non-deterministic)"
+    directives: ClassVar[tuple[str, ...]] = ("-DRESTRICT=__restrict__",)
+
+
+class Unrolled(Restrict):
+    name = "unrolled"
+    idea = "the 16 multiply-adds of a tile unrolled (non-deterministic)"
+    directives: ClassVar[tuple[str, ...]] = (*Restrict.directives, "-DUNROLL=16")
+
+
+class RegisterCap(Unrolled):
+    name = "register-cap"
+    idea = "at most 64 registers per thread: the report's last version (non-deterministic)"
+    report_ms = MappingProxyType({ROWS: 218.0})
+    directives: ClassVar[tuple[str, ...]] = (*Unrolled.directives, "-DMIN_BLOCKS=4")
+
+
+# -- the report's plans --------------------------------------------------------------------------------------
+
+
+class OnlineSoftmax(RegisterCap):
+    name = "online-softmax"
+    idea = "softmax as its own kernel, a warp per row, in one pass (non-deterministic)"
+    report_ms = MappingProxyType({})
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        if layer < step.last:
+            return super().forward(step, layer)
+        return self.forward_by("forward", step, layer), self.softmax(step)
+
+    def softmax(self, step: Step) -> KernelLaunch:
+        B, _, N = step.sizes(step.last)
+        return self.launch("digits_loss.cu", "online_softmax", cover(32 * step.B), step.a(step.last), B, N)
+
+
+class TensorCores(OnlineSoftmax):
+    name = "tensor-cores"
+    idea = "fp16 operands, fp32 accumulators: mma.sync (non-deterministic)"
+    file, kernels, threads, directives = "digits_tensor_core.cu", "{}", 128, ()
+    precision = "fp16"
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        if layer < step.last:
+            return (self.forward_by("forward_half<true>", step, layer),)
+        return self.forward_by("forward_half<false>", step, layer), self.softmax(step)
+
+    def propagate(self, step: Step, layer: int) -> Launches:
+        return (self.propagate_by("z_grad_half", step, layer),)
+
+    def update(self, step: Step, layer: int) -> Launches:
+        return (self.update_by("update_layer_half", step, layer),)
+
+
+class VectorLoads(OnlineSoftmax):
+    name = "vector-loads"
+    idea = "fp32 again: float4 loads, operands transposed in shared memory; biases without atomics"
+    file, kernels, threads, directives = "digits_vectors.cu", "{}", 64, ()
+    is_deterministic = True
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        if layer < step.last:
+            return (self.forward_by("forward_vectors<true>", step, layer),)
+        return self.forward_by("forward_vectors<false>", step, layer), self.softmax(step)
+
+    def propagate(self, step: Step, layer: int) -> Launches:
+        return (self.propagate_by("z_grad_vectors", step, layer),)
+
+    def update(self, step: Step, layer: int) -> Launches:
+        return (self.update_by("update_vectors", step, layer),)
+
+
+class Graph(VectorLoads):
+    name = "graph"
+    idea = "softmax and its gradient fused into the last gemm; an epoch is one CUDA graph; updates run concurrently"
+    is_graph = True
+
+    def forward(self, step: Step, layer: int) -> Launches:
+        if layer < step.last:
+            return super().forward(step, layer)
+        return (
+            self.fused("forward_softmax_grad", step.B, step.widths[-1], step.x(layer), State(f"w{layer}"),
+                       State(f"b{layer}"), step.y, step.a(layer), step.dz(layer), *step.sizes(layer)),
+        )  # fmt: skip
+
+    def loss(self, step: Step) -> Launches:
+        return super().loss(step)[:1]
+
+    def epoch(self, steps: Sequence[Step]) -> Launches:
+        """Main branch: forward, propagate, update the first layer. The loss and each other update are branches."""
+        launches: list[KernelLaunch] = []
+        ends: dict[str, int] = {}  # the last launch of each branch
+
+        def add(branch: str, launch: KernelLaunch, *after: int) -> int:
+            waits = {*after, *([ends[branch]] if branch in ends else [])}
+            launches.append(dataclasses.replace(launch, after=tuple(sorted(waits))))
+            ends[branch] = len(launches) - 1
+            return ends[branch]
+
+        for step in steps:
+            layers = range(step.last + 1)
+            main = [launch for layer in layers for launch in self.forward(step, layer)]
+            branches = {len(main) - 1: ("loss", self.loss(step)[0])}  # by the launch of `main` that each waits for
+            for layer in reversed(layers[1:]):
+                main += self.propagate(step, layer)
+                branches[len(main) - 1] = (f"update {layer}", self.update(step, layer)[0])
+            main += self.update(step, 0)
+            previous: tuple[int, ...] = tuple(ends.values())  # a step begins when all branches are done
+            for i, launch in enumerate(main):
+                at = add("main", launch, *previous)
+                if i - 1 in branches:  # after the next launch of `main`, so that each branch keeps its stream
+                    add(*branches[i - 1], *previous)
+                previous = (at,)
+        return tuple(launches)
+
+
+# -- the engine ----------------------------------------------------------------------------------------------
+
+
+class EngineRun:
+    """An epoch of fit. A sample is the mean time of the epochs after the first."""
+
+    def __init__(self, epochs: Callable[[int], Any]) -> None:
+        self._epochs = epochs
+
+    def __call__(self) -> Array:
+        result = self._epochs(1)
+        return flat_run(result.losses, result.network)
+
+    def sample_ms(self) -> float:
+        return 1e3 * float(np.mean([epoch.seconds for epoch in self._epochs(1 + _MEASURED_EPOCHS).history[1:]]))
+
+
+class Onchip(Rung[TrainingRows]):
+    name = "onchip"
+    idea = "the engine: one persistent kernel, weights stay on the chip, layers exchange activations through L2"
+
+    def prepare(self, net: Network, x: TrainingRows, threads: int) -> EngineRun:
+        options, classes = dataclasses.asdict(run_options()), x.y.argmax(axis=1)
+
+        def epochs(count: int) -> Any:
+            return fit(net, x.x, classes, device="cuda", **{**options, "epochs": count})
+
+        return EngineRun(epochs)
+
+    def verify(self, truth: Any, got: Array) -> Verdict:
+        return cast(DigitsTruth, truth).verify_in(self.precision, got)
+
+
+def inputs(B: int) -> TrainingRows:
+    """B rows of MNIST, repeated if it has fewer, or random ones, in the order of fit's first epoch."""
+    if digits.find_mnist() is not None:
+        data = digits.load_data("mnist")
+        rows = np.arange(B) % len(data.x_train)
+        x, classes = data.x_train[rows], data.y_train[rows]
+    else:  # pixels, of which four of five are zero: about as large as MNIST's
+        rng = np.random.default_rng(0)
+        x = rng.random((B, 784), dtype=np.float32) * (rng.random((B, 784), dtype=np.float32) < 0.2)
+        classes = rng.integers(0, digits.CLASSES, B)
+    order = epoch_order(B, digits.TRAIN.seed, 0)
+    return TrainingRows(x[order], np.eye(digits.CLASSES, dtype=np.float32)[classes[order]])
+
+
+RUNGS: tuple[type[CudaRung], ...] = (
+    Separate, Fused, Tiled, Padded1, Padded2, Padded4, Padded8, SequentialLoss, AtomicBias, Restrict, Unrolled,
+    RegisterCap, OnlineSoftmax, TensorCores, VectorLoads, Graph,
+)  # fmt: skip
+LADDER = Ladder(
+    name="digits",
+    title="an epoch of training (784-320-160-10, ReLU, cross-entropy, SGD, batch 64), on a GPU",
+    rungs=(*RUNGS, Onchip),
+    network=digits.network,
+    inputs=inputs,
+    floor_ms=lambda net, B, precision: floor_ms(net, B, precision, Gpu.get().device),
+    rows=ROWS,
+    truth=DigitsTruth,
+    checked=CHECKED,
+    device="cuda",
+)
+
+
+# -- for make check-kernels --------------------------------------------------------------------------------
+
+
+ARCHITECTURES = EVERY_CHIP
+INSTANCES = rung_instances(RUNGS)

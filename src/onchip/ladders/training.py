@@ -1,0 +1,91 @@
+"""Shared by the GPU rungs that train: rows and targets on the GPU, weights updated in place, timing with launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from onchip.kernels.cuda.common.program import Steps, UInt32
+from onchip.ladders.device import DeviceRun
+from onchip.measure.truth import flat_run
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
+
+
+class TrainingRows:
+    """Rows x (n, D_in) and targets y (n, ...), in training order; uploaded once, on first use, for all rungs."""
+
+    def __init__(self, x: Array, y: Array) -> None:
+        self.x, self.y = x, y
+        self._buffers: dict[str, Buffer] = {}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: slice) -> TrainingRows:
+        x = self.x[rows]
+        return self if len(x) == len(self) else TrainingRows(x, self.y[rows])
+
+    def on(self, gpu: Gpu, name: str) -> Buffer:
+        """name: "x" or "y"; y as float32."""
+        if name not in self._buffers:
+            self._buffers[name] = gpu.upload(np.ascontiguousarray(getattr(self, name), np.float32))
+        return self._buffers[name]
+
+
+def batch_buffers(whole: Buffer, name: str, row_bytes: int, sizes: list[int]) -> dict[str, Buffer]:
+    """The rows of each step: "x0", "x1", ..."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return {
+        f"{name}{i}": BufferPart(whole, int(starts[i]) * row_bytes, size * row_bytes) for i, size in enumerate(sizes)
+    }
+
+
+class TrainingRun(DeviceRun):
+    """Training from given weights. Calling it returns losses and weights (flat_run); the output of `steps` is the loss
+    of each step.
+
+    A sample restores the weights, then measures the launches as the host enqueues them; a rung that `is_graph` is
+    replayed from a CUDA graph.
+    """
+
+    def __init__(
+        self, gpu: Gpu, steps: Steps, rows: Mapping[str, Buffer], initial: Mapping[str, Array],
+        trained: Callable[[Mapping[str, Array]], Network], losses: int, is_graph: bool,
+    ) -> None:  # fmt: skip
+        """initial  float32 arrays by the name of their State
+        trained  the network from the arrays after the run
+        """
+        self._initial, self._trained, self._is_graph = initial, trained, is_graph
+        self._state = {name: gpu.upload(array) for name, array in initial.items()}
+        super().__init__(gpu, steps, rows["x0"], rows, (losses,), "float32", self._state)
+
+    def __call__(self) -> Array:
+        self._restore()
+        losses = super().__call__()
+        arrays = {name: np.empty_like(array) for name, array in self._initial.items()}
+        for name, array in arrays.items():
+            self._gpu.download(self._state[name], array)
+        return flat_run(losses, self._trained(arrays))
+
+    def sample_ms(self) -> float:
+        self._restore()
+        if self._is_graph:
+            return super().sample_ms()
+        self._start.record()
+        self._enqueue(self._gpu.stream)
+        self._end.record()
+        return self._end.ms_since(self._start)
+
+    def _restore(self) -> None:
+        with self._gpu:
+            for name, array in self._initial.items():
+                self._gpu.write(self._state[name], array, self._gpu.stream)
+            self._gpu.synchronise()
+
+
+def float32(value: float) -> UInt32:
+    """The bits of a float parameter."""
+    return UInt32(int(np.float32(value).view(np.uint32)))

@@ -20,6 +20,7 @@
 #define __shared__ static
 #define __forceinline__ inline
 #define __noinline__
+#define __constant__ static
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
@@ -394,7 +395,7 @@ NO_TSAN static unsigned atomicAdd(unsigned* at, unsigned by) {
     emulated::acquire(at), emulated::release(at);
     return (*at += by) - by;
 }
-NO_TSAN static float atomicAdd(float* at, float by) {
+template <class T> NO_TSAN static T atomicAdd(T* at, T by) {  // of float and double
     emulated::acquire(at), emulated::release(at);
     return (*at += by) - by;
 }
@@ -415,6 +416,8 @@ template <class T> T __ldg(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
+// A texture object's handle is the address (fake_cuda.py).
+template <class T> T tex1Dfetch(unsigned long long object, int i) { return reinterpret_cast<const T*>(object)[i]; }
 template <class T> T __ldcg(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;

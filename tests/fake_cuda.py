@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,19 @@ class FakeDriver:
             self.run(action)
         else:
             action()
+
+    def CUdeviceptr(self, pointer):
+        return pointer
+
+    def CUDA_RESOURCE_DESC(self):
+        return SimpleNamespace(res=SimpleNamespace(linear=SimpleNamespace()))
+
+    def CUDA_TEXTURE_DESC(self):
+        return SimpleNamespace()
+
+    def cuTexObjectCreate(self, resource, texture, view):
+        """The handle is the pointer."""
+        return self._told("cuTexObjectCreate"), resource.res.linear.devPtr
 
     def cuPointerGetAttribute(self, attribute, pointer):
         if attribute == 2:  # what kind of memory

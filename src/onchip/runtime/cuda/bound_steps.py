@@ -17,6 +17,7 @@ from onchip.kernels.cuda.common.arguments import (
     StatusWord,
     Struct,
     TensorMap,
+    Texture,
     UInt32,
     Weight,
     WindowMap,
@@ -25,6 +26,7 @@ from onchip.kernels.cuda.common.program import KernelLaunch, Steps
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
 from onchip.runtime.cuda.launches import Call, Function, GraphBuilder, TensorMapArgument
 from onchip.runtime.cuda.status import STATUS_BYTES
+from onchip.runtime.cuda.texture import TextureObject
 
 _START = -1  # the point before the first launch, among the launch indices
 
@@ -52,6 +54,7 @@ class BoundSteps:
         self._outputs: list[tuple[Any, int]] = []
         self._scratches: list[tuple[Any, int]] = []  # argument, offset
         self._statuses: list[tuple[Any, int]] = []
+        self._textures: list[TextureObject] = []
         for launch in steps.launches:
             self._bind(gpu, launch)
         self.status_bytes = len(self._statuses) * STATUS_BYTES
@@ -84,6 +87,10 @@ class BoundSteps:
                 for offset, pointer in pointers:
                     self._set_pointer(ctypes.c_uint64.from_buffer(whole, offset), pointer)
                 return whole
+            case Texture(of, elements):
+                texture = TextureObject(self._gpu, self._set_pointer(ctypes.c_uint64(0), of).value, elements)
+                self._textures.append(texture)
+                return ctypes.c_uint64(texture.handle)
             case _:
                 return self._set_pointer(ctypes.c_uint64(0), argument)
 

@@ -104,6 +104,14 @@ class WindowMap:
     swizzle_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Texture:
+    """A texture object over float32 elements, as tex1Dfetch<float> reads them; passed by its 64-bit handle."""
+
+    of: Weight | State
+    elements: int
+
+
 TENSOR_MAP_DTYPES = {
     "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
     "float32": "FLOAT32", "float64": "FLOAT64", "tfloat32": "TFLOAT32",
@@ -119,4 +127,4 @@ class Struct:
     pointers: tuple[tuple[int, Memory], ...] = ()  # with the byte offset of each
 
 
-Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | WindowMap | Struct
+Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | WindowMap | Struct | Texture

@@ -13,9 +13,9 @@ from onchip.kernels.cuda.common.program import Output, UInt32
 from onchip.ladders import digits_cuda
 from onchip.ladders.device import KERNELS
 from onchip.ladders.digits_cuda import LADDER, Step
-from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, floor_ms, half_run, layer_arrays, network_of
+from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, half_run
 from onchip.ladders.frame import climb
-from onchip.ladders.training import TrainingRows
+from onchip.ladders.training import TrainingRows, floor_ms, layer_arrays, network_of
 from onchip.measure.pace import Pace
 from onchip.measure.truth import flat_run
 from onchip.plan.device import H200
@@ -249,4 +249,6 @@ def test_the_ladder_end_to_end():
 def test_the_floor():
     net = digits.network()
     flop = 2 * (3 * (784 * 320 + 320 * 160 + 160 * 10) - 784 * 320)
+    split = floor_ms(net, 60_000, "3xbf16", H200)
+    assert split == pytest.approx(60_000 * 3 * flop / H200.peak.flops["bf16"] * 1e3)
     assert floor_ms(net, 60_000, "fp32", H200) == pytest.approx(60_000 * flop / H200.peak.flops["fp32"] * 1e3)

@@ -7,7 +7,7 @@ The headers of cuda/digits_*.cu explain each kernel. Rows are on the GPU, in the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
@@ -31,22 +31,32 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.ladders.device import KERNELS, THREADS, grid_1d, rung_instances
-from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, floor_ms, layer_arrays, network_of, run_options
+from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, run_options
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.training import TrainingRows, TrainingRun, batch_buffers, float32
-from onchip.measure.truth import Verdict, flat_run
+from onchip.ladders.training import (
+    SPLIT,
+    EngineRun,
+    TrainingRows,
+    TrainingRun,
+    batch_buffers,
+    float32,
+    floor_ms,
+    layer_arrays,
+    network_of,
+)
+from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.train.loop import fit
 from onchip.train.order import epoch_order
+from onchip.train.training_run import FitResult
 from onchip.workloads import digits
 
 ROWS = 60_000
 CHECKED = 1_024  # rows: 16 steps
 TILE = 16  # rows and columns per block
 Launches = tuple[KernelLaunch, ...]
-_MEASURED_EPOCHS = 5  # per sample of the engine
 
 
 @dataclass(frozen=True)
@@ -423,31 +433,18 @@ class Graph(VectorLoads):
 # -- the engine ----------------------------------------------------------------------------------------------
 
 
-class EngineRun:
-    """An epoch of fit. A sample is the mean time of the epochs after the first."""
-
-    def __init__(self, epochs: Callable[[int], Any]) -> None:
-        self._epochs = epochs
-
-    def __call__(self) -> Array:
-        result = self._epochs(1)
-        return flat_run(result.losses, result.network)
-
-    def sample_ms(self) -> float:
-        return 1e3 * float(np.mean([epoch.seconds for epoch in self._epochs(1 + _MEASURED_EPOCHS).history[1:]]))
-
-
 class Onchip(Rung[TrainingRows]):
     name = "onchip"
     idea = "the engine: one persistent kernel, weights stay on the chip, layers exchange activations through L2"
+    precision = SPLIT
 
     def prepare(self, net: Network, x: TrainingRows, threads: int) -> EngineRun:
         options, classes = dataclasses.asdict(run_options()), x.y.argmax(axis=1)
 
-        def epochs(count: int) -> Any:
-            return fit(net, x.x, classes, device="cuda", **{**options, "epochs": count})
+        def run(epochs: int) -> FitResult:
+            return fit(net, x.x, classes, device="cuda", **{**options, "epochs": epochs})
 
-        return EngineRun(epochs)
+        return EngineRun(1, run)
 
     def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DigitsTruth, truth).verify_in(self.precision, got)

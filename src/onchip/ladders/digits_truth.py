@@ -1,19 +1,15 @@
-"""The reference and the floor of the digits ladder, and its weights as the kernels store them."""
+"""The reference of the digits ladder."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
-from onchip.ladders.training import TrainingRows
+from onchip.ladders.training import TrainingRows, layer_arrays, network_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run, relative_error
 from onchip.network.graph import Network
-from onchip.network.layers import Linear
-from onchip.network.recipe import Array, materialise
-from onchip.plan.device import Device
-from onchip.plan.kernel import Cost
+from onchip.network.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.workloads import digits
 
@@ -29,28 +25,6 @@ def batch_sizes(n: int) -> list[int]:
 def run_options() -> TrainOptions:
     """One epoch over rows that are in training order."""
     return dataclasses.replace(digits.TRAIN, epochs=1, shuffle=False)
-
-
-def layer_arrays(net: Network) -> dict[str, Array]:
-    """w0 (D_in, D_out), b0 (D_out,), w1, ...: float32, contiguous."""
-    arrays = {}
-    for i, names in enumerate(_layers(net)):
-        arrays[f"w{i}"] = np.ascontiguousarray(materialise(names["weight"], net.weights).T, np.float32)
-        arrays[f"b{i}"] = np.ascontiguousarray(materialise(names["bias"], net.weights), np.float32)
-    return arrays
-
-
-def network_of(net: Network, arrays: Mapping[str, Array]) -> Network:
-    """The network with these weights (layer_arrays)."""
-    weights = dict(net.weights)
-    for i, names in enumerate(_layers(net)):
-        weights[names["weight"]] = np.ascontiguousarray(arrays[f"w{i}"].T)
-        weights[names["bias"]] = arrays[f"b{i}"]
-    return net.replace(weights=weights)
-
-
-def _layers(net: Network) -> list[Mapping[str, str]]:
-    return [node.weights for node in net.nodes if isinstance(node.layer, Linear)]
 
 
 class DigitsTruth(TrainingTruth):
@@ -74,7 +48,7 @@ class DigitsTruth(TrainingTruth):
 def half_run(net: Network, rows: TrainingRows) -> Array:
     """Losses and weights (flat_run) with fp16 operands and float32 sums in all gemms, everything else float32."""
     arrays, losses, first = layer_arrays(net), [], 0
-    last = len(_layers(net)) - 1
+    last = len(arrays) // 2 - 1
     for B in batch_sizes(len(rows)):
         h, y = [rows.x[first : first + B].astype(np.float32)], rows.y[first : first + B]
         first += B
@@ -96,13 +70,3 @@ def half_run(net: Network, rows: TrainingRows) -> Array:
 def _half_gemm(a: Array, b: Array) -> Array:
     product: Array = a.astype(np.float16).astype(np.float32) @ b.astype(np.float16).astype(np.float32)
     return product
-
-
-def floor_ms(net: Network, B: int, precision: str, device: Device) -> float:
-    """Of an epoch over B rows: the flop, or reading every pixel once, as a byte. Weights never leave the chip, launches
-    cost nothing, and that a step needs the previous one is not counted.
-    """
-    sizes = [array.size for name, array in layer_arrays(net).items() if name.startswith("w")]
-    flop = 2 * (3 * sum(sizes) - sizes[0])  # forward, gradients of the weights, of all inputs but the first
-    pixels = materialise(_layers(net)[0]["weight"], net.weights).shape[1]
-    return Cost(row_flop=flop, row_bytes=pixels, launches=0).floor_us(device, precision, B) / 1e3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +11,14 @@ from onchip.kernels.cuda.common.program import Steps, UInt32
 from onchip.ladders.device import DeviceRun
 from onchip.measure.truth import flat_run
 from onchip.network.graph import Network
-from onchip.network.recipe import Array
+from onchip.network.layers import Linear
+from onchip.network.recipe import Array, materialise
+from onchip.plan.device import Device
+from onchip.plan.kernel import Cost
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
+
+MEASURED_EPOCHS = 5  # per sample of the engine
+SPLIT = "3xbf16"  # the precision of the engine's training in fp32
 
 
 class TrainingRows:
@@ -84,6 +91,61 @@ class TrainingRun(DeviceRun):
             for name, array in self._initial.items():
                 self._gpu.write(self._state[name], array, self._gpu.stream)
             self._gpu.synchronise()
+
+
+class EngineRun:
+    """Training by fit. A sample is the mean time of the epochs after the first."""
+
+    def __init__(self, epochs: int, fit: Callable[[int], Any]) -> None:
+        """epochs  of a checked run
+        fit     epochs -> FitResult
+        """
+        self._epochs, self._fit = epochs, fit
+
+    def __call__(self) -> Array:
+        result = self._fit(self._epochs)
+        return flat_run(result.losses, result.network)
+
+    def sample_ms(self) -> float:
+        return 1e3 * float(np.mean([epoch.seconds for epoch in self._fit(1 + MEASURED_EPOCHS).history[1:]]))
+
+
+# -- networks ------------------------------------------------------------------------------------------------
+
+
+def layer_arrays(net: Network) -> dict[str, Array]:
+    """w0 (D_in, D_out), b0 (D_out,), w1, ...: float32, contiguous."""
+    arrays = {}
+    for i, names in enumerate(_layers(net)):
+        arrays[f"w{i}"] = np.ascontiguousarray(materialise(names["weight"], net.weights).T, np.float32)
+        arrays[f"b{i}"] = np.ascontiguousarray(materialise(names["bias"], net.weights), np.float32)
+    return arrays
+
+
+def network_of(net: Network, arrays: Mapping[str, Array]) -> Network:
+    """The network with these weights (layer_arrays)."""
+    weights = dict(net.weights)
+    for i, names in enumerate(_layers(net)):
+        weights[names["weight"]] = np.ascontiguousarray(arrays[f"w{i}"].T)
+        weights[names["bias"]] = arrays[f"b{i}"]
+    return net.replace(weights=weights)
+
+
+def _layers(net: Network) -> list[Mapping[str, str]]:
+    return [node.weights for node in net.nodes if isinstance(node.layer, Linear)]
+
+
+def floor_ms(net: Network, B: int, precision: str, device: Device) -> float:
+    """Of an epoch over B rows: the flop, or reading every pixel once, as a byte. Weights never leave the chip, launches
+    cost nothing, and that a step needs the previous one is not counted.
+
+    precision  SPLIT: fp32 values as three bf16 terms on tensor cores; where one operand is a pixel, three products
+    """
+    sizes = [array.size for name, array in layer_arrays(net).items() if name.startswith("w")]
+    flop = 2 * (3 * sum(sizes) - sizes[0])  # forward, gradients of the weights, of all inputs but the first
+    pixels = materialise(_layers(net)[0]["weight"], net.weights).shape[1]
+    flop, rate = (3 * flop, "bf16") if precision == SPLIT else (flop, precision)
+    return Cost(row_flop=flop, row_bytes=pixels, launches=0).floor_us(device, rate, B) / 1e3
 
 
 def float32(value: float) -> UInt32:

@@ -1,33 +1,16 @@
-// digits.cuh: shared by the kernels of the digits ladder. Matrices are row-major float32; weights are (D_in, D_out), as
-// in the report, so a layer is x @ w + b. A block has 256 threads and computes a tile of 16 x 16 elements.
+// digits.cuh: shared by the kernels of the digits ladder.
 #pragma once
+#include "tile_gemm.cuh"
 
-// The compiler directives of the rungs restrict, unrolled and register-cap: options -D of the program.
-#ifndef RESTRICT
-#define RESTRICT
-#endif
-#ifndef UNROLL
-#define UNROLL 1
-#endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1
-#endif
-
-constexpr int TILE = 16, THREADS = TILE * TILE;
-constexpr int UNROLLED = UNROLL;  // #pragma unroll takes a constant expression
-
-struct Position {
-    int row, column;
-};
-
-__device__ __forceinline__ Position in_tile() {
-    return {static_cast<int>(threadIdx.x) / TILE, static_cast<int>(threadIdx.x) % TILE};
+// Of the block's tile in the result matrix.
+__device__ __forceinline__ Position first_in_matrix() {
+    return {static_cast<int>(blockIdx.y) * TILE, static_cast<int>(blockIdx.x) * TILE};
 }
 
 // Of this thread's element in the result matrix.
 __device__ __forceinline__ Position in_matrix() {
-    const Position at = in_tile();
-    return {static_cast<int>(blockIdx.y) * TILE + at.row, static_cast<int>(blockIdx.x) * TILE + at.column};
+    const Position first = first_in_matrix(), at = in_tile();
+    return {first.row + at.row, first.column + at.column};
 }
 
 // NaN propagates; fmaxf(v, 0) would return 0.

@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_tile(unsigned short* tile, const float* m, 
     for (int t = threadIdx.x; t < TILE * K_TILE; t += THREADS) {  // neighbouring threads read neighbouring elements
         const int i = IS_TRANSPOSED ? t % TILE : t / K_TILE, k = IS_TRANSPOSED ? t / TILE : t % K_TILE;
         const bool is_valid = first + i < count && first_k + k < K;
-        const long long at = IS_TRANSPOSED ? 1LL * (first_k + k) * count + first + i : 1LL * (first + i) * K + first_k + k;
+        const int at = IS_TRANSPOSED ? (first_k + k) * count + first + i : (first + i) * K + first_k + k;
         tile[i * STRIDE + k] = static_cast<unsigned short>(pack<f16>(is_valid ? m[at] : 0.0f, 0.0f));
     }
 }
@@ -31,8 +31,8 @@ __device__ __forceinline__ u32 pair_at(const unsigned short* tile, int i, int k)
     return *reinterpret_cast<const u32*>(tile + i * STRIDE + k);
 }
 
-// The product of a (M, K) and b (K, N), transposed: (K, M) and (N, K). Thread t gets elements t and t + 128 of the tile,
-// row-major.
+// The product of a (M, K) and b (K, N); transposed, they are stored as (K, M) and (N, K). Thread t gets elements t and
+// t + 128 of the tile, row-major.
 template <bool IS_A_TRANSPOSED, bool IS_B_TRANSPOSED>
 __device__ __forceinline__ void gemm_tile(const float* a, const float* b, float (&result)[2], int M, int K, int N) {
     alignas(16) __shared__ unsigned short as[TILE * STRIDE], bs[TILE * STRIDE];  // b's tile is (N, K)
@@ -43,7 +43,7 @@ __device__ __forceinline__ void gemm_tile(const float* a, const float* b, float 
         load_tile<IS_A_TRANSPOSED>(as, a, TILE * blockIdx.y, first, M, K);
         load_tile<!IS_B_TRANSPOSED>(bs, b, TILE * blockIdx.x, first, N, K);
         __syncthreads();
-        const u32 rows[4] = {pair_at(as, g, k), pair_at(as, g + 8, k), pair_at(as, g, k + 8), pair_at(as, g + 8, k + 8)};
+        const u32 rows[] = {pair_at(as, g, k), pair_at(as, g + 8, k), pair_at(as, g, k + 8), pair_at(as, g + 8, k + 8)};
         mma<Fp16>(c[0], rows, pair_at(bs, g, k), pair_at(bs, g, k + 8));
         mma<Fp16>(c[1], rows, pair_at(bs, g + 8, k), pair_at(bs, g + 8, k + 8));
         __syncthreads();

@@ -40,8 +40,8 @@ __device__ __forceinline__ Position in_matrix() {
     return {static_cast<int>(blockIdx.y) * TILE + at.row, static_cast<int>(blockIdx.x) * TILE + at.column};
 }
 
-// The product of a (M, K) and b (K, N); transposed, they are stored as (K, M) and (N, K). With SUMS_B, column_sum is the
-// sum of column threadIdx.x of b's tile, of the first 16 threads.
+// The product of a (M, K) and b (K, N); transposed, they are stored as (K, M) and (N, K). With SUMS_B, the first 16
+// threads add column threadIdx.x of b's tiles to *column_sum.
 template <bool IS_A_TRANSPOSED, bool IS_B_TRANSPOSED, bool SUMS_B = false>
 __device__ __forceinline__ void gemm_tile(const float* __restrict__ a, const float* __restrict__ b, float (&sums)[QUAD],
                                           int M, int K, int N, float* column_sum = nullptr) {

@@ -97,10 +97,10 @@ def test_misuse(arguments, message):
     assert message in str(result.exception)
 
 
-def test_a_ladder_without_gpu_rungs_is_climbed_on_the_cpu():
-    result = call("backprop", "--rows", "40", "--rung", "onchip")
-    assert result.exit_code == 0
-    assert "no rungs for a GPU" in result.stderr
+def test_a_ladder_without_cpu_rungs_needs_a_gpu():
+    exception = call("digits", "--device", "cpu").exception
+    assert isinstance(exception, InputError)
+    assert exception.expected == "cuda"
 
 
 def test_a_copy_without_git_gets_its_commit_by_an_option(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from onchip.bench.report import machine
 from onchip.bench.report.results import Results, make_folder, make_row, result_path, write_results
 from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
-from onchip.ladders import find_ladder, ladder_devices
+from onchip.ladders import find_ladder
 from onchip.ladders.counters import bank_conflicts
 from onchip.ladders.frame import Climb, Ladder, Step, climb
 from onchip.ladders.plot import need_matplotlib, save_plot
@@ -47,7 +47,7 @@ def climb_ladder(
 ) -> tuple[Climb, Results]:
     """Climb a ladder; write a plot and a result file if the options name them."""
     reporter, commit = reporter or Reporter(), machine.commit(options.commit)
-    device = find_ladder_device(name, options, reporter)
+    device = find_ladder_device(options, reporter)
     ladder = (
         find_ladder(name, device.kind)
         if options.ranks is None
@@ -101,12 +101,9 @@ def _over_ranks(name: str, device: str, rows: int | None, ranks: Ranks) -> Ladde
     )  # fmt: skip
 
 
-def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:
-    """The device to climb on. "auto": the GPU, if there is one and the ladder has rungs for it."""
+def find_ladder_device(options: LadderOptions, reporter: Reporter) -> Device:
+    """The device to climb on. "auto": the GPU, if there is one."""
     requested = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
-    if requested == "auto" and "cuda" not in ladder_devices(name):
-        reporter.log("device: cpu (auto: this ladder has no rungs for a GPU yet)")
-        requested = "cpu"
     found, _, chosen = find_device(requested, options.threads)
     if requested == "auto":
         reporter.log(f"device: {chosen}")

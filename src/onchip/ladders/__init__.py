@@ -20,6 +20,7 @@ _HOME = {
     ("decode", "cuda"): "onchip.ladders.decode_cuda",
     ("digits", "cuda"): "onchip.ladders.digits_cuda",
     ("backprop", "cpu"): "onchip.ladders.backprop",
+    ("backprop", "cuda"): "onchip.ladders.backprop_cuda",
     ("scan", "cpu"): "onchip.ladders.scan",
     ("scan", "cuda"): "onchip.ladders.scan_cuda",
 }

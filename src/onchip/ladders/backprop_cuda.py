@@ -1,0 +1,303 @@
+"""The backprop ladder on a GPU: full-batch epochs, from tiles that slide over the matrices to the engine.
+
+The headers of cuda/backprop_*.cu explain each kernel. An epoch is timed with everything on the GPU, like the report's
+later epochs; the fact "first epoch ms" includes the upload, like its first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    State,
+    Texture,
+    UInt32,
+)
+from onchip.ladders.backprop import CHECKED, EPOCHS, LR, MOMENTUM, run_options
+from onchip.ladders.backprop_run import BackpropRun, FlatRun, Memory, StreamsRun
+from onchip.ladders.device import KERNELS, THREADS, grid_1d, rung_instances
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.training import SPLIT, EngineRun, TrainingRows, float32, floor_ms
+from onchip.measure.truth import TrainingTruth
+from onchip.network.graph import Network
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.train.loop import fit
+from onchip.train.training_run import FitResult
+from onchip.workloads import backprop
+
+TILE = 16
+GRID_ROWS, GRID_COLUMNS = 128, 8  # the largest grid, in tiles: it slides over larger matrices
+SLICES = 32  # of the patterns, in backprop_atomics.cu
+ERROR_BLOCKS = 128
+Launches = tuple[KernelLaunch, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """B patterns; `index` is part of the names of their memory (backprop_run.Memory)."""
+
+    index: int
+    B: int
+
+
+@dataclass(frozen=True)
+class Shapes:
+    widths: tuple[int, ...]
+    count: int  # of all weights and biases
+    B: int  # patterns of all parts
+    parts: int
+
+    @property
+    def last(self) -> int:
+        """The last layer."""
+        return len(self.widths) - 2
+
+
+class CudaRung(Rung[TrainingRows]):
+    """A rung as the launches of a part of the patterns, and those after all parts."""
+
+    is_deterministic: ClassVar[bool] = True
+    parts: ClassVar[int] = 1
+    run_type: ClassVar[type[BackpropRun]] = BackpropRun
+    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
+
+    def part(self, shapes: Shapes, part: Part) -> Launches:
+        raise NotImplementedError
+
+    def tail(self, shapes: Shapes) -> Launches:
+        """The error and the update."""
+        raise NotImplementedError
+
+    def split(self, B: int) -> list[int]:
+        """Patterns of each part."""
+        ends = [B * i // self.parts for i in range(self.parts + 1)]
+        return [end - first for first, end in pairwise(ends) if end > first]
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        widths = (backprop.PIXELS, *backprop.HIDDEN, backprop.CLASSES)
+        rung, shapes = cls(), Shapes(widths, 1, TILE, 1)
+        launches = (*rung.part(shapes, Part(0, TILE)), *rung.tail(shapes))
+        return tuple(dict.fromkeys(launch.program for launch in launches))
+
+    def prepare(self, net: Network, x: TrainingRows, threads: int) -> BackpropRun:
+        gpu, sizes = Gpu.get(), self.split(len(x))
+        memory = Memory(gpu, net, x, sizes)
+        shapes = Shapes(memory.widths, memory.count, len(x), len(sizes))
+        parts = [self.part(shapes, Part(i, size)) for i, size in enumerate(sizes)]
+        return self.run_type(gpu, net, memory, parts, self.tail(shapes))
+
+    def launch(
+        self, file: str, kernel: str, config: LaunchConfig, *arguments: Argument, options: tuple[str, ...] = ()
+    ) -> KernelLaunch:
+        return KernelLaunch(Program(KERNELS / file, kernel, options), config, arguments, Budget(self.max_registers))
+
+
+def sliding(rows: int, columns: int, most_columns: int | None = None) -> LaunchConfig:
+    """A block per tile, up to GRID_ROWS rows; all columns, or at most `most_columns`."""
+    across, down = -(-columns // TILE), -(-rows // TILE)
+    return LaunchConfig((min(across, most_columns or across), min(down, GRID_ROWS), 1), (THREADS, 1, 1), 0)
+
+
+def cover(count: int) -> LaunchConfig:
+    """A thread per element."""
+    return grid_1d(-(-count // THREADS))
+
+
+def sizes_of(shapes: Shapes, part: Part, layer: int) -> tuple[UInt32, UInt32, UInt32]:
+    """B, K, N"""
+    return UInt32(part.B), UInt32(shapes.widths[layer]), UInt32(shapes.widths[layer + 1])
+
+
+# -- the report ----------------------------------------------------------------------------------------------
+
+
+class SlidingTiles(CudaRung):
+    name = "sliding-tiles"
+    idea = "gemms from 16 x 16 tiles; a grid of fixed size slides over the matrices; a copy per row of a matrix"
+    targets: ClassVar[str] = "Global"
+
+    def target_argument(self, shapes: Shapes, part: Part) -> Argument:
+        return State(f"y{part.index}")
+
+    def part(self, shapes: Shapes, part: Part) -> Launches:
+        return *self.forward(shapes, part), *self.backward(shapes, part)
+
+    def layer_input(self, part: Part, layer: int) -> State:
+        return State(f"x{part.index}" if layer == 0 else f"h{part.index}.{layer - 1}")
+
+    def forward(self, shapes: Shapes, part: Part) -> Launches:
+        launches: list[KernelLaunch] = []
+        p = part.index
+        for layer in range(shapes.last + 1):
+            config, sizes = sliding(part.B, shapes.widths[layer + 1]), sizes_of(shapes, part, layer)
+            operands = (self.layer_input(part, layer), State(f"w{layer}"), State(f"b{layer}"))
+            if layer < shapes.last:
+                kernel = "feed_forward"
+                results: tuple[Argument, ...] = (State(f"h{p}.{layer}"),)
+            else:
+                kernel = f"feed_output<{self.targets}>"
+                results = (self.target_argument(shapes, part), State(f"error{p}"), State(f"dz{p}.{layer}"))
+            launches.append(self.launch("backprop_tiles.cu", kernel, config, *operands, *results, *sizes))
+        return tuple(launches)
+
+    def backward(self, shapes: Shapes, part: Part) -> Launches:
+        launches, p = [], part.index
+        for layer in reversed(range(shapes.last + 1)):
+            (K, N), sizes = shapes.widths[layer : layer + 2], sizes_of(shapes, part, layer)
+            dz, x = State(f"dz{p}.{layer}"), self.layer_input(part, layer)
+            launches.append(self.launch("backprop_tiles.cu", "gradient_tiles", sliding(K, N, GRID_COLUMNS), x, dz,
+                                        State(f"g{p}.w{layer}"), State(f"g{p}.b{layer}"), *sizes))  # fmt: skip
+            if layer > 0:
+                launches.append(self.launch("backprop_tiles.cu", "propagate_tiles", sliding(part.B, K), dz,
+                                            State(f"w{layer}"), x, State(f"dz{p}.{layer - 1}"), *sizes))  # fmt: skip
+        return tuple(launches)
+
+    def tail(self, shapes: Shapes) -> Launches:
+        return *self.error(shapes), self.update(shapes)
+
+    def error(self, shapes: Shapes) -> Launches:
+        errors = UInt32(shapes.B * shapes.widths[-1])
+        return (self.launch("backprop_tiles.cu", "sum_error", grid_1d(1), State("error"), Output(0), errors),)
+
+    def update(self, shapes: Shapes) -> KernelLaunch:
+        return self.launch("backprop_tiles.cu", "update_all", cover(shapes.count), State("w"), State("v"), State("g"),
+                           float32(float(LR)), float32(float(MOMENTUM)), UInt32(shapes.count))  # fmt: skip
+
+
+class Constant(SlidingTiles):
+    name = "constant"
+    idea = "eta and alpha in constant memory, which broadcasts them to a warp"
+
+    def update(self, shapes: Shapes) -> KernelLaunch:
+        options = (f"-DETA={float(LR)!r}f", f"-DALPHA={float(MOMENTUM)!r}f")
+        return self.launch("backprop_update.cu", "update_by_constants", cover(shapes.count), State("w"), State("v"),
+                           State("g"), UInt32(shapes.parts), UInt32(shapes.count), options=options)  # fmt: skip
+
+
+class TextureTargets(Constant):
+    name = "texture"
+    idea = "targets through a texture object"
+    targets = "Texture"
+
+    def target_argument(self, shapes: Shapes, part: Part) -> Argument:
+        return Texture(State(f"y{part.index}"), part.B * shapes.widths[-1])
+
+
+class LdgTargets(Constant):
+    name = "ldg"
+    idea = "targets by __ldg: the same read-only cache, an ordinary pointer"
+    targets = "ReadOnly"
+
+
+class FlatUpload(LdgTargets):
+    name = "flat-upload"
+    idea = "all matrices in one array: one copy to the GPU"
+    run_type = FlatRun
+
+
+class Atomics(FlatUpload):
+    name = "atomics"
+    idea = "both backward gemms in one kernel, patterns in slices; results added by atomics: non-deterministic"
+    is_deterministic = False
+
+    def backward(self, shapes: Shapes, part: Part) -> Launches:
+        p = part.index
+        launches = [self.clear(State(f"g{p}"), shapes.count)]
+        for layer in reversed(range(shapes.last + 1)):
+            (K, N), sizes = shapes.widths[layer : layer + 2], sizes_of(shapes, part, layer)
+            if layer > 0:
+                launches.append(self.clear(State(f"dz{p}.{layer - 1}"), part.B * K))
+            tiles, slices = -(-K // TILE) * -(-N // TILE), min(-(-part.B // TILE), SLICES)
+            launches.append(self.launch(
+                "backprop_atomics.cu", f"backward_atomics<{str(layer > 0).lower()}>",
+                LaunchConfig((tiles, slices, 1), (THREADS, 1, 1), 0), self.layer_input(part, layer),
+                State(f"dz{p}.{layer}"), State(f"w{layer}"), State(f"g{p}.w{layer}"), State(f"g{p}.b{layer}"),
+                State(f"dz{p}.{max(0, layer - 1)}"), *sizes,
+            ))  # fmt: skip
+        return tuple(launches)
+
+    def clear(self, values: State | Output, count: int) -> KernelLaunch:
+        return self.launch("backprop_atomics.cu", "clear_values", cover(count), values, UInt32(count))
+
+
+class Streams(Atomics):
+    name = "streams"
+    idea = "three streams with their own patterns, gradients and asynchronous upload (non-deterministic)"
+    parts, run_type = 3, StreamsRun
+
+
+class Reduction(Streams):
+    name = "reduction"
+    idea = "the error by warp and block reductions: the report's last version (non-deterministic)"
+    report_ms = MappingProxyType({backprop.PATTERNS: 55.642})
+
+    def error(self, shapes: Shapes) -> Launches:
+        errors = shapes.B * shapes.widths[-1]
+        config = grid_1d(min(-(-errors // THREADS), ERROR_BLOCKS))
+        total = self.launch("backprop_error.cu", "reduce_error", config, State("error"), Output(0), UInt32(errors))
+        return self.clear(Output(0), 2), total  # a double is two floats
+
+
+# -- the engine ----------------------------------------------------------------------------------------------
+
+
+class Onchip(Rung[TrainingRows]):
+    name = "onchip"
+    idea = "the engine: forward, backward and gradient of a tile of patterns in one kernel, in a fixed order"
+    precision = SPLIT
+
+    def prepare(self, net: Network, x: TrainingRows, threads: int) -> EngineRun:
+        options = dataclasses.asdict(dataclasses.replace(backprop.TRAIN, batch_size=len(x)))
+
+        def run(epochs: int) -> FitResult:
+            return fit(net, x.x, x.y, device="cuda", **{**options, "epochs": epochs})
+
+        return EngineRun(EPOCHS, run)
+
+
+def inputs(B: int) -> TrainingRows:
+    patterns, _ = backprop.patterns(B)
+    return TrainingRows(patterns.x, patterns.y)
+
+
+def truth(net: Network, rows: TrainingRows) -> TrainingTruth:
+    options = run_options(backprop.Patterns(rows.x, rows.y))
+    return TrainingTruth(net, rows.x, rows.y, [np.arange(len(rows))] * EPOCHS, options)
+
+
+RUNGS: tuple[type[CudaRung], ...] = (
+    SlidingTiles, Constant, TextureTargets, LdgTargets, FlatUpload, Atomics, Streams, Reduction,
+)  # fmt: skip
+LADDER = Ladder(
+    name="backprop",
+    title="an epoch of full-batch training (784-56-28-10, sigmoids, momentum), on a GPU",
+    rungs=(*RUNGS, Onchip),
+    network=backprop.network,
+    inputs=inputs,
+    floor_ms=lambda net, B, precision: floor_ms(net, B, precision, Gpu.get().device),
+    rows=backprop.PATTERNS,
+    truth=truth,
+    checked=CHECKED,
+    device="cuda",
+)
+
+
+# -- for make check-kernels --------------------------------------------------------------------------------
+
+
+ARCHITECTURES = EVERY_CHIP
+INSTANCES = rung_instances(RUNGS)

@@ -12,7 +12,8 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda.common.program import Output, UInt32
 from onchip.ladders import digits_cuda
 from onchip.ladders.device import KERNELS
-from onchip.ladders.digits_cuda import LADDER, Step
+from onchip.ladders.digits_cuda import LADDER
+from onchip.ladders.digits_rung import Step
 from onchip.ladders.digits_truth import DigitsTruth, batch_sizes, half_run
 from onchip.ladders.frame import climb
 from onchip.ladders.training import TrainingRows, floor_ms, layer_arrays, network_of
@@ -21,6 +22,7 @@ from onchip.measure.truth import flat_run
 from onchip.plan.device import H200
 from onchip.runtime.cuda.kernel_check import find_modules, static_shared_bytes
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
+from onchip.train.order import epoch_order
 from onchip.workloads import digits
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}
@@ -229,11 +231,10 @@ def test_every_rung_is_right(name, n):
 @pytest.mark.gpu
 def test_every_batch_of_an_epoch_has_the_loss_of_the_torch_peer():
     rows, net = digits_cuda.inputs(12_800), digits.network()
-    order = np.empty(len(rows), np.int64)
-    _, first = torch_losses(net, rows.x, rows.y.argmax(axis=1), "cuda")
-    order[first] = np.arange(len(rows))  # rows as they were before they were put into training order
-    losses, again = torch_losses(net, rows.x[order], rows.y[order].argmax(axis=1), "cuda")
-    np.testing.assert_array_equal(first, again)
+    order = epoch_order(len(rows), digits.TRAIN.seed, 0)
+    before = np.argsort(order)  # rows as they were before they were put into training order
+    losses, of_torch = torch_losses(net, rows.x[before], rows.y[before].argmax(axis=1), "cuda")
+    np.testing.assert_array_equal(of_torch, order)
     got = LADDER_RUNGS["register-cap"]().prepare(net, rows, 1)()[: len(losses)]
     np.testing.assert_allclose(got, losses, rtol=1e-3)
 

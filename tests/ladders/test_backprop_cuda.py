@@ -7,7 +7,7 @@ import pytest
 
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.common.program import UInt32
+from onchip.kernels.cuda.common.arguments import UInt32
 from onchip.ladders import backprop_cuda
 from onchip.ladders.backprop_cuda import LADDER, Part, Shapes
 from onchip.ladders.frame import climb

@@ -9,7 +9,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.bench.cases.training import TrainingCase
 from onchip.bench.peers.torch_training import Autograd
 from onchip.errors import DeviceError, PlanError
-from onchip.kernels.cuda.common.program import Output, UInt32
+from onchip.kernels.cuda.common.arguments import Output, UInt32
 from onchip.ladders import digits_cuda
 from onchip.ladders.device import KERNELS
 from onchip.ladders.digits_cuda import LADDER

@@ -14,18 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Argument,
-    Budget,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    State,
-    Texture,
-    UInt32,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Output, State, Texture, UInt32
+from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program
 from onchip.ladders.backprop import CHECKED, EPOCHS, LR, MOMENTUM, run_options
 from onchip.ladders.backprop_run import BackpropRun, FlatRun, Memory, StreamsRun
 from onchip.ladders.device import KERNELS, THREADS, grid_1d, rung_instances

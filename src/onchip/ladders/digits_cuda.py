@@ -13,14 +13,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Argument,
-    KernelLaunch,
-    Output,
-    State,
-    UInt32,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Output, State, UInt32
+from onchip.kernels.cuda.common.program import EVERY_CHIP, KernelLaunch
 from onchip.ladders.device import THREADS, grid_1d, rung_instances
 from onchip.ladders.digits_rung import CudaRung, Launches, Step, cover, rate_of, tiles
 from onchip.ladders.digits_truth import DigitsTruth, run_options

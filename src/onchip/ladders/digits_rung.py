@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.common.program import (
-    Argument,
-    Budget,
-    KernelLaunch,
-    LaunchConfig,
-    Memory,
-    Program,
-    Scratch,
-    Steps,
-    UInt32,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import Argument, Memory, Scratch, UInt32, Weight
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, THREADS, grid_1d
 from onchip.ladders.digits_truth import DigitsTruth, batch_sizes
 from onchip.ladders.frame import Rung

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cuda.common.program import Steps, UInt32
+from onchip.kernels.cuda.common.arguments import UInt32
+from onchip.kernels.cuda.common.program import Steps
 from onchip.ladders.device import DeviceRun
 from onchip.measure.truth import flat_run
 from onchip.network.graph import Network

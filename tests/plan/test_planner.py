@@ -62,6 +62,8 @@ def test_a_number_of_rows_that_cannot_be():
 def test_a_refusal_is_told_with_its_reason():
     plan = make_plan(three_layers(), CPU, [Take("single", 1), Take("four", 4)])
     assert "refused: four at a: needs 4 layers" in str(plan)
+    plan = make_plan(three_layers(), CPU, [Take("single", 1), Take("four", 4), Take("quartet", 4)])
+    assert "refused: four, quartet at a: needs 4 layers" in str(plan)
     with pytest.raises(PlanError, match="no kernel of two cores supports layer 'a'") as error:
         make_plan(three_layers(), CPU, [Take("four", 4)])
     assert "needs 4 layers" in str(error.value)

@@ -138,7 +138,7 @@ class MlpPairLowering:
 
 class MlpPairKernel(ChainKernel):
     name = "mlp_pair"
-    precisions = ("bf16", "fp16")
+    precisions = ("fp16", "bf16")
     architectures = ARCHITECTURES
 
     def applies(self, net: Network, start: int) -> bool:

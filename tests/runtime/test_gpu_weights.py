@@ -6,12 +6,13 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.recipes.recipes import RATES
+from onchip.kernels.cuda import KERNELS
 from onchip.network.build import sequential
 from onchip.network.layers import Linear, ReLU
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, transposed
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan import build_cost
+from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.linear import merged_bias, merged_weight
@@ -22,6 +23,7 @@ from onchip.runtime.engine import Engine
 from onchip.runtime.placement import kernels_for
 
 pytestmark = needs_gxx
+RATES = build_cost.recipe_rates_of(KERNELS, H200)
 
 
 @pytest.fixture

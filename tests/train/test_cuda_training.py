@@ -196,7 +196,7 @@ STAGED = {
 def stage_everything(monkeypatch, warps_m, warps_n, slices):
     """Every gemm through shared memory, whatever its cost."""
 
-    def choose(sizes, terms, precision, units, can_slice=False):
+    def choose(sizes, terms, precision, device, can_slice=False):
         return Tiling(4, warps_m, warps_n, WARPS // (warps_m * warps_n), slices if can_slice else 1, is_staged=True)
 
     monkeypatch.setattr(mlp_train, "choose_tiling", choose)
@@ -320,7 +320,7 @@ def test_digits_take_five_launches_per_step():
 @pytest.mark.parametrize("sizes", [[(1, 1)], [(64, 320)], [(320, 785), (160, 321), (10, 161)], [(4096, 4096)]])
 def test_tiles_cover_gemms_of_any_size(sizes, terms):
     for precision, can_slice in itertools.product(("fp32", "bf16"), (False, True)):
-        tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
+        tiling = choose_tiling(sizes, terms, precision, H200, can_slice)
         assert tiling.warps_m * tiling.warps_n * tiling.split_k == WARPS
         assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
         assert not tiling.is_staged or tiling.slice_chunks(terms) % STAGE_CHUNKS == 0

@@ -26,7 +26,7 @@ Weights = Mapping[str, Weight]
 def recipe_rates_of(kernels: Sequence[Kernel], device: Device) -> dict[str, float]:
     """The recipe operations that a device's kernels support: operation -> fraction of its fp32 rate."""
     supporting = [k for k in kernels if k.device_kind == device.kind and isinstance(k, RecipeKernel)]
-    return {op: rate for kernel in supporting for op, rate in kernel.recipe_rates.items()}
+    return {op: rate for kernel in supporting for op, rate in kernel.recipe_rates(device).items()}
 
 
 def build_us(recipes: Iterable[Recipe], weights: Weights, device: Device, rates: Mapping[str, float]) -> float:

@@ -217,7 +217,6 @@ class Converter(Protocol):
 class RecipeKernel(Protocol):
     """A kernel that also computes weights on its device."""
 
-    @property
-    def recipe_rates(self) -> Mapping[str, float]:
+    def recipe_rates(self, device: Device) -> Mapping[str, float]:
         """Recipe operation -> fraction of the device's fp32 flop/s at which the kernel computes it."""
         ...

@@ -10,7 +10,13 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, NARROW, OVERHEAD, TILES, ConvDirectKernel
+from onchip.kernels.cuda.common.costs import costs_of
+from onchip.kernels.cuda.conv.direct import (
+    DIRECT,
+    NARROW,
+    TILES,
+    ConvDirectKernel,
+)
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
@@ -26,6 +32,8 @@ from onchip.runtime.placement import find_device
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SAME = Conv2d(pads=(1, 1, 1, 1))
+
+COSTS = costs_of(H200).conv_direct
 
 
 def chain(row_shape, *layers, bias=True, dtype="float32"):
@@ -83,14 +91,14 @@ def test_what_it_costs():
     assert cost.row_flop == 32 * 32 * 64 * (2 * 64 * 9 + 1)
     assert cost.row_bytes == 2 * 4 * 64 * 32 * 32
     assert cost.fixed_bytes == 4 * (64 * 64 * 9 + 64)
-    whole = 64 * 9 / (64 * 9 + OVERHEAD)  # of a tile's time
-    assert (cost.precision, cost.rate) == ("fp32", pytest.approx(TILES[0].rate * whole))
+    whole = 64 * 9 / (64 * 9 + COSTS.overhead_elements)  # of a tile's time
+    assert (cost.precision, cost.rate) == ("fp32", pytest.approx(TILES[0].share(COSTS) * whole))
     (few,) = claims_of(chain((64, 32, 32), (SAME, (8, 64, 3, 3))))
-    assert few.cost.rate == pytest.approx(TILES[2].rate / 2 * whole)
+    assert few.cost.rate == pytest.approx(TILES[2].share(COSTS) / 2 * whole)
     (fewer,) = claims_of(chain((64, 32, 32), (SAME, (3, 64, 3, 3))))
-    assert fewer.cost.rate == pytest.approx(NARROW.rate * 3 / 4 * 64 / 68)
+    assert fewer.cost.rate == pytest.approx(NARROW.share(COSTS) * 3 / 4 * 64 / 68)
     (single,) = claims_of(chain((64, 32, 32), (Conv2d(groups=64), (64, 1, 3, 3))))
-    assert single.cost.rate == DEPTHWISE_RATE
+    assert single.cost.rate == COSTS.depthwise_share
 
 
 def test_sizes_cost_no_compilation():

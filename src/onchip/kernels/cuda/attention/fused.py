@@ -13,6 +13,7 @@ import numpy as np
 from onchip.kernels.cuda.attention.match import Attention, find_attention
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output, Struct, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_core_cost
@@ -29,7 +30,6 @@ from onchip.plan.kernel import Claim, Job, Refusal, Use
 SOURCE = Path(__file__).with_suffix(".cu")
 ROWS, WARPS = 16, 4  # queries per warp; warps per block
 KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # compiled instances
-RATE = 0.15  # of tensor core peak, operands from L1; measured: 4,096 rows of 4 heads of 32 x 16, fp32
 PART = 32  # K elements per partial sum of 3xTF32
 
 
@@ -115,9 +115,9 @@ class AttentionFusedKernel(CudaKernel):
             got = f"{found.Sk:,} and {max(found.D, found.V):,}"
             yield Refusal(self.name, found.nodes[0].name, f"{most}, got {got}")
         else:
-            yield self._claim(net, found, job)
+            yield self._claim(net, found, device, job)
 
-    def _claim(self, net: Network, found: Attention, job: Job) -> Claim:
+    def _claim(self, net: Network, found: Attention, device: Device, job: Job) -> Claim:
         views, y = (found.q, found.k, found.v, found.y), net.types[found.nodes[-1].name]
         read = (name for node in found.nodes for name in node.inputs)
         values = [name for name in dict.fromkeys(read) if name in {view.value for view in views[:3]}]
@@ -134,7 +134,8 @@ class AttentionFusedKernel(CudaKernel):
         row_sizes = tuple(net.types[view.value].row_size for view in views)
         gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
         moved = sum(net.types[name].row_bytes for name in values) + y.row_bytes
-        cost = tensor_core_cost(job.precision, gemm_flop, moved, bytes_of(recipes), rate=RATE)
+        rate = costs_of(device).attention.share
+        cost = tensor_core_cost(job.precision, gemm_flop, moved, bytes_of(recipes), rate=rate)
         lowering = AttentionLowering(
             job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Output, UInt32, Weight
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
@@ -31,11 +32,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
 MAX_ROWS = (8, 4)
 PART = 128  # K elements per partial sum, as in conv/direct.cu
-# Shares of the device's fp32 rate: 5 x 5, NCHW, float32 reached 15.5 of an H200's 50.9 Tflop/s. LOOP_RATE is an
-# estimate: the loop reloads its weights.
-RATE, LOOP_RATE = 0.3, 0.2
-# A thread's taps are serial: with one image a loop over 7 x 7 took 6 to 8 us, unrolled 3 x 3 took 0.3.
-TAP_US, LOOP_TAP_US = 0.03, 0.14
 
 
 @dataclass(frozen=True)
@@ -93,13 +89,15 @@ class DepthwiseKernel(CudaKernel):
             taps = "x".join(map(str, net.weights[node.weights["weight"]].shape[2:]))
             labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
             is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
+            costs = costs_of(device).depthwise
+            tap_us = costs.tap_us if windows.is_unrolled else costs.loop_tap_us
             yield self.claim(
                 net, node, DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
                 label=f"{self.name}<{','.join(labels)}>", nodes=tuple(each.name for each in nodes),
                 cost=Cost(
                     sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, bytes_of(recipes),
-                    precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
-                    min_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
+                    precision="fp32", rate=costs.share if windows.is_unrolled else costs.loop_share,
+                    min_us=windows.h.taps * windows.w.taps * tap_us,
                 ),
                 why="one input channel per output channel", recipes=recipes,
                 order=f"taps in order, partial sums of {PART}",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, UInt32, Weight
+from onchip.kernels.cuda.common.costs import H200, ConvDirectCosts, costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import round_up
@@ -32,43 +33,39 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of a block, and its estimated share of the device's fp32 rate when full."""
+    """Tile of a block."""
 
     positions: int
     channels: int
     per_thread: Pair  # positions and channels per thread
-    rate: float
 
     @property
     def threads(self) -> int:
         return self.positions // self.per_thread[0] * (self.channels // self.per_thread[1])
 
-    @property
-    def work(self) -> float:
-        """Relative time of a block."""
-        return self.positions * self.channels / self.rate
+    def share(self, costs: ConvDirectCosts) -> float:
+        """Estimated share of the device's fp32 rate when full."""
+        return costs.tile_shares[self.positions, self.channels]
 
-    def rate_for(self, N: int) -> float:
-        """Rate with many positions: channels past N are padding."""
-        return self.rate * N / (math.ceil(N / self.channels) * self.channels)
+    def work(self, costs: ConvDirectCosts) -> float:
+        """Relative time of a block."""
+        return self.positions * self.channels / self.share(costs)
+
+    def share_for(self, N: int, costs: ConvDirectCosts) -> float:
+        """Share with many positions: channels past N are padding."""
+        return self.share(costs) * N / (math.ceil(N / self.channels) * self.channels)
 
 
 # For many channels; for few positions and channels; for few channels. NARROW: 4 channels x 4 positions per thread.
-# DIRECT: one output per thread, two loads per fma. With OVERHEAD, estimates for K of 8 to 40 are within 20 % (H200):
-# 8 -> 16 channels, 1x1: 594 us (fp16) and 523; 3 -> 16, 3 x 3: 1,259; 1 -> 64, 10 x 4: 145.
-TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.45), Tile(128, 16, (4, 4), 0.4))
+# DIRECT: one output per thread, two loads per fma.
+TILES = (Tile(128, 64, (8, 4)), Tile(64, 32, (4, 4)), Tile(128, 16, (4, 4)))
 DEPTH = 16  # k per slice
-OVERHEAD = 18  # fixed cost of a tile, in units of k
-NARROW = Tile(1024, 4, (4, 4), 0.2)
-DIRECT = Tile(256, 1, (1, 1), 0.07)
+NARROW = Tile(1024, 4, (4, 4))
+DIRECT = Tile(256, 1, (1, 1))
 DOUBLE_TILES = (TILES[1], DIRECT)  # the others exceed registers or shared memory in float64
 FEW_CHANNELS = 16
 PART = 128  # K elements per partial sum
 DOUBLE_RATE = 0.5  # of the fp32 rate on GPUs with full fp64 units; far less elsewhere
-# A block's k loop is serial: 17 us for K = 256 and 203 us for K = 3,200, with one image. DIRECT also computes each
-# tap's position: 10 us for 25 taps of one channel.
-K_US, TAP_US = 0.06, 0.25
-DEPTHWISE_RATE = 0.0085  # rate of DIRECT for few input channels: index arithmetic dominates
 
 
 @dataclass(frozen=True)
@@ -135,6 +132,7 @@ class ConvDirectLowering:
     has_bias: bool
     units: int
     activation: Elementwise | None = None
+    costs: ConvDirectCosts = field(default=H200.conv_direct, kw_only=True, repr=False)
 
     @property
     def tiles(self) -> list[Tile]:
@@ -146,27 +144,34 @@ class ConvDirectLowering:
     @property
     def is_direct(self) -> bool:
         """Whether one output per thread is best for large batches."""
-        return max(self.tiles, key=lambda tile: tile.rate_for(self.geometry.N)) is DIRECT
+        return self._best_full_tile is DIRECT
+
+    @property
+    def _best_full_tile(self) -> Tile:
+        return max(self.tiles, key=lambda tile: tile.share_for(self.geometry.N, self.costs))
 
     def rate(self, B: int) -> float:
         """Estimated share of the device's fp32 rate for B rows."""
-        C, N, K = self.geometry.C, self.geometry.N, self.geometry.depth
-        tile = max(self.tiles, key=lambda tile: tile.rate_for(N))
-        rate = DEPTHWISE_RATE if tile is DIRECT and C < FEW_CHANNELS else tile.rate_for(N)
-        rate *= K / (round_up(K, DEPTH) + OVERHEAD) if tile in TILES else 1.0
+        C, N, K, tile, costs = self.geometry.C, self.geometry.N, self.geometry.depth, self._best_full_tile, self.costs
+        rate = costs.depthwise_share if tile is DIRECT and C < FEW_CHANNELS else tile.share_for(N, costs)
+        rate *= K / (round_up(K, DEPTH) + costs.overhead_elements) if tile in TILES else 1.0
         rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # index arithmetic costs as much as 4 channels
         rate *= DOUBLE_RATE if "float64" in self.dtypes else 1.0
         return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # idle SMs
 
     def min_us(self, B: int) -> float:
         """Serial time of one output, whatever B."""
-        g, tile = self.geometry, self.tile(max(1, B))
+        g, costs = self.geometry, self.costs
         taps = math.prod(g.taps) / math.prod(g.phases)  # per output
-        return taps * (K_US * g.C + (TAP_US if tile is DIRECT else 0.0))
+        return taps * (costs.k_us * g.C + (costs.tap_us if self.tile(max(1, B)) is DIRECT else 0.0))
 
     def tile(self, B: int) -> Tile:
         """The tile with the least waves of blocks times work per block. All compute the same bits."""
-        return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
+
+        def time(tile: Tile) -> float:
+            return math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work(self.costs)
+
+        return min(self.tiles, key=time)
 
     def at(self, B: int) -> Steps:
         return Steps((self.launch(B, self.tile(B)),) if B else ())
@@ -222,7 +227,8 @@ class ConvDirectKernel(CudaKernel):
         taps = "x".join(map(str, net.weights[node.weights["weight"]].shape[2:]))
         fused = f",{activation.kind}" if activation is not None else ""
         for nhwc in _layouts(net, node, last):
-            lowering = ConvDirectLowering(g, (x.dtype, y.dtype), nhwc, "bias" in recipes, device.units, activation)
+            dtypes, has_bias, costs = (x.dtype, y.dtype), "bias" in recipes, costs_of(device).conv_direct
+            lowering = ConvDirectLowering(g, dtypes, nhwc, has_bias, device.units, activation, costs=costs)
             if lowering.is_direct and nhwc[0] != nhwc[1]:
                 continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
             # FFMA whatever the job's precision: the result is only more exact.
@@ -243,9 +249,10 @@ class ConvDirectKernel(CudaKernel):
         x, y, name = net.types[node.inputs[0]], net.types[node.name], node.weights["weight"]
         weight = Recipe.of(transposed, (name,), (g.C, g.N), "float64", axes=(1, 0))
         recipes = {"weight": weight, **bias_recipe(net, node, "float64")}
-        rate = DOUBLE_RATE * max(tile.rate_for(g.N) for tile in DOUBLE_TILES)
+        costs, dtypes = costs_of(device).conv_direct, (x.dtype, y.dtype)
+        rate = DOUBLE_RATE * max(tile.share_for(g.N, costs) for tile in DOUBLE_TILES)
         return self.claim(
-            net, node, ConvDirectLowering(g, (x.dtype, y.dtype), (True, True), "bias" in recipes, device.units),
+            net, node, ConvDirectLowering(g, dtypes, (True, True), "bias" in recipes, device.units, costs=costs),
             label=f"{self.name}<{g.C},{g.N}>", why="float64 on CUDA cores", recipes=recipes,
             cost=Cost(
                 net.row_flop(node), x.row_bytes + y.row_bytes, bytes_of(recipes),

@@ -28,7 +28,6 @@ from onchip.kernels.cuda.conv.fusion import (
 )
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
-    ISSUED_PER_MMA,
     PART,
     THREADS,
     even_share,
@@ -59,11 +58,6 @@ WINDOWS = (2, 4, 8, 16)  # positions per pool window
 # Up to this K, fp32 is left to FFMA kernels. 3xTF32 drops low * low, up to 2^-22 of each product: more than
 # the rounding error of an fp32 sum of so few terms.
 MAX_INEXACT_K = 8
-# A warp's instructions per tile, counted in the compiled code, not measured: fixed, per 8 channels, per step, and per
-# step and 8 channels.
-WARP_TILE_ISSUED, TILE_ISSUED, STEP_ISSUED, MMA_ISSUED = 120, 40, 24, 6
-# Per launch: 2 us more than an empty kernel with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
-LAUNCH_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the number of tf32 splits
 
 
 class Tiles(CStruct):
@@ -228,18 +222,20 @@ class ConvFirstLayerLowering(ConvLowering):
 
     def rate(self, B: int) -> float:
         """Share of the tensor cores' sustained rate, given padding and idle SMs."""
-        g, tile = self.geometry, self.tile(B)
+        g, tile, costs = self.geometry, self.tile(B), self.costs.first_layer
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
         share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.positions, WARP_TILE))
-        issued = WARP_TILE_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + MMA_ISSUED * self.group)
-        rate = ISSUED_PER_MMA * WARP_TILE / 16 * self.steps * self.group / issued
+        issued = costs.warp_tile_instructions + costs.tile_instructions * self.group
+        issued += self.steps * (costs.step_instructions + costs.mma_instructions * self.group)
+        rate = self.costs.warp_mma.instructions_per_mma * WARP_TILE / 16 * self.steps * self.group / issued
         return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     @property
     def min_us(self) -> float:
         """Time of a launch, whatever B."""
-        g = self.geometry
-        return LAUNCH_US + WEIGHT_US[PRECISIONS[self.precision].splits] * g.C * math.prod(g.taps) * g.N
+        g, costs = self.geometry, self.costs.first_layer
+        weight_us = costs.weight_us[PRECISIONS[self.precision].splits]
+        return costs.launch_us + weight_us * g.C * math.prod(g.taps) * g.N
 
     def at(self, B: int) -> Steps:
         return Steps((self.launch(B),) if B else ())

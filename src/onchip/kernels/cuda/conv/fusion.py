@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Weight
+from onchip.kernels.cuda.common.costs import H200, CudaCosts, costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import tensor_core_cost
@@ -157,12 +158,16 @@ class ConvLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
+    costs: CudaCosts = field(default=H200, kw_only=True, repr=False)
 
     @classmethod
     def of(cls, net: Network, run: ConvRun, geometry: Geometry, device: Device, job: Job, **fields: Any) -> Self:
         """`fields` of a subclass."""
         dtypes, has_bias = run.dtypes(net), "bias" in run.conv.weights
-        return cls(geometry, job.precision, dtypes, run.activation, has_bias, device.units, **fields)
+        costs = costs_of(device)
+        return cls(
+            geometry, job.precision, dtypes, run.activation, has_bias, device.units, costs=costs, **fields
+        )  # fmt: skip
 
     @property
     def bias(self) -> Argument:

@@ -44,11 +44,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 MIN_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
 MAX_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
 
-# 16-bit gemms wait for pixels, which are gathered one by one: 64 -> 64 channels 3 x 3 and others took 1.5 to 1.8 times
-# as long as with contiguous rows, 2.2 to 2.6 times with float32 pixels (H200).
-WINDOW_RATE, FLOAT32_RATE = 0.6, 0.42
-MIN_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
-
 
 class PhaseStruct(CStruct):
     source, c_name = SOURCE, "Phase"
@@ -114,14 +109,16 @@ class ImplicitGemmLowering(ConvLowering):
         """Time as multiply-adds at the device's rate. With few tiles the phase with the most taps decides."""
         waves = math.ceil(self.tile_count(B, tile) / self.units)
         depth = max(self.depths) if waves == 1 else sum(self.depths) / self.windows.count
-        return waves * self.units * tile.work(depth, self.scale * self._window_rate, self.is_whole)
+        scale = self.scale * self._window_factor
+        return waves * self.units * tile.work(depth, scale, self.is_whole, self.costs.mma_tile)
 
     @property
-    def _window_rate(self) -> float:
+    def _window_factor(self) -> float:
         """Rate relative to a gemm with contiguous rows."""
         if DTYPE_BYTES[PRECISIONS[self.precision].dtype] != 2:
             return 1.0
-        return WINDOW_RATE if DTYPE_BYTES[self.dtypes[0]] == 2 else FLOAT32_RATE
+        costs = self.costs.implicit_gemm
+        return costs.window_factor if DTYPE_BYTES[self.dtypes[0]] == 2 else costs.float32_factor
 
     def tile(self, B: int) -> MmaTile:
         """The tile with the least estimated time. All compute the same bits."""
@@ -190,7 +187,8 @@ class ImplicitGemmLowering(ConvLowering):
         )  # fmt: skip
 
     def cost(self, net: Network, run: ConvRun, recipes: Mapping[str, Recipe], job: Job, extra_bytes: int = 0) -> Cost:
-        return run.cost(net, self.precision, recipes, self.rate(job.batch), MIN_US, extra_bytes)
+        min_us = self.costs.implicit_gemm.launch_us
+        return run.cost(net, self.precision, recipes, self.rate(job.batch), min_us, extra_bytes)
 
 
 class ConvImplicitGemmKernel(ConvKernel):

@@ -27,7 +27,7 @@ from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, 
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, geometry_of
 from onchip.kernels.cuda.conv.fusion import TAPS, ConvKernel, ConvLowering, ConvRun, find_conv, find_runs
-from onchip.kernels.cuda.conv.sm90_images import UNIT_CYCLES, ImageConv, image_conv
+from onchip.kernels.cuda.conv.sm90_images import ImageConv, image_conv
 from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, PART, TMA_BYTES, WgmmaGemm, split_has_slices
 from onchip.network.graph import Network, Node
@@ -39,8 +39,6 @@ from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
-# Share of the 16-bit gemm rate: 0.70 to 0.86 for six 3x3 convolutions of 16 to 96 channels, 4,096 images, H200.
-WINDOW_RATE = 0.8
 MIN_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
 
 
@@ -88,33 +86,35 @@ class ConvSm90Lowering(ConvLowering):
             return None
         if self.split_k > 1 or self.slice_taps > 1:
             return None
-        layout = self.chunks, self.channels, self.windows.tap_order()
-        return image_conv(self.geometry, self.precision, self.activation, *layout, self.residual is not None)
+        layout, has_residual = (self.chunks, self.channels, self.windows.tap_order()), self.residual is not None
+        costs = self.costs.conv_sm90
+        return image_conv(self.geometry, self.precision, self.activation, *layout, has_residual, costs)
 
     def uses_images(self, B: int) -> bool:
         """Whether conv/sm90_images.cu is estimated to be faster."""
-        return self.images is not None and self.images.cycles(B, self.units) < self.cycles(B)
+        return self.images is not None and self.images.clocks(B, self.units, self.costs.conv_sm90) < self.clocks(B)
 
     @property
     def fmas(self) -> int:
         """Multiply-adds per image, padded channels and positions included."""
         return self.geometry.N * math.prod(self.windows.positions) * sum(self.windows.taps()) * self.channels
 
-    def cycles(self, B: int) -> float:
-        """Cycles of an SM, comparable with conv/sm90_images.py."""
+    def clocks(self, B: int) -> float:
+        """Clocks of an SM, comparable with conv/sm90_images.py."""
         unit = 128 * 64 * 64  # multiply-adds
-        return B * self.fmas / unit * UNIT_CYCLES / (self.units * self.rate(B))
+        return B * self.fmas / unit * self.costs.conv_sm90.unit_clocks / (self.units * self.rate(B))
 
     def rate(self, B: int, overlaps: bool = False) -> float:
         """Share of the device's gemm rate."""
-        return self.gemm(B).rate(self.units, overlaps) * (WINDOW_RATE if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
+        factor = self.costs.conv_sm90.window_factor if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0
+        return self.gemm(B).rate(self.units, overlaps) * factor
 
     def gemm(self, B: int) -> WgmmaGemm:
         """The gemm: a row per output position of a phase."""
         windows = self.windows
         return WgmmaGemm(
             B * math.prod(windows.positions), self.geometry.N, sum(windows.taps()) * self.channels,
-            self.precision, self.dtypes, self.activation, self.split_k, windows.count,
+            self.precision, self.dtypes, self.activation, self.split_k, windows.count, costs=self.costs.wgmma_tile,
         )  # fmt: skip
 
     def best_split_k(self, B: int) -> int:
@@ -206,7 +206,8 @@ class ConvSm90Kernel(ConvKernel):
         rate *= min(1.0, flop / (2 * lowering.fmas))
         if lowering.images is not None and by_images:
             skipped_flop = max(0, flop - lowering.images.row_flop)
-            rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - skipped_flop / flop)
+            image_clocks = lowering.images.clocks(batch, lowering.units, lowering.costs.conv_sm90)
+            rate *= lowering.clocks(batch) / image_clocks * (1 - skipped_flop / flop)
         cost = run.cost(net, job.precision, recipes, rate, 0.0 if by_images else lowering.min_us(batch))
         claim = self.claim_run(
             net, run, lowering, label=f"{self.name}<{run.label(net)}{split}>",

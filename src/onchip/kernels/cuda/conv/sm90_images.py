@@ -11,6 +11,7 @@ from pathlib import Path
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Memory, Struct, TensorMap, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import ConvSm90Costs
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.conv.direct import Geometry, Pair, by_axis
@@ -23,8 +24,6 @@ ARCHITECTURES = ("sm_90a",)
 IMAGES, UNIT, UNITS, WARPGROUPS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # same as in the .cu file
 MAX_STEPS, SKIPPED = 100, 0xFFFF
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
-# Cycles of an SM: a unit and slice at the sustained wgmma rate, and the epilogue of a tile; bytes per cycle from L2.
-UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
 
 
 class StepStruct(CStruct):
@@ -111,15 +110,16 @@ class ImageConv:
         """Flop per image, without taps in the padding."""
         return 2 * self.geometry.C * self.geometry.N * math.prod(map(_taps_inside, self.axes))
 
-    def cycles(self, B: int, units: int) -> float:
-        """Cycles of an SM for B images."""
+    def clocks(self, B: int, units: int, costs: ConvSm90Costs) -> float:
+        """Clocks of an SM for B images."""
         inside = self._inside()
-        wgmma_cycles = sum(cells * reached for cells, reached in inside) * self.chunks * UNIT_CYCLES
+        wgmma_clocks = sum(cells * reached for cells, reached in inside) * self.chunks * costs.unit_clocks
         moved_bytes = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.chunks
         cells = math.prod(axis.cells for axis in self.axes)
         moved_bytes += self.has_residual * cells * IMAGES * UNITS * LINE
-        group_cycles = max(wgmma_cycles, moved_bytes / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
-        return group_cycles / cells * math.ceil(self.tiles(B) / units)
+        group_clocks = max(wgmma_clocks, moved_bytes / costs.l2_bytes_per_clock)  # all cells of IMAGES images
+        group_clocks += cells * costs.tile_clocks
+        return group_clocks / cells * math.ceil(self.tiles(B) / units)
 
     def tiles(self, B: int) -> int:
         return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
@@ -187,7 +187,7 @@ def _taps_inside(axis: CellAxis) -> int:
 
 def image_conv(
     geometry: Geometry, precision: str, activation: Elementwise | None, chunks: int, channels: int,
-    tap_order: tuple[int, ...], has_residual: bool,
+    tap_order: tuple[int, ...], has_residual: bool, costs: ConvSm90Costs,
 ) -> ImageConv | None:  # fmt: skip
     """The variant with the cell shape of least estimated time; None if none applies."""
     found = []
@@ -195,7 +195,7 @@ def image_conv(
         conv = ImageConv(geometry, precision, activation, chunks, channels, tap_order, cell_size, has_residual)
         if UNITS % conv.positions == 0 and 0 < len(conv.steps) <= MAX_STEPS:
             found.append(conv)
-    return min(found, key=lambda conv: conv.cycles(1 << 16, 132), default=None)
+    return min(found, key=lambda conv: conv.clocks(1 << 16, 132, costs), default=None)
 
 
 def _instance(name: str, precision: str, B: int, has_residual: bool = False) -> Instance:

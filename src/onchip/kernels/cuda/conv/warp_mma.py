@@ -13,9 +13,6 @@ from onchip.network.recipe import Array, Recipe
 THREADS = 256
 PART = 32  # K elements per partial sum in fp32
 COLUMNS = 8  # per fragment
-# Instructions that an SM issues in the time of an mma.sync: 1.6 per clock, at a sustained 0.68 mma per clock. An
-# estimate with 2.4 per clock was 1.3 to 2.1 times too fast for layers of 1 to 64 channels (H200).
-ISSUED_PER_MMA = 2.3
 
 
 def even_share(n: int, most: int) -> int:

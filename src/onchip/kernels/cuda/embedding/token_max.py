@@ -12,6 +12,7 @@ from pathlib import Path
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, StatusWord, Struct, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, IDS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS
@@ -47,8 +48,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, LANES, MAX_BRANCHES = 128, 8, 16  # as in token_max.cu
 MAX_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
 BLOCKS_PER_SM = 6
-# Share of the peak L2 bandwidth: an H200 reads the table rows of sentiment at 8.5 TB/s.
-L2_RATE = 0.25
 
 
 class BranchStruct(CStruct):
@@ -83,7 +82,8 @@ class GatherCost(Cost):
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         looked_up = self.row_looked_up_bytes * B
-        rate = L2_RATE * device.peak.cache_bandwidth if self.slice_bytes <= device.cache_bytes else device.bandwidth
+        l2_rate = costs_of(device).token_max.l2_share * device.peak.cache_bandwidth
+        rate = l2_rate if self.slice_bytes <= device.cache_bytes else device.bandwidth
         from_memory = self.row_bytes * B - looked_up + min(looked_up, self.table_bytes)
         launch_us = device.graph_launch_us or device.launch_us
         return max(looked_up / rate, from_memory / device.bandwidth) * 1e6 + self.launches * launch_us
@@ -223,7 +223,7 @@ class TokenMaxKernel(CudaKernel):
             launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
             table_bytes=sum(table.nbytes for table in tables),
             slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
-            why_slow=f"table rows come from L2 at {L2_RATE:.2g} of its peak",
+            why_slow=f"table rows come from L2 at {costs_of(device).token_max.l2_share:.2g} of its peak",
         )  # fmt: skip
         taps = "+".join(str(branch.K) for branch in lowering.branches)
         rows = sum(branch.K * branch.P for branch in lowering.branches)

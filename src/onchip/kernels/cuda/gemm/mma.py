@@ -11,6 +11,7 @@ from onchip.kernels.chain import Chain, Dense
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
 from onchip.kernels.cuda.common.chain import FitsInBlock
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up, tensor_core_cost
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, LaunchConfig, Program
@@ -25,8 +26,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job
 
 SOURCE = Path(__file__).with_suffix(".cu")
-# Rate factor on sm_90a, by tf32 splits per weight; measured with up to 256 rows, where it competes with gemm_sm90.
-HOPPER_SHARE = {1: 0.6, 2: 1.0}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class MmaGemm(LinearGemm):
         """Estimated cost, in multiply-adds at the device's peak rate: whole waves of tiles."""
         waves = math.ceil(tile.count(self.M, self.N) / device.units)
         K, scale = round_up(self.K, depth_of(self.precision)), scale_of(device, self.precision)
-        return waves * device.units * tile.work(K, scale, self.is_whole)
+        return waves * device.units * tile.work(K, scale, self.is_whole, costs_of(device).mma_tile)
 
     def tile(self, device: Device) -> MmaTile:
         """The tile with the least estimated cost. Results are bit-identical for all tiles."""
@@ -92,7 +91,8 @@ class GemmMmaKernel(GemmKernel):
         linear = FusedLinear(chain)
         gemm = MmaGemm.of(net, linear, job.precision)
         recipes = linear.recipes(_weight(net, linear.layer, gemm))
-        share = HOPPER_SHARE[PRECISIONS[job.precision].splits] if device.arch == "sm_90a" else 1.0
+        factors = costs_of(device).mma_tile.hopper_factors
+        share = factors[PRECISIONS[job.precision].splits] if device.arch == "sm_90a" else 1.0
         rate = share * replace(gemm, M=max(1, job.batch * gemm.M)).rate(device)
         yield self.claim_linear(
             net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,

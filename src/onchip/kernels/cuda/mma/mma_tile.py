@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onchip.kernels.cuda.common.costs import MmaTileCosts, costs_of
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget
 from onchip.network.types import DTYPE_BYTES
@@ -14,10 +15,6 @@ PART = 32  # elements of k per fp32 partial sum
 UNITS = 4  # per row of a slice: 16 bytes of w each
 DEEP_BYTES = 16 << 10  # of stages this large, three are enough, so that two blocks fit on an SM
 REGISTERS = 65536  # per SM
-OVERHEAD = 100  # prologue and epilogue of a tile, as extra elements of k
-NARROW = 0.62  # rate factor where rows are copied in chunks of less than 16 bytes
-ROUNDED = 0.85  # rate factor of tf32, whose fragments are rounded when they are read
-MAX_RATE = 0.75  # largest share of any device's peak rate
 
 
 def unit_of(precision: str) -> int:
@@ -37,17 +34,16 @@ def scale_of(device: Device, precision: str) -> float:
     """
     multiplied = "tf32" if precision == "fp32" else precision
     scale = H200.flops[multiplied] / H200.units / (device.flops[multiplied] / device.units)
-    return scale * (ROUNDED if precision == "tf32" else 1.0)
+    return scale * (costs_of(device).mma_tile.rounded_factor if precision == "tf32" else 1.0)
 
 
 @dataclass(frozen=True)
 class MmaTile:
-    """The tile of y that a block computes, and the share of an H200's peak rate that a full tile reaches."""
+    """The tile of y that a block computes."""
 
     BM: int
     BN: int
     warps: tuple[int, int]  # along M and N
-    rate: float
 
     @property
     def threads(self) -> int:
@@ -56,10 +52,10 @@ class MmaTile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.BM) * math.ceil(N / self.BN)
 
-    def work(self, K: float, scale: float, is_whole: bool) -> float:
+    def work(self, K: float, scale: float, is_whole: bool, costs: MmaTileCosts) -> float:
         """Estimated cost of a tile, in multiply-adds at the peak rate. is_whole: rows are copied 16 bytes at a time."""
-        rate = min(MAX_RATE, self.rate * scale) * (1.0 if is_whole else NARROW)
-        return self.BM * self.BN * (K + OVERHEAD) / rate
+        share = min(costs.max_share, costs.tile_shares[self.BM, self.BN] * scale)
+        return self.BM * self.BN * (K + costs.overhead_elements) / (share * (1.0 if is_whole else costs.narrow_factor))
 
     def accumulators(self, precision: str) -> int:
         """Accumulators per thread, including the totals of fp32."""
@@ -85,12 +81,9 @@ class MmaTile:
 
 
 # Few tiles, as each is compiled on first use. A warp with 64 columns of 16 bits stores whole 128-byte lines. The last
-# tile is for few rows. Measured: 4,096 cubed takes 353 us in fp16, 736 in tf32 and 2,050 in fp32. Slices of 128
-# bytes are 10 % faster, but then only one block fits on GPUs with 100 KB of shared memory.
-TILES = (
-    MmaTile(128, 128, (2, 2), 0.6), MmaTile(128, 64, (4, 1), 0.52), MmaTile(128, 32, (4, 1), 0.36),
-    MmaTile(32, 64, (2, 2), 0.31),
-)  # fmt: skip
+# tile is for few rows. Slices of 128 bytes are 10 % faster, but then only one block fits on GPUs with 100 KB of shared
+# memory.
+TILES = (MmaTile(128, 128, (2, 2)), MmaTile(128, 64, (4, 1)), MmaTile(128, 32, (4, 1)), MmaTile(32, 64, (2, 2)))
 NARROW_TILES = (TILES[0], TILES[2], TILES[3])
 MAX_ACCUMULATORS = 128  # accumulators per thread
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from onchip.kernels.cuda.common.arguments import Memory, TensorMap
+from onchip.kernels.cuda.common.costs import H200, WgmmaTileCosts
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.gemm import Gemm
 from onchip.kernels.cuda.common.precision import PRECISIONS
@@ -23,11 +24,10 @@ TMA_BYTES = 16  # alignment of rows that TMA requires
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of y that a block computes, and the expected share of the device's peak rate for a full tile."""
+    """The tile of y that a block computes."""
 
     BN: int
     warpgroups: int  # consumer warpgroups
-    rate: float
     warpgroup_rows: int = ROWS  # rows per warpgroup; more than ROWS: a transposed tile (swapped wgmma operands)
 
     @property
@@ -41,38 +41,13 @@ class Tile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
-    def work(self, count: int, units: int, overhead: float) -> float:
-        """Relative cost per SM: waves of tiles times the cost of a tile.
 
-        idle  prologue and epilogue of a tile, as extra elements of y
-        """
-        return math.ceil(count / units) * (self.height * self.BN / self.rate + overhead)
-
-
-TILES = (
-    Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.5), Tile(32, 2, 0.3), Tile(64, 1, 0.43), Tile(32, 1, 0.35),
-    Tile(64, 2, 0.85, 128),
-)  # fmt: skip
-# Rate factor of float32 rows that go through registers, by precision: in 3xTF32 three wgmma share the cost of a split.
-THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
+TILES = Tile(256, 2), Tile(128, 2), Tile(64, 2), Tile(32, 2), Tile(64, 1), Tile(32, 1), Tile(64, 2, 128)
 # Most columns of a tile, by accumulators per output; rows that go through registers leave registers for 128 at most.
 MAX_COLUMNS = {1: 256, 2: 128, 3: 64}
-# Multiply-adds of an SM in 0.8 us, the prologue and epilogue of a tile: 64 x 32 tiles took 1.1 us with one slice of k
-# and 3.4 us with nine.
-OVERHEAD_FMAS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
-CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # split-K; the wide ones for direct x only
+CLUSTER_TILES = Tile(32, 1), Tile(64, 1), Tile(128, 1)  # split-K; the wide ones for direct x only
 MAX_SPLIT_K, MIN_SLICES = 8, 4  # split-K: blocks per tile, slices per block
 SPLIT_K_SHARE = 0.95  # split-K must take at most this share of the time without it
-# Measured with M up to 256, N and K from 128 to 4,096: time of a block where every SM has one (prologue and epilogue
-# are hidden: they overlap adjacent launches); of a slice, plus per column, or per byte; of the cluster reduction, per
-# column and per block; and the slowdown of a slice with two blocks per SM.
-BLOCK_US, SLICE_US, COLUMN_US, BYTES_PER_US = 1.0, 0.106, 0.00085, 98_000
-REDUCE_COLUMN_US, REDUCE_BLOCK_US, SHARED_SM = 0.025, 0.2, 1.4
-# Estimated slowdown of a slice whose rows go through registers, by the tf32 splits of w.
-SLOWER_SLICE = {1: 1.4, 2: 2.2}
-STORED_BYTES_PER_US = 2.9e6  # of y, over all SMs: L2 takes 23 lines per ns
-# Instructions per flop of an activation, and issued per us and SM: 3.1 us for GELU of 128 x 256.
-INSTRUCTIONS, INSTRUCTIONS_PER_US = 0.75, 128 * 1755
 
 
 def split_has_slices(slices: int, split_k: int) -> bool:
@@ -103,6 +78,7 @@ class WgmmaGemm(Gemm):
     split_k: int = 1
     phases: int = 1  # GEMMs of this shape, each with its own slices of w: those of a transposed convolution
     length: int = 0  # row length of x, where w is zero-padded past it; 0: K
+    costs: WgmmaTileCosts = field(default=H200.wgmma_tile, kw_only=True, repr=False)
 
     def count(self, tile: Tile) -> int:
         return self.phases * tile.count(self.M, self.N)
@@ -169,10 +145,13 @@ class WgmmaGemm(Gemm):
 
     @property
     def _overhead(self) -> float:
-        return OVERHEAD_FMAS[self.precision] * self.phases / self.K
+        """Prologue and epilogue of a tile, as extra elements of y."""
+        return self.costs.overhead_fmas[self.precision] * self.phases / self.K
 
     def _work(self, tile: Tile, units: int) -> float:
-        return tile.work(self.count(tile), units, self._overhead)
+        """Relative cost per SM: waves of tiles times the cost of a tile."""
+        outputs = tile.height * tile.BN / self.costs.tile_shares[tile.height, tile.BN]
+        return math.ceil(self.count(tile) / units) * (outputs + self._overhead)
 
     def rate(self, units: int, overlaps: bool = False) -> float:
         """Estimated share of the peak rate: counts tile overhang and idle SMs in the last wave.
@@ -181,30 +160,30 @@ class WgmmaGemm(Gemm):
         """
         tile, split = self.choose_tile(units)
         blocks = self.split_k if split == "CLUSTER" else 1  # per tile
-        pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
+        pace = 1.0 if self.is_direct else self.costs.through_registers_factors[self.precision]
         work = self._work(tile, units) - (self._overhead if overlaps else 0.0)
         return pace * blocks * self.phases * self.M * self.N / (units * work)
 
     def min_us(self, units: int) -> float:
         """Least time: the slices of a block in sequence, the cluster reduction, the activation, the stores of y."""
-        tile, split = self.choose_tile(units)
+        (tile, split), costs = self.choose_tile(units), self.costs
         precision = PRECISIONS[self.precision]
         is_cluster = split == "CLUSTER"
         blocks = self.count(tile) * (self.split_k if is_cluster else 1)
         x_bytes = min(self.M, tile.height) * LINE * DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]
         slice_bytes = x_bytes + precision.splits * tile.BN * LINE
-        slower = 1.0 if self.is_direct else SLOWER_SLICE[precision.splits]
-        slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_PER_US)
-        us = BLOCK_US * min(1.0, blocks / units)
+        slower = 1.0 if self.is_direct else costs.slow_slice_factors[precision.splits]
+        slice_us = max(slower * (costs.slice_us + costs.column_us * tile.BN), slice_bytes / costs.bytes_per_us)
+        us = costs.block_us * min(1.0, blocks / units)
         if is_cluster:
-            us += REDUCE_COLUMN_US * tile.BN + REDUCE_BLOCK_US * self.split_k
-            us += math.ceil(self.slices / self.split_k) * slice_us * (SHARED_SM if blocks > units else 1.0)
+            us += costs.reduce_column_us * tile.BN + costs.reduce_block_us * self.split_k
+            us += math.ceil(self.slices / self.split_k) * slice_us * (costs.shared_sm_factor if blocks > units else 1.0)
         else:
             us += math.ceil(blocks / units) * self.slices * slice_us
         if self.activation is not None and self.activation.flop_each > 2:
             outputs = math.ceil(blocks / units) * tile.height * tile.BN  # outputs per SM
-            us += outputs * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_PER_US
-        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_PER_US
+            us += outputs * costs.activation_instructions * self.activation.flop_each / costs.instructions_per_us
+        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / costs.stored_bytes_per_us
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.choose_tile(units)

@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Input, Int64, Output, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
@@ -29,9 +30,6 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, BLOCKS_PER_SM = 256, 4
 MAX_PER_THREAD = 8  # outputs per thread
-# Shares of the fp32 peak, index arithmetic included: 4,096 images of 32 channels, 32x32 to 64x64, took 1,040 to
-# 1,407 us in NCHW and 491 to 780 us in NHWC (H200).
-RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
 
 
 class Axes(CStruct):
@@ -134,11 +132,12 @@ class ResizeKernel(CudaKernel):
                 "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **options),
                 "shares": Recipe.of(resize_shares, (), (count,), acc_dtype, **options),
             }
+            costs = costs_of(device).resize
             yield self.claim(
                 net, node, ResizeLowering(x.dtype, parts, device.units), layout, recipes=recipes, order="axis by axis",
                 cost=Cost(
                     net.row_flop(node), x.row_bytes + y.row_bytes, bytes_of(recipes),
-                    precision="fp32", rate=RATE[layout],
+                    precision="fp32", rate=costs.rows_share if layout == ROWS else costs.channels_last_share,
                 ),
             )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.permute import permute
@@ -102,7 +103,8 @@ def _tensor_tables(lowering: RecipeLowering, B: int) -> Steps:
     rows, _ = lowering.sources
     _, K, C_out = lowering.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
-    gemm = WgmmaGemm(B, K * C_out, rows.shape[1], precision, (rows.dtype, lowering.recipe.dtype))
+    dtypes, costs = (rows.dtype, lowering.recipe.dtype), costs_of(lowering.device).wgmma_tile
+    gemm = WgmmaGemm(B, K * C_out, rows.shape[1], precision, dtypes, costs=costs)
     return Steps((launch_gemm(gemm, lowering.device.units, Input(0), Input(1), NOTHING, Output(0)),))
 
 
@@ -195,17 +197,6 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(tf32_weight): _tf32_splits,
     op_name(spread_taps): _spread_taps,
 })  # fmt: skip
-# Shares of the device's fp32 rate. float64 sums run at half of it where the GPU has that many fp64 units. Tables run on
-# the tensor cores of sm_90a, 12 times the fp32 rate in 16 bits and 2.3 times with 3xTF32; some of that is lost.
-RATES: Mapping[str, float] = MappingProxyType(
-    dict.fromkeys(LOWERINGS, 1.0)
-    | {
-        op_name(token_tables): 0.75,
-        op_name(merged_weight): 0.2,
-        op_name(narrow_tables): 10.0,
-        op_name(split_tables): 2.0,
-    }
-)
 
 
 class RecipeKernel(CudaKernel):
@@ -213,7 +204,15 @@ class RecipeKernel(CudaKernel):
 
     name = "recipes"
     layers = ()
-    recipe_rates = RATES
+
+    def recipe_rates(self, device: Device) -> Mapping[str, float]:
+        costs = costs_of(device).recipes
+        return dict.fromkeys(LOWERINGS, 1.0) | {
+            op_name(token_tables): costs.token_tables_factor,
+            op_name(merged_weight): costs.merged_weight_factor,
+            op_name(narrow_tables): costs.narrow_tables_factor,
+            op_name(split_tables): costs.split_tables_factor,
+        }
 
 
 INSTANCES = (

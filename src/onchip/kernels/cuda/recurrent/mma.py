@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32, Weight
+from onchip.kernels.cuda.common.costs import H200, RecurrentMmaCosts, costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, order_of, round_tf32, tensor_core_cost
@@ -33,9 +34,6 @@ GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
 MAX_WARPS = {64: 16, 128: 8}  # most registers per lane for recurrent weights -> warps per SM
 REGISTERS = 65536  # per SM
 RESERVED_BYTES = 1024  # of shared memory, per block
-# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: fixed time per step, and the share of the tensor
-# core peak that tiles reach, gates included, by K per mma.
-STEP_US, RATE = 0.5, {16: 0.6, 8: 0.33}
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class RecurrentMmaLowering(RecurrentShape):
     units: int  # SMs
     shared_limit: int
     max_blocks: int  # per cluster
+    costs: RecurrentMmaCosts = field(default=H200.recurrent_mma, kw_only=True, repr=False)
 
     @property
     def computed(self) -> Precision:
@@ -119,7 +118,7 @@ class RecurrentMmaLowering(RecurrentShape):
     def run_us(self, N: int, tile_us: float) -> float:
         """Estimated time of all steps; tile_us is the time of one tile of every block on an SM."""
         tiles = self.tiles_for(N)
-        return self.waves(N, tiles) * self.S * (STEP_US + tiles * tile_us)
+        return self.waves(N, tiles) * self.S * (self.costs.step_us + tiles * tile_us)
 
     def shared_bytes(self, N: int) -> int:
         return self.tiles_for(N) * self.tile_bytes + self.weight_bytes
@@ -183,7 +182,7 @@ class RecurrentMmaKernel(CudaKernel):
         lowering = RecurrentMmaLowering(
             **vars(shape), features=features, has_input_bias=has_linear and "bias" in first.weights,
             precision=job.precision, units=device.units, shared_limit=device.fast_bytes,
-            max_blocks=1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS,
+            max_blocks=1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS, costs=costs_of(device).recurrent_mma,
         )  # fmt: skip
         if not lowering.fits:
             if not has_linear:
@@ -204,8 +203,9 @@ class RecurrentMmaKernel(CudaKernel):
         )  # fmt: skip
         flop, peak = cost.row_flop, device.flops[cost.precision or job.precision]
         step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # per tile
-        tile_us = step_flop * lowering.blocks_per_sm / (RATE[lowering.computed.step] * peak / device.units) * 1e6
-        rate, min_us = flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * peak), lowering.S * (STEP_US + tile_us)
+        share, step_us = lowering.costs.shares[lowering.computed.step], lowering.costs.step_us
+        tile_us = step_flop * lowering.blocks_per_sm / (share * peak / device.units) * 1e6
+        rate, min_us = flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * peak), lowering.S * (step_us + tile_us)
         features = f"{lowering.features}," if lowering.features else ""
         return self.claim(
             net, nodes[0], lowering, label=f"{self.name}<{features}{nodes[-1].layer.kind},{lowering.H}>",

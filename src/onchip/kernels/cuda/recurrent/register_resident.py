@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import Int64, UInt32
+from onchip.kernels.cuda.common.costs import H200, RecurrentResidentCosts, costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
@@ -23,9 +24,6 @@ WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 TERMS, MIN_SLICES, MAX_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
 THREADS, MAX_THREADS, MAX_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
 MAX_SEQUENCES = {THREADS: 8, MAX_THREADS: 4}  # per cluster
-# Measured on an H200, LSTM of 128 units, 1 to 4,096 sequences: time of a step, by threads per block, and the time each
-# sequence of a cluster adds to it.
-STEP_US, SEQUENCE_US = {THREADS: 0.75, MAX_THREADS: 1.1}, 0.23
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class RecurrentRegisterResidentLowering(RecurrentShape):
 
     units: int  # SMs
     max_blocks: int  # per cluster
+    costs: RecurrentResidentCosts = field(default=H200.recurrent_resident, kw_only=True, repr=False)
 
     @property
     def slices(self) -> int:
@@ -63,9 +62,8 @@ class RecurrentRegisterResidentLowering(RecurrentShape):
 
     def wave_us(self, N: int) -> float:
         """Time of one wave of clusters, all steps."""
-        return self.S * (
-            STEP_US[_max_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
-        )
+        step_us = self.costs.step_us[_max_threads(self.threads_of(self.blocks_for(N)))]
+        return self.S * (step_us + self.costs.sequence_us * self.sequences_for(N))
 
     def run_us(self, N: int) -> float:
         at_a_time = max(1, self.units // self.blocks_for(N))
@@ -103,7 +101,10 @@ class RecurrentRegisterResidentKernel(CudaKernel):
         if shape.cell == "GruBefore":
             return
         max_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS
-        lowering = RecurrentRegisterResidentLowering(**vars(shape), units=device.units, max_blocks=max_blocks)
+        costs = costs_of(device).recurrent_resident
+        lowering = RecurrentRegisterResidentLowering(
+            **vars(shape), units=device.units, max_blocks=max_blocks, costs=costs
+        )  # fmt: skip
         if not lowering.fitting(MAX_THREADS):
             why = f"the recurrence of {shape.H:,} units exceeds the registers of a cluster on {device.arch}"
             yield Refusal(self.name, node.name, why)

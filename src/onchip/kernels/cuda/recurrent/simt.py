@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, UInt32, Weight
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
@@ -24,10 +25,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
 MAX_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
 OUTPUTS = ("sequence", "last", "cell")
-# Measured on an H200, LSTM of 128 units: few sequences take 16 us per step, mostly to read the recurrent weights;
-# 4,096 sequences reach RATE of the fp32 peak.
-STEP_US, READ_BYTES_PER_US = 1.0, 1.7e4
-RATE = 0.57
 
 
 @dataclass(frozen=True)
@@ -124,13 +121,14 @@ class RecurrentKernel(CudaKernel):
             yield Refusal(self.name, node.name, f"states of {shape.H:,} units take {needed}")
             return
         recipes = gate_recipes(net, node, shape)
-        step_us = STEP_US + recipes["recurrence"].nbytes / shape.D / READ_BYTES_PER_US
+        costs = costs_of(device).recurrent_simt
+        step_us = costs.step_us + recipes["recurrence"].nbytes / shape.D / costs.bytes_per_us
         yield self.claim(
             net, node, lowering, label=label_of(self.name, node, shape), recipes=recipes,
             why=f"{shape.S} steps in one launch", fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
             cost=Cost(
                 net.row_flop(node), moved_bytes(net, node), bytes_of(recipes),
-                rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
+                rate=costs.share * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
                 min_us=shape.S * step_us, why_slow="steps depend on each other",
             ),
         )  # fmt: skip

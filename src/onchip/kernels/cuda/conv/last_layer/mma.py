@@ -42,18 +42,6 @@ WARPS, FRAGMENTS = 8, 2  # warps per block, and fragments of 16 cells per warp t
 BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
 MAX_CELLS = WARPS * FRAGMENTS * 16  # per tile
 ROW_CELLS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells per row of a tile, at most
-# Clocks of an SM: for a fragment of 16 rows or of 8 columns of weights, at 128 B of shared memory per clock; for an
-# mma; for the epilogue of 16 cells and 8 columns.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, MMA_CLOCKS, EPILOGUE_CLOCKS = 4, 2, 1.5, 50
-# Per warp step: issue clocks, more per 8 columns, twice for fp32. Its latency is STEP_CLOCKS, more for fp32 or with
-# weights in global memory. Estimates are within a quarter of the measured last layer of `faces` in fp16, tf32 and fp32
-# with 4 to 24 warps (H200).
-ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, SPLIT_CLOCKS, GLOBAL_CLOCKS = 10, 4, 280, 220, 200
-CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
-# Per launch, and per step of a single warp, by the number of tf32 splits: one image took 4 us for 36 steps in fp16, and
-# 18 us for 54 in fp32.
-LAUNCH_US, STEP_US = 1.2, {1: 0.08, 2: 0.22}
-PARTIAL_ROWS = 1.2  # cost of partial rows relative to whole ones, which are stored together
 Axes = tuple[CellAxis, CellAxis]
 Tile = tuple[int, int, int]  # images; rows of cells, and cells per row
 
@@ -127,13 +115,15 @@ class ConvLastLayerLowering(ConvLowering):
         chunks = math.ceil(columns / group)
         is_split = precision.splits > 1
         conflicts = math.gcd(right.step, 8)  # bank conflicts of rows so far apart
-        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.splits * group * WEIGHTS_CLOCKS
-        mma_clocks = MMA_CLOCKS * FRAGMENTS * group * (3 if is_split else 1)
-        issued = precision.splits * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
+        costs = self.costs.last_layer
+        shared = FRAGMENTS * costs.rows_clocks * conflicts + precision.splits * group * costs.weights_clocks
+        mma_clocks = costs.mma_clocks * FRAGMENTS * group * (3 if is_split else 1)
+        issued = precision.splits * (costs.issue_clocks + costs.group_clocks * group)
         warp_tiles = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # per tile
-        latency = STEP_CLOCKS + SPLIT_CLOCKS * is_split + GLOBAL_CLOCKS * (not self._holds_weights(axes))
+        latency = costs.step_clocks + costs.split_clocks * is_split
+        latency += costs.global_clocks * (not self._holds_weights(axes))
         step = max(shared, mma_clocks, issued, latency / (blocks * min(WARPS, warp_tiles)))
-        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
+        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / costs.bytes_per_clock
         tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
         return tiles * (warp_tiles * down.taps * right.taps * self.steps * step + pixels)
 
@@ -192,7 +182,7 @@ class ConvLastLayerLowering(ConvLowering):
         down, right = axes
 
         def pixels_per_cell(tile: Tile) -> float:
-            lines = 1.0 if tile[2] == right.cells else PARTIAL_ROWS
+            lines = 1.0 if tile[2] == right.cells else self.costs.last_layer.partial_factor
             return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
 
         tiles = list[Tile]()
@@ -243,17 +233,19 @@ class ConvLastLayerLowering(ConvLowering):
         """Share of the sustained rate: useful mma clocks among all clocks of an SM."""
         g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
-        epilogue = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * EPILOGUE_CLOCKS
+        costs = self.costs.last_layer
+        epilogue = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * costs.epilogue_clocks
         clocks = B * (self._clocks(self.axes) + epilogue)
         fmas = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
         useful = (3 if precision.splits > 1 else 1) * fmas / (16 * COLUMNS * precision.step)
-        return min(1.0, MMA_CLOCKS * useful / clocks) * min(1.0, self.count(B, tile) / self.units)
+        return min(1.0, costs.mma_clocks * useful / clocks) * min(1.0, self.count(B, tile) / self.units)
 
     @property
     def min_us(self) -> float:
         """Time of a launch, whatever B."""
-        down, right = self.axes
-        return LAUNCH_US + STEP_US[PRECISIONS[self.precision].splits] * down.taps * right.taps * self.steps
+        (down, right), costs = self.axes, self.costs.last_layer
+        step_us = costs.step_us[PRECISIONS[self.precision].splits]
+        return costs.launch_us + step_us * down.taps * right.taps * self.steps
 
     def at(self, B: int) -> Steps:
         return Steps((self.launch(B),) if B else ())

@@ -40,16 +40,6 @@ STEPS = LINE // STEP_BYTES
 MAX_CELL_HEIGHT = 8
 MAX_STAGES, MAX_BOX = 8, 256  # MAX_BOX: per dimension of a TMA box
 BLOCK_BYTES = 2 << 10  # shared memory not counted below: tables, mbarriers, alignment to 1,024 B
-# Clocks of an SM: a wgmma of 64 rows reads rows and weights at 128 B per clock, or multiplies longer; the epilogue
-# costs EPILOGUE_CLOCKS per 8 columns that other warpgroups do not hide. Within 10 % of the measured last layer of
-# `faces`, with cells of one or two pixels and patches of one to four tiles (H200).
-ROWS_CLOCKS, WEIGHTS_CLOCKS, WGMMA_CLOCKS, EPILOGUE_CLOCKS = 16, 2, 4, 50
-# Instructions per scheduler: per tile, per step, per 8 columns. They dominate with few channels.
-TILE_ISSUE, STEP_ISSUE, GROUP_ISSUE = 60, 9, 100
-STEADY_CLOCKS = 6  # of a wgmma of 64 rows and 8 columns, at the device's sustained rate
-BUSY_TILES = 4  # resident next to a patch in flight: with fewer, the tensor cores stall
-CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
-LAUNCH_CLOCKS = 3_500  # prologue and last epilogue: one image took 1.9 us, 100 of `faces` 9.3 instead of 5.3
 Pair = tuple[int, int]
 
 
@@ -185,13 +175,14 @@ class ConvLastLayerSm90Lowering(ConvLowering):
 
     def _clocks(self, patch: Pair) -> float:
         """Clocks of an SM per image with these patches."""
-        step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, WGMMA_CLOCKS * self.group)
+        costs = self.costs.last_layer_sm90
+        step = max(costs.rows_clocks + costs.weights_clocks * self.group, costs.wgmma_clocks * self.group)
         steps = self.taps * ((self.chunks - 1) * STEPS + self.last_steps)
-        issued = TILE_ISSUE + STEP_ISSUE * steps + GROUP_ISSUE * self.group
-        tile = max(steps * step, issued) + EPILOGUE_CLOCKS * self.group
-        pixels = self.chunks * self.chunk_bytes(patch) / CLOCK_BYTES
+        issued = costs.tile_instructions + costs.step_instructions * steps + costs.group_instructions * self.group
+        tile = max(steps * step, issued) + costs.epilogue_clocks * self.group
+        pixels = self.chunks * self.chunk_bytes(patch) / costs.bytes_per_clock
         ready = (self.stages(patch) - 1) * math.prod(patch)
-        stall = max(1.0, BUSY_TILES / ready)
+        stall = max(1.0, costs.busy_tiles / ready)
         return self._count(patch) * (math.prod(patch) * tile * stall + pixels)
 
     def _count(self, patch: Pair) -> int:
@@ -217,12 +208,12 @@ class ConvLastLayerSm90Lowering(ConvLowering):
 
     def rate(self, B: int) -> float:
         """Share of the sustained rate: useful wgmma clocks among all clocks of an SM."""
-        g, patch = self.geometry, self.patch(max(1, B))
+        g, patch, costs = self.geometry, self.patch(max(1, B)), self.costs.last_layer_sm90
         fmas = math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
-        useful = STEADY_CLOCKS * fmas / (ROWS * COLUMNS * (STEP_BYTES // 2))
+        useful = costs.steady_clocks * fmas / (ROWS * COLUMNS * (STEP_BYTES // 2))
         busy = min(1.0, B * self._count(patch) / self.units)
         clocks = B * self._clocks(patch) / (self.units * busy)
-        return min(1.0, useful / self._clocks(patch)) * busy * clocks / (clocks + LAUNCH_CLOCKS)
+        return min(1.0, useful / self._clocks(patch)) * busy * clocks / (clocks + costs.launch_clocks)
 
     def at(self, B: int) -> Steps:
         return Steps((self.launch(B),) if B else ())

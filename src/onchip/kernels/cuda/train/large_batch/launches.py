@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, State, Struct, UInt32
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
@@ -63,9 +64,6 @@ _GEMM_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tilin
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # loop invariants
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across activation calls
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
-_SHARE = 0.3  # of the tensor core rate, since operands come from L2
-SEPARATE_CLOCKS = 30_000  # of train_head, the split of its dz and two more launches, 1,024 rows
-_WORK_US = 3.6  # per launch of a small batch: digits took 20 us per step with 16 and with 64 rows
 
 
 @dataclass(frozen=True)
@@ -138,19 +136,20 @@ class TrainLowering:
         if not self.byte_rows or self.rows_pass:
             return None
         device, layers, batch = self.device, self.layers, self.batch
-        rows = StreamPass(tuple(layer.N for layer in layers), self.precision, batch, device.units, device.fast_bytes)
+        widths, costs = tuple(layer.N for layer in layers), costs_of(device).train_stream
+        rows = StreamPass(widths, self.precision, batch, device.units, device.fast_bytes, costs=costs)
         if not rows.fits:
             return None
         gemms = [([(batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
         gemms += [([(batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
-        separate = sum(gemm_clocks(sizes, K, self.precision, device.units) for sizes, K in gemms)
-        return rows if rows.clocks < separate + SEPARATE_CLOCKS else None
+        separate = sum(gemm_clocks(sizes, K, self.precision, device) for sizes, K in gemms)
+        return rows if rows.clocks < separate + costs.separate_clocks else None
 
     @cached_property
     def tiling(self) -> Tiling:
         """Tiling of all layers' dW, except that of uint8 rows."""
         sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
-        return choose_tiling(sizes, self.batch, self.precision, self.device.units, can_slice=True)
+        return choose_tiling(sizes, self.batch, self.precision, self.device, can_slice=True)
 
     def slices(self, layer: int) -> int:
         """Split-K slices of a layer's dW; 0: the dW epilogue updates the weights, impossible with clipping."""
@@ -188,7 +187,7 @@ class TrainLowering:
     @property
     def step_us(self) -> float:
         """Least time of a step."""
-        return _WORK_US * self.launches_per_step
+        return costs_of(self.device).train_launches.launch_us * self.launches_per_step
 
     @property
     def fast_bytes(self) -> int:
@@ -203,7 +202,7 @@ class TrainLowering:
             row_bytes=2 * (self.byte_rows.stride if self.byte_rows else net.input.row_bytes),
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[self.training.optimiser]),
             launches=self.launches_per_step,
-            rate=_SHARE / (3 if precision == "fp32" else 1),
+            rate=costs_of(self.device).train_launches.share / (3 if precision == "fp32" else 1),
             precision="tf32" if precision == "fp32" else "",
             min_us=self.step_us,
         )
@@ -290,7 +289,7 @@ class TrainLowering:
             if self.byte_rows and i == 0:
                 launches.append(self._forward_bytes(self.byte_rows, step, batch))
                 continue
-            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.precision, self.device.units)
+            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.precision, self.device)
             strides = layer.stride, layer.stride, self.width(i)
             shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
@@ -325,7 +324,7 @@ class TrainLowering:
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the previous layer."""
         layer, previous = self.layers[i], self.layers[i - 1]
-        tiling = choose_tiling([(batch, layer.D)], layer.N, self.precision, self.device.units)
+        tiling = choose_tiling([(batch, layer.D)], layer.N, self.precision, self.device)
         strides = self.width(i), layer.stride, layer.stride
         shape = _shape(strides, layer.N, layer.D, False, previous.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")

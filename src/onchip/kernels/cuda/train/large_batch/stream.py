@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from onchip.kernels.cuda.common.costs import H200, TrainStreamCosts
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.train.large_batch.bytes import SPLITS
@@ -16,9 +17,6 @@ WARPS, TILE_ROWS, MAX_TILES = 16, 16, 2  # per block, as in train/large_batch/st
 OUT_PITCH = 36
 THREADS = 32 * WARPS
 BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20: loop invariants
-# Fitted to 784-320-160-10 with 16 and 32 rows per block, in bf16 and fp32, on an H200, within 10%: weights from L2,
-# mma of 16 x 8 x 16, and the other time of a row tile.
-_BYTES_PER_CLOCK, _CLOCKS_PER_MMA, _START_CLOCKS = 28, 4.0, 8_000
 _MMAS = {1: 1, 2: 3, 3: 6}  # bf16 mmas per fp32 mma, by bf16 splits
 
 
@@ -31,6 +29,7 @@ class StreamPass:
     batch: int
     units: int
     fast_bytes: int
+    costs: TrainStreamCosts = field(default=H200.train_stream, kw_only=True, repr=False)
 
     @property
     def fits(self) -> bool:
@@ -71,9 +70,10 @@ class StreamPass:
 
     @property
     def clocks(self) -> float:
-        weights = sum(D * N for D, N in pairwise(self.widths))
+        weights, costs = sum(D * N for D, N in pairwise(self.widths)), self.costs
         mmas = 2 * weights / (8 * 16) * self.tiles * _MMAS[SPLITS[self.precision]]
-        return self._rounds(self.tiles) * (2 * 4 * weights / _BYTES_PER_CLOCK + mmas * _CLOCKS_PER_MMA + _START_CLOCKS)
+        tile = 2 * 4 * weights / costs.bytes_per_clock + mmas * costs.mma_clocks + costs.tile_clocks
+        return self._rounds(self.tiles) * tile
 
     def program(self, loss: int, layer_specs: str) -> Program:
         """layer_specs: of all layers, from train/layer.py"""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.arguments import State, Struct, UInt32
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
@@ -30,10 +31,6 @@ MAX_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: tiles of 16 rows; co
 MAX_FORWARD_BYTES = 112 << 10  # shared memory: two blocks per SM
 UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a dW tile
 MIN_BATCH, MAX_BATCH = 65, 512  # rows: measured with 128, 256 and 512; mlp_train was faster with 1,024
-# Per step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200; mlp_train took 37 and is estimated at 21.5: the
-# same ratio.
-_STEP_US = 15.5
-_FORWARD_START = 4  # row tiles that fit in the load latency of the weights
 _TILE_BYTES = UNITS * BYTE_FEATURES * 4
 _BUDGET = Budget(registers=128, spill_bytes=8)
 _UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # accumulators, while the next rows load
@@ -76,7 +73,7 @@ class ThreeLaunchLowering(TrainLowering):
 
     @property
     def step_us(self) -> float:
-        return _STEP_US
+        return costs_of(self.device).three_launch.step_us
 
     @property
     def fast_bytes(self) -> int:
@@ -117,11 +114,11 @@ class ThreeLaunchLowering(TrainLowering):
     @cached_property
     def row_tiles(self) -> int:
         """Tiles of 16 rows per forward block: as few waves as possible, then few rows."""
-        across = -(-self.layers[0].N // FORWARD_UNITS)
+        across, start = -(-self.layers[0].N // FORWARD_UNITS), costs_of(self.device).three_launch.forward_tiles
 
         def clocks(tiles: int) -> tuple[int, int]:
             blocks = -(-self.batch // (16 * tiles)) * across
-            return -(-blocks // self.device.units) * (tiles + _FORWARD_START), -tiles
+            return -(-blocks // self.device.units) * (tiles + start), -tiles
 
         return min((n for n in range(1, MAX_ROW_TILES + 1) if self.forward_bytes(n) <= MAX_FORWARD_BYTES), key=clocks)
 

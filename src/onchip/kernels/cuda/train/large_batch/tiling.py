@@ -1,6 +1,6 @@
 """Tile sizes of a training step's gemms: the tiling with the lowest cost in a simple model of a Hopper SM.
 
-The constants are assumptions, good enough to rank. They affect only the time of a step and its reduction order.
+They affect only the time of a step and its reduction order.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onchip.kernels.cuda.common.costs import TrainTilingCosts, costs_of
+from onchip.plan.device import Device
+
 CHUNK = 16  # K elements loaded together
 WARPS = 8
 STAGES, STAGE_CHUNKS = 3, 2  # as in train/large_batch/staged.cuh
 STAGED_CUTS = ((4, 2), (2, 4), (2, 2))  # warps along M and N
 _INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # per 16 x 8 tile and chunk
-_CLOCKS_PER_MMA = 1.7  # per SM
-_CLOCKS_PER_CHUNK = 300  # latency of a warp's next operands
-_START_CLOCKS = 1500  # per launch: first loads, split-K sums, last stores
-_BLOCK_CLOCKS = 300  # per further block
-_BYTES_PER_CLOCK = 48  # from L2, per SM
-_L1_BYTES_PER_CLOCK = 32  # in partial rows
-_SHARED_BYTES_PER_CLOCK = 128
-_STAGE_CLOCKS = 120  # barrier and first loads of a stage
-_SLICE_CLOCKS = 60  # per slice in the launch that adds them up, eight at a time
 _MIN_SLICE = 32  # chunks
 _MIN_STAGED_SLICE = 8
 _MAX_PARTS = 1 << 26  # floats of all slices' partial gradients
@@ -64,19 +58,23 @@ class Tiling:
 
 
 def choose_tiling(
-    sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int, can_slice: bool = False
+    sizes: Sequence[tuple[int, int]], terms: int, precision: str, device: Device, can_slice: bool = False
 ) -> Tiling:
     """Tiling of gemms with these (rows, columns), each with reduction `terms`, in one launch."""
-    return _choose(tuple(sizes), terms, precision, units, can_slice)
+    costs = costs_of(device).train_tiling
+    return _choose(tuple(sizes), terms, precision, device.units, costs, can_slice)
 
 
-def gemm_clocks(sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int) -> float:
+def gemm_clocks(sizes: Sequence[tuple[int, int]], terms: int, precision: str, device: Device) -> float:
     """Estimated clocks of such a launch."""
-    return _clocks(choose_tiling(sizes, terms, precision, units), tuple(sizes), terms, precision, units)
+    tiling, costs = choose_tiling(sizes, terms, precision, device), costs_of(device).train_tiling
+    return _clocks(tiling, tuple(sizes), terms, precision, device.units, costs)
 
 
 @functools.cache
-def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, can_slice: bool) -> Tiling:
+def _choose(
+    sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, costs: TrainTilingCosts, can_slice: bool
+) -> Tiling:
     elements, chunks = sum(rows * columns for rows, columns in sizes), -(-terms // CHUNK)
     warp_layouts = [(m, n) for m, n in itertools.product((1, 2, 4, 8), repeat=2) if m * n <= WARPS]
     tilings = [Tiling(R, m, n, WARPS // (m * n)) for R in (4, 2) for m, n in warp_layouts]
@@ -88,25 +86,28 @@ def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, unit
             blocks = sum(tiling.blocks(rows, columns) for rows, columns in sizes)
             counts = {waves * units // blocks for waves in (1, 2, 4)} | {2**i for i in range(1, 12)}
             tilings += [dataclasses.replace(tiling, slices=count) for count in sorted(counts) if 1 < count <= most]
-    return min(tilings, key=lambda tiling: _clocks(tiling, sizes, terms, precision, units))
+    return min(tilings, key=lambda tiling: _clocks(tiling, sizes, terms, precision, units, costs))
 
 
-def _clocks(tiling: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int) -> float:
+def _clocks(
+    tiling: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, costs: TrainTilingCosts
+) -> float:
     blocks = tiling.slices * sum(tiling.blocks(rows, columns) for rows, columns in sizes)
     chunks = tiling.slice_chunks(terms)
     warp_chunks = -(-chunks // tiling.split_k)
-    work = WARPS * warp_chunks * tiling.R * tiling.R / 2 * _INSTRUCTIONS[precision] * _CLOCKS_PER_MMA
-    loads = chunks * CHUNK * 4 * 8 * tiling.R * (tiling.warps_m + tiling.warps_n) / _BYTES_PER_CLOCK
+    work = WARPS * warp_chunks * tiling.R * tiling.R / 2 * _INSTRUCTIONS[precision] * costs.mma_clocks
+    loads = chunks * CHUNK * 4 * 8 * tiling.R * (tiling.warps_m + tiling.warps_n) / costs.l2_bytes_per_clock
     reads = WARPS * warp_chunks * CHUNK * 4 * 16 * tiling.R  # bytes
-    waves, of_block = -(-blocks // units), _BLOCK_CLOCKS + 60 * tiling.split_k
+    waves, of_block = -(-blocks // units), costs.block_clocks + costs.split_k_clocks * tiling.split_k
     if tiling.is_staged:  # two blocks per SM
-        waits = -(-blocks // (2 * units)) * (chunks / STAGE_CHUNKS * _STAGE_CLOCKS + _START_CLOCKS)
-        clocks = waits + waves * (max(work + reads / _SHARED_BYTES_PER_CLOCK / 2, loads) + of_block)
+        waits = -(-blocks // (2 * units)) * (chunks / STAGE_CHUNKS * costs.stage_clocks + costs.launch_clocks)
+        clocks = waits + waves * (max(work + reads / costs.shared_bytes_per_clock / 2, loads) + of_block)
     else:
         at_a_time = 2 if tiling.R == 2 else 1
-        waits = -(-blocks // (units * at_a_time)) * warp_chunks * _CLOCKS_PER_CHUNK
-        clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / _L1_BYTES_PER_CLOCK, loads) + of_block))
+        waits = -(-blocks // (units * at_a_time)) * warp_chunks * costs.chunk_clocks
+        busy = waves * (max(work + reads / costs.l1_bytes_per_clock, loads) + of_block)
+        clocks = costs.launch_clocks + max(waits, busy)
     if tiling.slices > 1:
         parts = 4 * (tiling.slices + 4) * sum(rows * columns for rows, columns in sizes)
-        clocks += _START_CLOCKS + tiling.slices * _SLICE_CLOCKS + parts / (units * _BYTES_PER_CLOCK)
+        clocks += costs.launch_clocks + tiling.slices * costs.slice_clocks + parts / (units * costs.l2_bytes_per_clock)
     return clocks

@@ -13,6 +13,7 @@ from typing import Self
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.arguments import State
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
@@ -35,12 +36,7 @@ MAX_BYTES = 226 << 10  # dynamic shared memory per block
 MAX_UNITS = 1024  # per hidden layer in bf16, in registers; half as many with more splits
 MAX_OWNED_TILES = 8  # wgmma tiles of 8 columns: tiles per block times bf16 splits
 _BUDGET = Budget(registers=255, spill_bytes=320)
-# Step time on an H200: latency per layer and per split; per element that a block receives; per further tile of a block
-# (register spills). Measured with 784-320-160-10, 16 to 64 rows. An epoch with 64 rows took 6.7, 7.8 and 10.4 ms in
-# bf16, tf32 and fp32; four networks with two tiles per block 7.7, 9.5 and 16.7; eight with four tiles 8.8 in bf16. More
-# tiles per block spill and were not measured.
-_LAYER_US, _SPLIT_US, _ELEMENT_US, _TILE_US = 1.37, 0.95, 2.7e-5, 0.7
-_OWNED_TILES_OF_MANY = {1: 4, 2: 2, 3: 2}
+_OWNED_TILES_OF_MANY = {1: 4, 2: 2, 3: 2}  # by bf16 splits; more tiles per block spill and were not measured
 
 
 class LayerBuffers(CStruct):
@@ -118,9 +114,10 @@ class LayerParallelLowering(TrainLowering):
     @property
     def step_us(self) -> float:
         """Estimated time per step of all networks of the launch."""
-        waits = _LAYER_US * len(self.layers) + _SPLIT_US * (self.splits - 1)
+        costs = costs_of(self.device).layer_parallel
+        waits = costs.layer_us * len(self.layers) + costs.split_us * (self.splits - 1)
         elements = self.rows * (self.layers[0].D + (1 + self.splits) * sum(layer.N for layer in self.layers[:-1]))
-        return waits + _ELEMENT_US * elements + _TILE_US * self.splits**2 * (self.owned - 1)
+        return waits + costs.element_us * elements + costs.tile_us * self.splits**2 * (self.owned - 1)
 
     @property
     def launches_per_step(self) -> int:

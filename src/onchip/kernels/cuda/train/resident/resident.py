@@ -13,6 +13,7 @@ from typing import Self
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.arguments import State
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
@@ -36,10 +37,6 @@ MAX_PARTIALS = 8192  # floats of split-K partial sums
 STEP_VALUES_BYTES = 32  # static shared memory of StepValues
 _BUDGET = Budget(registers=128, spill_bytes=640)  # spills around the waits of an exchange
 _MANY_TILES_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than in a single network
-# Measured on an H200 with 784-320-160-10, us per step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
-# groups of 32.
-_STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
-_ELEMENT_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # per element of a row that a block loads
 
 
 class LayerState(CStruct):
@@ -99,8 +96,10 @@ class ResidentLowering(TrainLowering):
     def step_us(self) -> float:
         """Estimated time per step of all networks of the launch. Gemm time grows with the tiles per block."""
         elements = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # per row and block
-        waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
-        return waits_us + _ELEMENT_US[self.precision] * self.rows * elements * self.order_blocks / self.blocks
+        costs = costs_of(self.device).resident
+        waits_us = costs.step_us + costs.layer_us * len(self.layers) + costs.group_us * (self.groups - 1)
+        row_us = costs.element_us[self.precision] * self.rows * elements
+        return waits_us + row_us * self.order_blocks / self.blocks
 
     @property
     def fits(self) -> bool:

@@ -5,15 +5,13 @@ import pytest
 from onchip.kernels import cpu, cuda
 from onchip.network.recipe import Recipe, as_is, op_name, transposed
 from onchip.plan.build_cost import (
-    BUS_BANDWIDTH,
-    HOST_BANDWIDTH,
-    HOST_FLOPS,
     build_us,
     device_recipes,
     host_us,
     recipe_rates_of,
 )
 from onchip.plan.device import H200
+from onchip.plan.host_costs import HOST
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_bias, merged_weight
 from takers import CPU, stored
@@ -33,9 +31,9 @@ def test_what_devices_make_is_told_by_their_kernels():
 def test_numpy_multiplies_and_writes():
     flop, nbytes = 2 * V * E * K * C, 4 * V * K * C
     assert build_us([TABLES], WEIGHTS, CPU, {}) == pytest.approx(
-        (flop / CPU.flops["fp32"] + nbytes / HOST_BANDWIDTH) * 1e6
+        (flop / CPU.flops["fp32"] + nbytes / HOST.write_bandwidth) * 1e6
     )
-    assert host_us(TABLES, WEIGHTS) == pytest.approx((flop / HOST_FLOPS + nbytes / HOST_BANDWIDTH) * 1e6)
+    assert host_us(TABLES, WEIGHTS) == pytest.approx((flop / HOST.gemm_flops + nbytes / HOST.write_bandwidth) * 1e6)
     assert host_us(Recipe.of(as_is, ("emb",), (V, E)), WEIGHTS) == 0  # nothing is written
     assert host_us(Recipe.of(as_is, ("emb",), (V, E), "float16"), WEIGHTS) > 0
 
@@ -43,10 +41,10 @@ def test_numpy_multiplies_and_writes():
 def test_a_gpu_makes_large_tables_itself():
     assert device_recipes([TABLES], WEIGHTS, GPU_MAKES) == {TABLES}
     there, here = (build_us([TABLES], WEIGHTS, H200, makes) for makes in (GPU_MAKES, {}))
-    upload = 4 * (V * E + C * E * K) / BUS_BANDWIDTH * 1e6
+    upload = 4 * (V * E + C * E * K) / HOST.copy_bandwidth * 1e6
     work = TABLES.flop / (GPU_MAKES[TABLES.op] * H200.flops["fp32"]) * 1e6  # more than the bytes take
     assert there == pytest.approx(upload + work + H200.launch_us)
-    assert here == pytest.approx(host_us(TABLES, WEIGHTS) + TABLES.nbytes / BUS_BANDWIDTH * 1e6)
+    assert here == pytest.approx(host_us(TABLES, WEIGHTS) + TABLES.nbytes / HOST.copy_bandwidth * 1e6)
     assert here > 10 * there
 
 
@@ -65,7 +63,7 @@ def test_what_is_made_of_something_there_is_made_there():
     tiny = Recipe.of(as_is, ("T",), TABLES.shape)
     assert device_recipes([half, tiny], WEIGHTS, GPU_MAKES) == {TABLES, half, tiny}
     # Its sources are not counted again, nor copied.
-    assert build_us([half], WEIGHTS, H200, GPU_MAKES) < TABLES.nbytes / BUS_BANDWIDTH * 1e6
+    assert build_us([half], WEIGHTS, H200, GPU_MAKES) < TABLES.nbytes / HOST.copy_bandwidth * 1e6
 
 
 def test_equal_recipes_and_sources_are_paid_once():
@@ -75,7 +73,7 @@ def test_equal_recipes_and_sources_are_paid_once():
     more = Recipe.of(token_tables, ("emb", "W5"), (V, 5, C), "float32", 2 * V * E * 5 * C)
     both = build_us([TABLES, more], weights, H200, GPU_MAKES)
     each = sum(build_us([one], weights, H200, GPU_MAKES) for one in (TABLES, more))
-    assert each - both == pytest.approx(4 * V * E / BUS_BANDWIDTH * 1e6)
+    assert each - both == pytest.approx(4 * V * E / HOST.copy_bandwidth * 1e6)
 
 
 def test_what_the_host_reads_comes_back():
@@ -84,7 +82,7 @@ def test_what_the_host_reads_comes_back():
     bias = Recipe.of(merged_bias, ("W", "b"), (4096,), "float32", 2 * 4096**2)
     alone = build_us([merged], weights, H200, GPU_MAKES)
     both = build_us([merged, bias], weights, H200, GPU_MAKES)
-    back = (merged.nbytes + bias.nbytes) / BUS_BANDWIDTH * 1e6
+    back = (merged.nbytes + bias.nbytes) / HOST.copy_bandwidth * 1e6
     assert both - alone == pytest.approx(back + host_us(bias, weights))
 
 

@@ -23,8 +23,8 @@ from onchip.network.layers import (
     TokenConv,
 )
 from onchip.network.types import TensorType
-from onchip.plan.build_cost import HOST_BANDWIDTH
 from onchip.plan.device import H200, Device
+from onchip.plan.host_costs import HOST
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime import placement
@@ -176,7 +176,7 @@ def test_the_break_even_is_right(flops, bandwidth, E):
         *behind,
     ]
     folded = [(P * C * K, 4 * S + 4 * P * K * C + 4 * P * C, 4 * C), *behind]
-    build = 2 * V * K * E * C / flops + 4 * V * K * C / HOST_BANDWIDTH
+    build = 2 * V * K * E * C / flops + 4 * V * K * C / HOST.write_bandwidth
 
     def gain(B):
         return floor(device, B, *direct) - floor(device, B, *folded) - build

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from onchip.network.recipe import Recipe, Weight, as_is, in_order, op_name
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
+from onchip.plan.host_costs import HOST
 from onchip.plan.kernel import Kernel, RecipeKernel
 
-HOST_FLOPS = 50e9  # of NumPy's matmul on the host of a GPU, about two cores
-HOST_BANDWIDTH = 2e9  # bytes/s that NumPy writes to untouched memory: measured with token_tables at small K
-BUS_BANDWIDTH = 10e9  # bytes/s from pageable memory to a GPU, copied by one core
 ON_DEVICE_FROM_US = 1000.0  # of NumPy time: below this, loading a kernel takes longer
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -45,7 +43,7 @@ def build_us(recipes: Iterable[Recipe], weights: Weights, device: Device, rates:
     # host does not read, and device results that it reads.
     crossing = {c for recipe in on_device & wanted.keys() for c in _sources(recipe, weights) if c not in on_device}
     crossing |= {recipe for recipe in on_host if recipe not in read_on_host} | (read_on_host & on_device)
-    seconds = sum(_nbytes(each, weights) for each in crossing) / BUS_BANDWIDTH
+    seconds = sum(_nbytes(each, weights) for each in crossing) / HOST.copy_bandwidth
     for recipe in on_device & wanted.keys():
         moved = recipe.nbytes + sum(_nbytes(source, weights) for source in _sources(recipe, weights))
         flops = rates[recipe.op] * device.flops["fp32"]
@@ -53,10 +51,10 @@ def build_us(recipes: Iterable[Recipe], weights: Weights, device: Device, rates:
     return seconds * 1e6 + sum(host_us(recipe, weights) for recipe in on_host)
 
 
-def host_us(recipe: Recipe, weights: Weights, flops: float = HOST_FLOPS) -> float:
+def host_us(recipe: Recipe, weights: Weights, flops: float = HOST.gemm_flops) -> float:
     """Microseconds that NumPy takes: flop, plus first-touch writes."""
     written = 0 if is_alias(recipe, weights) else recipe.nbytes
-    return (recipe.flop / flops + written / HOST_BANDWIDTH) * 1e6
+    return (recipe.flop / flops + written / HOST.write_bandwidth) * 1e6
 
 
 def device_recipes(wanted: Iterable[Recipe], weights: Weights, rates: Mapping[str, float]) -> set[Recipe]:

@@ -1,23 +1,20 @@
 """The time of a call with host rows on a device, from the caller's array to the caller's array. Pure data.
 
 A CPU's kernels read the rows in place. A GPU's rows cross the bus as runtime/cuda/staging.py copies them: few rows at
-once, by the caller's thread; many in chunks, so that copies overlap with kernels. Fitted to NumPy calls on an H200: 7
-rows 24 us; 0.43 MB 79 us; decode in fp16: 12,800 rows 230 us, 25,600 rows 390 us, 100,000 rows 1.09 ms, 2,097,152 rows
-at 44 GB/s.
+once, by the caller's thread; many in chunks, so that copies overlap with kernels.
 """
 
 from __future__ import annotations
 
 from onchip.network.graph import Network
-from onchip.plan.build_cost import BUS_BANDWIDTH
 from onchip.plan.device import Device
+from onchip.plan.host_costs import HOST
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import rewrite
 
 SLOT_BYTES = 8 << 20  # per chunk: 150 us of the bus, several times Python's overhead for it; slots fit into most L3s
 OFTEN_BYTES = 16 << 10  # of rows that kernels which read an element more than once may read over the bus
-PIPELINE_US = 700.0  # to fill the pipeline of copies in, kernels and copies out, and to drain it after the last chunk
 
 
 def call_us(plan: Plan, B: int) -> float:
@@ -29,12 +26,12 @@ def call_us(plan: Plan, B: int) -> float:
         return device.call_us + plan.estimate_at(B)
     net = plan.network
     nbytes = B * sum(net.types[name].row_bytes for name in {*net.inputs, *net.outputs})
-    at_once = _work_us(plan, B) + nbytes / min(BUS_BANDWIDTH, device.bus_bandwidth) * 1e6
+    at_once = _work_us(plan, B) + nbytes / min(HOST.copy_bandwidth, device.bus_bandwidth) * 1e6
     if plan.is_read_often and nbytes > OFTEN_BYTES:
         at_once += 2 * device.launch_us  # one copy each way, each waiting for the previous operation
     chunks = -(-nbytes // SLOT_BYTES) or 1
     work_us = chunks * _work_us(plan, -(-B // chunks))
-    in_chunks = PIPELINE_US + max(work_us, nbytes / device.bus_bandwidth * 1e6)
+    in_chunks = HOST.pipeline_us + max(work_us, nbytes / device.bus_bandwidth * 1e6)
     return device.call_us + min(at_once, in_chunks)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from onchip.kernels.chain import in_layouts
+from onchip.kernels.cpu.cost import CPU
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -62,13 +63,6 @@ _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
 _SUMS = (Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written per block of rows: it stays in cache
 
-# Launches in the estimated cost: the calls per row or block, in units of a compiled kernel's launch.
-_LAUNCHES = 50
-# How many times longer one thread of NumPy takes than all cores at their measured rates. Measured on two cores: Concat
-# and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6. Convolutions 6 to 14, with their intermediate values
-# counted; transposed ones 11 to 40. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to
-# 300. LinearResize gathers every element, once per neighbour: 260.
-_SLOWER, _MUCH_SLOWER, _GATHERED = 4, 20, 200
 _IN_SHORT_SUMS = (
     *_ROW_BY_ROW, Convolution, TransposedConvolution, GlobalMax, GlobalMin, SequenceMax, MaxPool1d, MaxPool2d,
     AvgPool1d, AvgPool2d,
@@ -85,7 +79,7 @@ if hasattr(os, "register_at_fork"):
 class NumpyCost(Cost):
     """The same work at NumPy's speed."""
 
-    slower: int = _SLOWER
+    slower: int = CPU.numpy_factor
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         launches = self.launches * device.launch_us
@@ -116,10 +110,10 @@ class PlainKernel(CpuKernel):
         if looked_up:  # only these rows of the table are read
             fixed -= recipes["weight"].nbytes
         moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
-        slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
-        slower = _GATHERED if isinstance(node.layer, LinearResize) else slower
+        slower = CPU.numpy_sum_factor if isinstance(node.layer, _IN_SHORT_SUMS) else CPU.numpy_factor
+        slower = CPU.numpy_gather_factor if isinstance(node.layer, LinearResize) else slower
         input_index = {name: i for i, name in enumerate(values)}
-        cost = NumpyCost(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
+        cost = NumpyCost(net.row_flop(node), moved, fixed, CPU.numpy_launch_factor, slower=slower)
         facts = Facts(node.layer, tuple(input_index[name] for name in node.inputs))
         claim = self.claim(
             net, node, facts, cost=cost, why="single layer, in NumPy", recipes=recipes, order=_order(node.layer),

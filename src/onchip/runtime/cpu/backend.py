@@ -21,6 +21,7 @@ from onchip.network.graph import Network
 from onchip.network.recipe import Array, Evaluated, Recipe, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device, Peak
+from onchip.plan.host_costs import HOST
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.distributed.ranks import OneRank, Ranks
@@ -52,7 +53,6 @@ def check_threads(threads: int | None) -> int:
 
 PRECISION = "fp32"  # the only precision of the CPU kernels
 L3_CORE_BYTES = 12 << 20  # at most: an EPYC 9684X has 1,152 MiB for 96 cores (data sheet), others 1.4 to 5 per core
-CALL_US = 1.0  # per call, in addition to its launch: a call with one row takes 3 to 4 in total on a 2.5 GHz Neoverse N1
 
 
 def this_cpu(measure: bool = False) -> Device:
@@ -75,8 +75,8 @@ def this_cpu(measure: bool = False) -> Device:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Device(
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
-        flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=3.0, fast_bytes=l2_bytes(),
-        memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=CALL_US,
+        flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=HOST.launch_us, fast_bytes=l2_bytes(),
+        memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=HOST.call_us,
         # A library's gemm of this size reaches at least three quarters of the cores' rate; a copy may move three
         # bytes for two, as a line is fetched before it is written; a core loads two vectors for two multiply-adds.
         peak=Peak({PRECISION: flops * 4 / 3}, bandwidth * 3 / 2, flops * 8 / 3, launch_us=0.0),

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from onchip.plan.build_cost import BUS_BANDWIDTH
 from onchip.plan.device import (
     H200,
     KNOWN,
@@ -22,6 +21,7 @@ from onchip.plan.device import (
     Peak,
     sustained_flops,
 )
+from onchip.plan.host_costs import HOST
 from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
@@ -130,7 +130,7 @@ def _describe(driver: Any, index: int) -> Device:
 
 def _staged_bandwidth(bus: float) -> float:
     """Bytes/s of host rows over a bus of this rate, limited by the cores that copy them to pinned memory."""
-    return min(bus, core_count() * BUS_BANDWIDTH)
+    return min(bus, core_count() * HOST.copy_bandwidth)
 
 
 def _names_match(name: str, known: str) -> bool:

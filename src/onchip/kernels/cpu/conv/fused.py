@@ -30,7 +30,7 @@ from onchip.kernels.cpu.conv.operation import CALL_BYTES
 from onchip.kernels.cpu.conv.operations.rows import LookUp
 from onchip.kernels.cpu.conv.program import SUPPORTED, Program
 from onchip.kernels.cpu.conv.scratch import Scratch
-from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.cost import CPU, CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch
@@ -45,7 +45,6 @@ from onchip.plan.layout import CHANNELS_LAST, has_channels
 MAX_IMAGES = 16  # per tile: enough gemm rows for the smallest images, and enough to amortise reading the weights
 MAX_VECTORS = 64  # per tile, where all values are vectors: each is one gemm row
 SHARED_FLOP = 1_000_000  # per operation and image: below this, a barrier per operation costs more than it gains
-_CALL_US = 0.5  # per operation: reading its table row and starting its loops
 _MAX_SCRATCH_BYTES = 1 << 30  # per thread
 
 
@@ -99,7 +98,7 @@ class ConvFusedKernel(CpuKernel):
                 rows_per_core=0 if _is_shared(program) else 1,
                 tile_rows=images,
                 tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
-                tile_us=_CALL_US * len(program.operations),
+                tile_us=CPU.conv_call_us * len(program.operations),
             )
             yield Claim(
                 self.name, instance, tuple(node.name for node in nodes), cost, why,

@@ -18,7 +18,7 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import TILE_SHARE, CoreCost
+from onchip.kernels.cpu.cost import CPU, CoreCost
 from onchip.kernels.cpu.gemm.strided import Run, View, find_run
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
@@ -36,9 +36,6 @@ from onchip.plan.kernel import Claim, Job, Refusal
 _ROWS = 64  # matrix rows per task
 _THREAD_FLOP = 100_000  # the least work per thread that is worth waking it
 _MAX_BATCH_AXES = 6
-# Time on one core in addition to the gemms: per row block of a matrix, per copied line, per softmax element. Measured
-# at 2.5 GHz with 512-bit vectors.
-_MATRIX_US, _LINE_US, _SOFTMAX_US = 0.2, 0.015, 0.003
 _NO_FLOOR, _ONE, _ZERO = np.float32(-np.inf), np.float32(1), np.float32(0)
 
 # Layout of the table that `_run` reads: sizes; softmax and mask flags; address of the scale, or 0; scratch and its
@@ -191,10 +188,11 @@ class MatMulKernel(CpuKernel):
         moved = sum(net.types[value].row_bytes for value in (*inputs, run.nodes[-1].name))
         row_blocks = -(-M // _ROWS)
         lines = row_blocks * (K + (N if D else 0)) + M  # packed into panels, and written
+        softmax_us = CPU.softmax_us * M * N if D else 0
         cost = CoreCost(
             flop, moved, sum(recipe.nbytes for recipe in recipes.values()),
-            share=TILE_SHARE * N * (K + D) / (K * padded(N) + N * padded(D)), tile_rows=1,
-            tile_us=matrices * (_MATRIX_US * row_blocks + _LINE_US * lines + (_SOFTMAX_US * M * N if D else 0)),
+            share=CPU.tile_share * N * (K + D) / (K * padded(N) + N * padded(D)), tile_rows=1,
+            tile_us=matrices * (CPU.matrix_us * row_blocks + CPU.line_us * lines + softmax_us),
         )  # fmt: skip
         label = f"attention<{matrices},{M},{K},{N},{D}>" if run.c else f"matmul<{M},{K},{N}>"
         why = "scores stay in cache, heads are read through strides" if run.c else "gemm of two values"

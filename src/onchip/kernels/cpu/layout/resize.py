@@ -16,7 +16,7 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.cost import CPU, CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
@@ -30,7 +30,6 @@ from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 _TASK_ELEMENTS = 1 << 12  # minimum of y per task
-_GATHER_BYTES = 12  # copied in the time of gathering one element
 
 
 @compiled(inline=True)
@@ -123,7 +122,7 @@ class ResizeKernel(CpuKernel):
             parts = resize_parts(layer, x, layout)
             if parts is None:
                 continue
-            gathered = _GATHER_BYTES if parts.run == 1 and parts.is_resized[-1] else 1
+            gathered = CPU.gather_bytes if parts.run == 1 and parts.is_resized[-1] else 1
             cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=(1 + gathered) * y.row_bytes)
             yield self.claim(net, node, Facts(layer, x.row_shape, layout), layout, cost=cost)
 

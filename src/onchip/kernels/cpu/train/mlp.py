@@ -21,7 +21,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, Dense, find_chain
 from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import address, linked_below
-from onchip.kernels.cpu.cost import CoreCost
+from onchip.kernels.cpu.cost import CPU, CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.packed_layers import layer_table, packed_recipes
@@ -76,7 +76,6 @@ from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal, TrainingStep
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}
 SINGLE_THREAD_FLOP = 4e6  # per step, 30 us on one core: with less, threads wait longer than they compute
-_SHARE = 0.58  # of the device's rate: short sums, and transposed rows
 CACHED_WEIGHT_BYTES = 512 << 10
 GRADIENT_BYTES = 32 << 20  # for the gradients of blocks before they are added
 _LOSS_BLOCKS = 64  # blocks per evaluation loop
@@ -335,7 +334,7 @@ class MlpTrainKernel(CpuKernel):
             row_bytes=net.input.row_bytes,
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[training.optimiser]),
             launches=0 if _is_small(chain, batch) else 2,
-            share=_SHARE,
+            share=CPU.train_share,
             fixed_cache_bytes=_moved_bytes(chain, training.optimiser, device.units),
             rows_per_core=batch if _is_small(chain, batch) else 0,
         )

@@ -270,17 +270,40 @@ class TrainStreamCosts:
     )
 
 
+_LARGE_BATCHES = "h200/digits.json, 1,024 and 4,096 rows; h200/backprop.json"
+_HUNDREDS = "h200/digits.json, 256 rows; H200: 128 rows 22.6 and 15.1 us per step, fp32 and bf16, 512 rows 43 and 31"
+
+
 @dataclass(frozen=True, eq=False)
 class TrainLaunchCosts:
-    """mlp_train."""
+    """mlp_train: a step takes the latency of its launches and the time of its flop, in sequence. fp16: estimated."""
 
-    share: float = fitted(0.3, "of the tensor cores' rate: operands come from L2", _ESTIMATED)
-    launch_us: float = fitted(3.6, "work per launch of a small batch", "H200: digits, 20 us per step, 16 and 64 rows")
+    shares: Mapping[str, float] = fitted(
+        {"fp32": 0.26, "tf32": 0.4, "bf16": 0.26, "fp16": 0.23},
+        "of the tensor cores' rate (fp32: of tf32's, 3xTF32 included): operands come from L2", _LARGE_BATCHES,
+    )  # fmt: skip
+    float_us_per_gflop: float = fitted(16.6, "in addition, of the first layer of float rows", _LARGE_BATCHES)
+    few_rows_us: float = fitted(
+        2.6, "latency per launch with hardly any rows: a bound, 2.3 in fp32 and 1.6 in bf16 (64 rows)",
+        "H200, digits: 24 and 19 us per step in fp32 and bf16 with 64 rows, 38, 32 and 29 in fp32, tf32, bf16 with 256",
+    )  # fmt: skip
+    many_rows_us: Mapping[str, float] = fitted(
+        {"fp32": 7.2, "tf32": 4.6, "bf16": 3.8, "fp16": 4.6}, "from 512 rows on", _LARGE_BATCHES
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class ThreeLaunchCosts:
-    step_us: float = fitted(15.5, "per step", "chosen relative to the estimate of mlp_train")
+    """mlp_train_three_launch. fp16: as tf32, with as many splits."""
+
+    step_us: Mapping[str, float] = fitted(
+        {"fp32": 19.8, "tf32": 15.1, "bf16": 11.4, "fp16": 15.1},
+        "of a step of at most few_gflop: a bound for less", _HUNDREDS,
+    )  # fmt: skip
+    few_gflop: float = fitted(0.34, "784-320-160-10 with 256 rows", _HUNDREDS)
+    us_per_gflop: Mapping[str, float] = fitted(
+        {"fp32": 51.0, "tf32": 46.0, "bf16": 41.0, "fp16": 46.0}, "of what a step has more", _HUNDREDS
+    )
     forward_tiles: int = fitted(4, "row tiles that fit in the load latency of the weights", "H200")
 
 

@@ -186,8 +186,25 @@ class TrainLowering:
 
     @property
     def step_us(self) -> float:
-        """Least time of a step."""
-        return costs_of(self.device).train_launches.launch_us * self.launches_per_step
+        """Estimated time per step, besides an empty kernel's per launch."""
+        costs, batch, precision = costs_of(self.device).train_launches, self.job.batch, self.job.precision
+        latency_us = costs.few_rows_us
+        latency_us += (costs.many_rows_us[precision] - costs.few_rows_us) * min(1.0, batch / MIN_BATCH)
+        us = latency_us * self.launches_per_step + self.row_flop * batch / self._flops * 1e6
+        if self.byte_rows:
+            return us
+        first = self.layers[0]
+        return us + costs.float_us_per_gflop * 4e-9 * first.terms * first.N * batch
+
+    @property
+    def _flops(self) -> float:
+        precision = "tf32" if self.job.precision == "fp32" else self.job.precision
+        return costs_of(self.device).train_launches.shares[self.job.precision] * self.device.flops[precision]
+
+    @property
+    def row_flop(self) -> int:
+        """Without the activations'."""
+        return 6 * sum(layer.terms * layer.N for layer in self.layers) - 2 * self.layers[0].terms * self.layers[0].N
 
     @property
     def fast_bytes(self) -> int:
@@ -202,9 +219,10 @@ class TrainLowering:
             row_bytes=2 * (self.byte_rows.stride if self.byte_rows else net.input.row_bytes),
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[self.training.optimiser]),
             launches=self.launches_per_step,
-            rate=costs_of(self.device).train_launches.share / (3 if precision == "fp32" else 1),
+            rate=costs_of(self.device).train_launches.shares[precision],
             precision="tf32" if precision == "fp32" else "",
             min_us=self.step_us,
+            why_slow="steps depend on each other",
         )
 
     def extra_memory(self) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.weights import split_weight, tf32_weight
 from onchip.kernels.cuda.gemm.mma import GemmMmaKernel, MmaGemm
 from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimtKernel, SimtGemm
@@ -81,7 +82,7 @@ def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
     work = whole.estimate_us(H200, "fp32", 1000) - H200.graph_launch_us
     assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.graph_launch_us)
     (many,), (few,) = claims_of(linear(10_000, 512)), claims_of(linear(10_000, 3))
-    assert few.cost.rate < many.cost.rate < FMA_TILES[0].rate  # idle columns and SMs
+    assert few.cost.rate < many.cost.rate < costs_of(H200).gemm_simt.tile_shares[128, 128]  # idle columns and SMs
 
 
 def test_layers_that_leave_room_for_one_warp_are_products():
@@ -95,10 +96,8 @@ def test_layers_that_leave_room_for_one_warp_are_products():
 
 
 def test_tiles_are_chosen_by_the_sizes():
-    units = H200.units
-
     def tile(M, N):
-        return SimtGemm(M, N, 512, "fp32").tile(units)
+        return SimtGemm(M, N, 512, "fp32").tile(H200)
 
     def mma_tile(M, N, precision):
         return MmaGemm(M, N, 512, precision).tile(H200)

@@ -84,10 +84,10 @@ def test_a_row_has_the_same_bits_in_every_batch(gpu):
     N, K = 70, 100
     x, w = rows(300, K), rows(N, K, seed=2)
     whole = run(gpu, SimtGemm(300, N, K, "fp32"), x, w)
-    chosen = {SimtGemm(300, N, K, "fp32").tile(FEW_UNITS.units)}
+    chosen = {SimtGemm(300, N, K, "fp32").tile(FEW_UNITS)}
     for first, count in ((0, 1), (17, 16), (250, 50)):
         gemm = SimtGemm(count, N, K, "fp32")
-        chosen.add(gemm.tile(FEW_UNITS.units))
+        chosen.add(gemm.tile(FEW_UNITS))
         assert np.array_equal(run(gpu, gemm, x[first : first + count], w), whole[first : first + count])
     assert len(chosen) > 1
 

@@ -74,6 +74,62 @@ class WgmmaTileCosts:
     instructions_per_us: float = fitted(128 * 1755, "issued per SM", "H200: 1,755 MHz under load")
 
 
+# -- gemm/ -----------------------------------------------------------------------------------------------------
+
+_SKINNY = "H200: M from 1 to 64, N and K from 128 to 4,096"
+
+
+@dataclass(frozen=True, eq=False)
+class GemvCosts:
+    rows_us: float = fitted(0.3, "mma: latency of loading 16 rows of x", _SKINNY)
+    cache_share: float = fitted(0.29, "mma: of L2's peak bandwidth, all blocks together", _SKINNY)
+    fma_row_us: float = fitted(0.0013, "fma: per row of a block, averaged over all SMs", _SKINNY)
+    fma_hidden_us: float = fitted(1.2, "fma: part of the total that overlaps adjacent launches", _SKINNY)
+    mma_share: float = fitted(0.3, "of the peak rate", _ESTIMATED)
+    fma_share: float = fitted(0.4, "of the peak rate", _ESTIMATED)
+
+
+@dataclass(frozen=True, eq=False)
+class GemmSimtCosts:
+    tile_shares: Mapping[tuple[int, int], float] = fitted(
+        {(128, 128): 0.75, (64, 64): 0.5, (16, 64): 0.17, (256, 16): 0.35},
+        "by rows and columns of a full tile", "H200",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class MatMulCosts:
+    simt_share: float = fitted(0.3, "of the CUDA cores' rate", _ESTIMATED)
+    mma_shares: Mapping[str, float] = fitted(
+        {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12},
+        "of the tensor cores' rate, full tiles; 16-bit values are packed when fragments are read", _ESTIMATED,
+    )  # fmt: skip
+
+
+# -- mlp/ ------------------------------------------------------------------------------------------------------
+
+_PAIR = "H200: 256-1024-256 over 64 to 65,536 rows for the total; the split between the three is estimated"
+
+
+@dataclass(frozen=True, eq=False)
+class MlpFusedCosts:
+    one_warp_share: float = fitted(
+        0.43, "of a scheduler's rate, by a single warp: load latency", "H200: one row of 784-512-256-10"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MlpTensorCoreCosts:
+    wide_share: float = fitted(0.5, "layers at least 256 wide: few warps fit", "H200")
+
+
+@dataclass(frozen=True, eq=False)
+class MlpPairCosts:
+    block_us: float = fitted(2.5, "fixed", _PAIR)
+    slice_us: float = fitted(0.35, "per chunk of H and slice of k", _PAIR)
+    column_us: float = fitted(0.004, "per chunk of H and column of y", _PAIR)
+
+
 # -- conv/ -----------------------------------------------------------------------------------------------------
 
 _LAST_LAYER = "H200: last layer of `faces` in fp16, tf32 and fp32 with 4 to 24 warps, within a quarter"
@@ -340,6 +396,12 @@ class ResidentCosts:
 class CudaCosts:
     mma_tile: MmaTileCosts = field(default_factory=MmaTileCosts)
     wgmma_tile: WgmmaTileCosts = field(default_factory=WgmmaTileCosts)
+    gemv: GemvCosts = field(default_factory=GemvCosts)
+    gemm_simt: GemmSimtCosts = field(default_factory=GemmSimtCosts)
+    matmul: MatMulCosts = field(default_factory=MatMulCosts)
+    mlp_fused: MlpFusedCosts = field(default_factory=MlpFusedCosts)
+    mlp_tensor_core: MlpTensorCoreCosts = field(default_factory=MlpTensorCoreCosts)
+    mlp_pair: MlpPairCosts = field(default_factory=MlpPairCosts)
     conv_direct: ConvDirectCosts = field(default_factory=ConvDirectCosts)
     depthwise: DepthwiseCosts = field(default_factory=DepthwiseCosts)
     warp_mma: WarpMmaCosts = field(default_factory=WarpMmaCosts)

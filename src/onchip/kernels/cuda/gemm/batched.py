@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Memory, Output, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
@@ -24,7 +25,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 MAX_AXES = 4  # batch axes, including B
 SMALL = 32  # tile side where a matrix has at most as many rows and columns; else twice that
 MAX_BLOCKS = 2**31 - 1
-RATE = 0.3  # share of the CUDA cores' peak; assumed
 
 
 class BatchAxes(CStruct):
@@ -103,10 +103,10 @@ class MatMulKernel(CudaKernel):
             why = f"supports at most {MAX_AXES - 1} leading axes per row, got {leading}"
             yield Refusal(self.name, node.name, why)
             return
-        gemm, recipes = operands_of(net, node)
+        (gemm, recipes), share = operands_of(net, node), costs_of(device).matmul.simt_share
         yield self.claim(
             net, node, MatMulLowering(**vars(gemm)), label=label_of(self.name, gemm), recipes=recipes,
-            cost=Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
+            cost=Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=share),
             why="a matmul of two values", reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
 

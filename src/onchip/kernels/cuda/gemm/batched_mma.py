@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import Input
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.precision import PRECISIONS, tensor_core_cost
@@ -29,8 +30,6 @@ from onchip.plan.kernel import Claim, Job, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 128
-# Shares of the tensor cores' peak, for full tiles; assumed. 16-bit values are packed when fragments are read.
-RATES = {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12}
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,13 @@ class MatMulMmaLowering(MatMulShape):
         _, N, K = self.sizes
         return N % 4 == 0 and K % 4 == 0
 
-    def rate(self, B: int, units: int) -> float:
+    def rate(self, B: int, device: Device) -> float:
         """Estimated share of the peak rate: counts tile overhang and idle SMs in the last wave."""
         M, N, _ = self.sizes
         tiles = self.tiles(B, self.side)
         full = self.count(B) * M * N / (tiles * self.side**2)
-        return RATES[self.precision] * full * tiles / (math.ceil(tiles / units) * units)
+        share, units = costs_of(device).matmul.mma_shares[self.precision], device.units
+        return share * full * tiles / (math.ceil(tiles / units) * units)
 
     def at(self, B: int) -> Steps:
         tiles = self.tiles(B, self.side)
@@ -85,7 +85,7 @@ class MatMulMmaKernel(CudaKernel):
             reads={name: Use(is_read_often=True) for name in node.inputs},
             cost=tensor_core_cost(
                 job.precision, net.row_flop(node), *moved_bytes(net, node, recipes),
-                rate=lowering.rate(job.batch, device.units),
+                rate=lowering.rate(job.batch, device),
             ),
         )  # fmt: skip
 

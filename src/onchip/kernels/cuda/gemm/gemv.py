@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import OVERLAPPING, Budget, Instance, KernelLaunch, LaunchConfig, Program
@@ -25,12 +26,6 @@ CHUNK = 32  # elements of k per chunk (mma)
 BLOCKS = 2  # resident per SM
 FMA_COLUMNS, FMA_CHUNKS = 4, {1: 4, 4: 2, 8: 1}  # chunks of k in flight, by rows per block
 MAX_ROWS = 128  # with more rows, other kernels read the weights fewer times
-# mma, measured with M from 1 to 64, N and K from 128 to 4,096: latency of loading 16 rows of x, and the share of L2's
-# peak bandwidth that all blocks reach. Prologue and epilogue overlap adjacent launches.
-ROWS_US, CACHE_SHARE = 0.3, 0.29
-# fma, measured likewise: time per row of a block, averaged over all SMs, and the part of the total that overlaps.
-FMA_ROW_US, FMA_HIDDEN_US = 0.0013, 1.2
-MMA_RATE, FMA_RATE = 0.3, 0.4  # shares of the peak rates; estimated, not measured
 
 
 @dataclass(frozen=True)
@@ -68,26 +63,26 @@ class SkinnyGemm(LinearGemm):
 
     def min_us(self, device: Device) -> float:
         """Least time: weights once per row tile, rows once per column tile from L2; or the latency of reading rows."""
-        rows, columns = self.tile(device.units)
+        (rows, columns), costs = self.tile(device.units), costs_of(device).gemv
         w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
         x_bytes = math.ceil(self.N / columns) * self.M * self.K * DTYPE_BYTES[self.dtypes[0]]
-        bytes_us = (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
+        bytes_us = (w_bytes + x_bytes) / (costs.cache_share * device.peak.cache_bandwidth) * 1e6
         if not self.by_mma:
-            return max(bytes_us, self.count(device.units) * rows * FMA_ROW_US - FMA_HIDDEN_US)
+            return max(bytes_us, self.count(device.units) * rows * costs.fma_row_us - costs.fma_hidden_us)
         waves = math.ceil(self.count(device.units) / (device.units * self.resident))
         iterations = math.ceil(self.K / (WARPS * CHUNK * self.chunks(rows, columns)))
-        return max(bytes_us, waves * iterations * math.ceil(min(self.M, rows) / 16) * ROWS_US)
+        return max(bytes_us, waves * iterations * math.ceil(min(self.M, rows) / 16) * costs.rows_us)
 
     @staticmethod
     def chunks(rows: int, columns: int) -> int:
         """Chunks of k in flight (mma)."""
         return (64 if rows == 16 else 32) // columns
 
-    def rate(self, units: int) -> float:
+    def rate(self, device: Device) -> float:
         """Estimated share of the peak rate, given the unused rows of blocks and the idle SMs."""
-        rows, _ = self.tile(units)
+        (rows, _), costs, units = self.tile(device.units), costs_of(device).gemv, device.units
         full = self.M / (math.ceil(self.M / rows) * rows)
-        return (MMA_RATE if self.by_mma else FMA_RATE) * full * min(1.0, self.count(units) / units)
+        return (costs.mma_share if self.by_mma else costs.fma_share) * full * min(1.0, self.count(units) / units)
 
     def launch(self, device: Device, *arrays: Argument) -> KernelLaunch:
         """arrays: x, w, bias (N) float32 or NOTHING, residual (M, N) of y's type or NOTHING, y"""
@@ -127,7 +122,7 @@ class GemvKernel(GemmKernel):
                 recipes=recipes, order=gemm.order, why="few rows: bound by reading the weights",
                 cost=Cost(
                     *linear.work(net), bytes_of(recipes), precision="" if gemm.by_mma else "fp32",
-                    rate=planned.rate(device.units), min_us=planned.min_us(device),
+                    rate=planned.rate(device), min_us=planned.min_us(device),
                 ),
             )  # fmt: skip
 

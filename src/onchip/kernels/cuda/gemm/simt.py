@@ -10,6 +10,7 @@ from pathlib import Path
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, UInt32
 from onchip.kernels.cuda.common.chain import FitsInBlock
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.gemm.linear import (
@@ -32,17 +33,15 @@ MAX_NARROW = 32  # rows or columns up to which narrow tiles are considered
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of y that a block computes, and the expected share of the device's peak rate for a full tile."""
+    """The tile of y that a block computes."""
 
     BM: int
     BN: int
     per_thread: tuple[int, int]  # rows and columns per thread
-    rate: float
 
-    @property
-    def work(self) -> float:
+    def work(self, device: Device) -> float:
         """Relative cost of a block."""
-        return self.BM * self.BN / self.rate
+        return self.BM * self.BN / costs_of(device).gemm_simt.tile_shares[self.BM, self.BN]
 
     def suits(self, M: int, N: int) -> bool:
         """Whether to consider this tile: narrow ones read more, so only where a square one would be mostly empty."""
@@ -53,9 +52,7 @@ class Tile:
 
 
 # First: large GEMMs; third: few rows; fourth: few columns.
-FMA_TILES = (
-    Tile(128, 128, (8, 8), 0.75), Tile(64, 64, (4, 4), 0.5), Tile(16, 64, (4, 4), 0.17), Tile(256, 16, (4, 4), 0.35),
-)  # fmt: skip
+FMA_TILES = Tile(128, 128, (8, 8)), Tile(64, 64, (4, 4)), Tile(16, 64, (4, 4)), Tile(256, 16, (4, 4))
 EXACT = ("fp32", "tf32")  # precisions that true fp32 on CUDA cores satisfies
 
 
@@ -63,21 +60,24 @@ EXACT = ("fp32", "tf32")  # precisions that true fp32 on CUDA cores satisfies
 class SimtGemm(LinearGemm):
     """w is (N, K). Precision "fp64": float32 operands with float64 accumulators."""
 
-    def tile(self, units: int) -> Tile:
+    def tile(self, device: Device) -> Tile:
         """The tile with the least estimated cost: waves of blocks times the cost of a block."""
         if self.precision == "fp64":
             return FMA_TILES[1]  # 8 x 8 float64 accumulators do not fit in registers
         tiles = [tile for tile in FMA_TILES if tile.suits(self.M, self.N)]
-        return min(tiles, key=lambda tile: math.ceil(tile.count(self.M, self.N) / units) * tile.work)
+        return min(tiles, key=lambda tile: self.waves(tile, device) * tile.work(device))
 
-    def rate(self, units: int) -> float:
+    def waves(self, tile: Tile, device: Device) -> int:
+        return math.ceil(tile.count(self.M, self.N) / device.units)
+
+    def rate(self, device: Device) -> float:
         """Estimated share of the peak rate, given partial tiles and idle SMs in the last wave."""
-        tile = self.tile(units)
-        return self.M * self.N / (math.ceil(tile.count(self.M, self.N) / units) * units * tile.work)
+        tile = self.tile(device)
+        return self.M * self.N / (self.waves(tile, device) * device.units * tile.work(device))
 
     def launch(self, device: Device, *arrays: Argument) -> KernelLaunch:
         """arrays: x, w, bias (N) float32 or NOTHING, y"""
-        tile = self.tile(device.units)
+        tile = self.tile(device)
         TM, TN = tile.per_thread
         threads = tile.BM // TM * (tile.BN // TN)
         x_type, y_type = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
@@ -108,7 +108,7 @@ class GemmSimtKernel(GemmKernel):
             linear = FusedLinear(found)
             gemm = SimtGemm.of(net, linear, "fp32")
             recipes = linear.recipes(plain_weight(linear.layer, "fp32"))
-            rate = replace(gemm, M=max(1, job.batch * gemm.M)).rate(device.units)
+            rate = replace(gemm, M=max(1, job.batch * gemm.M)).rate(device)
             yield self.claim_linear(
                 net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,
                 cost=Cost(*linear.work(net), bytes_of(recipes), precision="fp32", rate=rate),

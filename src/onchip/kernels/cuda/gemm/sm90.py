@@ -21,6 +21,7 @@ from onchip.kernels.cuda.common.arguments import (
     Weight,
 )
 from onchip.kernels.cuda.common.chain import FitsInBlock
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_core_cost
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.weights import multiplied_weight
@@ -137,7 +138,8 @@ def _lowering(net: Network, linear: FusedLinear, device: Device, job: Job) -> Ge
     layer, dtypes = linear.layer, end_dtypes(net, linear.chain)
     K, length = (padded(layer.D_in, DTYPE_BYTES[dtype]) for dtype in (PRECISIONS[job.precision].dtype, dtypes[0]))
     gemm = WgmmaGemm(
-        linear.chain.vectors, layer.D_out, K, job.precision, dtypes, layer.activation, length=length
+        linear.chain.vectors, layer.D_out, K, job.precision, dtypes, layer.activation, length=length,
+        costs=costs_of(device).wgmma_tile,
     )  # fmt: skip
     return GemmSm90Lowering(gemm, layer.D_in, device.units, linear.bias, linear.residual_input(net))
 

@@ -19,6 +19,7 @@ from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_c
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Weight
 from onchip.kernels.cuda.common.chain import ChainKernel, supported_part
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
@@ -36,8 +37,6 @@ MAX_WARPS = 12
 PART = 128  # K elements per partial sum; longer K needs a second set of accumulators, hence smaller tiles
 _MANY_ROWS = 1 << 20  # rows that fill any GPU; used to check instances without a device
 FEWEST_WARPS = 4  # one per warp scheduler of an SM; fewer only if nothing else fits
-# Share of a scheduler's rate that a single warp reaches, limited by load latency. Measured: one row of 784-512-256-10.
-ONE_WARP_RATE = 0.43
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ class MlpFusedKernel(ChainKernel):
         used, count = shared_bytes(chain, tiling), max(1, B * chain.vectors)
         tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
         busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
-        rate, cost = min(1.0, ONE_WARP_RATE * busy) * count / (tiles * tiling.rows), forward_cost(net, chain)
+        warp_share = costs_of(device).mlp_fused.one_warp_share
+        rate, cost = min(1.0, warp_share * busy) * count / (tiles * tiling.rows), forward_cost(net, chain)
         return self.claim_chain(
             net, chain, MlpFusedLowering(chain, end_dtypes(net, chain), tiling, device.units),
             cost=replace(cost, precision="fp32", rate=rate, min_us=device.unit_read_us(cost.fixed_bytes)),

@@ -21,6 +21,7 @@ from onchip.kernels.cuda.common.arguments import (
     Weight,
 )
 from onchip.kernels.cuda.common.chain import ChainKernel, unsupported_dtype
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
@@ -43,9 +44,6 @@ HEIGHT = WARPGROUPS * ROWS  # rows per block
 STAGE_BYTES, MAX_STAGES = 4 * ROWS * LINE, 6
 SHARED_BYTES = 225 << 10  # for x and the stages; mbarriers and biases use the rest of the block's limit
 COLUMNS = 64, 128, 256  # columns of y per block: the accumulator widths
-# Fixed time per block; per chunk of H, time per slice of k and per column of y. Their total is measured with
-# 256-1024-256 over 64 to 65,536 rows; the split between the three is an estimate.
-LATENCY_US, SLICE_US, COLUMN_US = 2.5, 0.35, 0.004
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,10 @@ class Pair:
             return f"does not fit: {HEIGHT} rows of {self.K} and {u_stages + 2} stages of weights in {SHARED_BYTES:,} B"
         return ""
 
-    def min_us(self, units: int) -> float:
-        waves, slices = math.ceil(math.ceil(self.M / HEIGHT) / units), self.x_bytes // (HEIGHT * LINE)
-        return waves * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
+    def min_us(self, device: Device) -> float:
+        costs = costs_of(device).mlp_pair
+        waves, slices = math.ceil(math.ceil(self.M / HEIGHT) / device.units), self.x_bytes // (HEIGHT * LINE)
+        return waves * (costs.block_us + self.chunks * (slices * costs.slice_us + self.columns * costs.column_us))
 
     def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
         """a, b: float32 biases, or NOTHING."""
@@ -167,7 +166,7 @@ class MlpPairKernel(ChainKernel):
         for name, layer in zip("ab", chain.layers, strict=True):
             if layer.bias is not None:
                 recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
-        cost, min_us = forward_cost(net, chain), replace(pair, M=job.batch * pair.M).min_us(device.units)
+        cost, min_us = forward_cost(net, chain), replace(pair, M=job.batch * pair.M).min_us(device)
         yield self.claim_chain(
             net, chain, MlpPairLowering(pair, (first.bias is not None, second.bias is not None)), recipes=recipes,
             cost=replace(cost, fixed_bytes=bytes_of(recipes), min_us=min_us), why="hidden activations stay on chip",

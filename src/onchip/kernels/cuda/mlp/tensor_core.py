@@ -7,7 +7,7 @@ if the two sides disagree.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onchip.errors import PlanError
@@ -15,6 +15,7 @@ from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Weight
 from onchip.kernels.cuda.common.chain import ChainKernel, supported_part
+from onchip.kernels.cuda.common.costs import H200, MlpTensorCoreCosts, costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
@@ -43,7 +44,7 @@ PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # most registers of two block
 SPLIT_REGISTERS = 156  # with 8 warps, for 3xTF32: split fragments and partial sums need registers, too
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for activations beyond a comparison
-WIDE, WIDE_RATE = 256, 0.5  # layers at least this wide reach half the device's rate: few warps fit
+WIDE = 256  # width from which on few warps fit
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class MlpTensorCoreLowering:
     dtypes: tuple[str, str]  # dtypes of x and y
     tiling: Tiling
     units: int  # number of SMs; at most one block each
+    costs: MlpTensorCoreCosts = field(default=H200.mlp_tensor_core, kw_only=True, repr=False)
 
     @property
     def program(self) -> Program:
@@ -121,7 +123,8 @@ class MlpTensorCoreLowering:
         count, height = max(1, self.count(B)), self.tiling.tile_rows
         tiles = -(-count // height)
         widest = max(layer.D_out for layer in self.chain.layers[:-1] or self.chain.layers)
-        return (WIDE_RATE if widest >= WIDE else 1.0) * min(1.0, tiles / self.units) * count / (tiles * height)
+        share = self.costs.wide_share if widest >= WIDE else 1.0
+        return share * min(1.0, tiles / self.units) * count / (tiles * height)
 
     def at(self, B: int) -> Steps:
         arguments = (Input(0), Weight("weights"), Output(0), Int64(self.count(B)))
@@ -169,7 +172,10 @@ def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> MlpTe
     """The lowering of a chain, or the reason for refusing it."""
     computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
     tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
-    return tiling if isinstance(tiling, str) else MlpTensorCoreLowering(chain, computed, dtypes, tiling, device.units)
+    if isinstance(tiling, str):
+        return tiling
+    costs = costs_of(device).mlp_tensor_core
+    return MlpTensorCoreLowering(chain, computed, dtypes, tiling, device.units, costs=costs)
 
 
 # -- tiling --------------------------------------------------------------------------------------------------

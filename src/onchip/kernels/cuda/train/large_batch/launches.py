@@ -187,7 +187,7 @@ class TrainLowering:
     @property
     def step_us(self) -> float:
         """Estimated time per step, besides an empty kernel's per launch."""
-        costs, batch, precision = costs_of(self.device).train_launches, self.job.batch, self.job.precision
+        costs, batch, precision = costs_of(self.device).train_launches, self.batch, self.precision
         latency_us = costs.few_rows_us
         latency_us += (costs.many_rows_us[precision] - costs.few_rows_us) * min(1.0, batch / MIN_BATCH)
         us = latency_us * self.launches_per_step + self.row_flop * batch / self._flops * 1e6
@@ -198,8 +198,8 @@ class TrainLowering:
 
     @property
     def _flops(self) -> float:
-        precision = "tf32" if self.job.precision == "fp32" else self.job.precision
-        return costs_of(self.device).train_launches.shares[self.job.precision] * self.device.flops[precision]
+        precision = "tf32" if self.precision == "fp32" else self.precision
+        return costs_of(self.device).train_launches.shares[self.precision] * self.device.flops[precision]
 
     @property
     def row_flop(self) -> int:

@@ -73,8 +73,8 @@ class ThreeLaunchLowering(TrainLowering):
 
     @property
     def step_us(self) -> float:
-        costs, precision = costs_of(self.device).three_launch, self.job.precision
-        more_gflop = max(0.0, self.row_flop * self.job.batch * 1e-9 - costs.few_gflop)
+        costs, precision = costs_of(self.device).three_launch, self.precision
+        more_gflop = max(0.0, self.row_flop * self.batch * 1e-9 - costs.few_gflop)
         return costs.step_us[precision] + costs.us_per_gflop[precision] * more_gflop
 
     @property

@@ -123,7 +123,7 @@ class Kernel:
 
     def __init__(self, program: Program) -> None:
         compiled.add(program.source)
-        headers = read_sources(program.source)
+        headers = read_sources(program.source, program.name_expression)
         main = _for_host(headers.pop(program.source.name))
         code = f'#include "{HEADER.name}"\n{main}\nexport_kernel({program.name_expression})\n'
         with tempfile.TemporaryDirectory() as folder:

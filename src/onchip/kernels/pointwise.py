@@ -1,67 +1,33 @@
-"""The pointwise operations: one or two elements in, one out. One row per operation, one column per backend.
+"""The pointwise operations: one or two elements in, one out. Layers declare them (network/layers/); here are the
+functions that the kernels of both devices compute.
 
-| column  | its implementation                                                                      |
-| ------- | --------------------------------------------------------------------------------------- |
-| `layer` | its `forward` and `backward`: NumPy, any float dtype; the reference                     |
-| `cpu`   | `kernels/cpu/elementwise/`: a vectorised loop, selected by this code                    |
-| `cuda`  | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
-
-A test runs all columns of every row on the same values.
+A test runs every operation on both devices, and in NumPy, on the same values.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onchip.network.layers import (
-    ELU,
-    GELU,
-    SELU,
-    Abs,
-    Add,
-    Atan,
+    BUILT_IN,
+    Activation,
     Broadcast,
     Cast,
-    Ceil,
-    Clip,
-    Cos,
     Div,
     Elementwise,
-    Equal,
-    Erf,
-    Exp,
-    Floor,
-    Greater,
-    GreaterOrEqual,
-    HardSigmoid,
-    HardSwish,
     Layer,
     LeakyReLU,
-    Log,
-    Mask,
-    Max,
-    Min,
-    Mish,
     Mod,
-    Mul,
-    Pow,
-    PReLU,
-    Reciprocal,
     ReLU,
-    Round,
     Sigmoid,
-    Sign,
-    SiLU,
-    Sin,
-    Softplus,
-    Softsign,
-    Sqrt,
-    Sub,
     Tanh,
     ToInts,
     ToPixels,
@@ -69,21 +35,27 @@ from onchip.network.layers import (
 
 if TYPE_CHECKING:
     from onchip.network.graph import Network, Node
+    from onchip.network.layers.base import Expression
 
-# Codes of the `cpu` column, as the compiled loops read them. The gemm microkernel itself applies RELU.
-IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
-CLIP, ELU_CODE, SELU_CODE, HARD_SIGMOID, HARD_SWISH, SOFTPLUS, SOFTSIGN, MISH = range(8, 16)
+MAX_PARAMETERS = 2  # of a function of one element; one of two has none
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
 class Operation:
+    """A layer, or one of its variants, as kernels compute it. Numbers in its expressions are Element(number)."""
+
     layer: type[Layer]
-    cuda: str  # the struct's name
-    cpu: int | None = None  # None: no compiled loop, NumPy computes it
-    variant: str = ""  # for a layer with several rows: the attribute that selects this one
-    parameters: tuple[str, ...] = ()  # attributes passed to it; a bound of None is infinite
-    derivative_from_output: bool = False  # its derivative is a function of its result: on-chip training requires it
-    in_gemm_epilogue: bool = False  # CUDA gemms fuse it: common/epilogue.cuh has a case for it
+    struct: str  # in C++; "" if it has no expression there
+    variant: str = ""
+    cuda: str = ""
+    fast: str = ""
+    cpu: str = ""
+    parameters: tuple[str, ...] = ()  # the attributes in its expressions; a bound of None is infinite
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("a", "b") if issubclass(self.layer, Broadcast) else ("x",)
 
     def float32_parameters(self, layer: Layer) -> tuple[np.float32, ...]:
         """The parameters of a layer, for float32 kernels."""
@@ -95,73 +67,67 @@ class Operation:
         return tuple(infinities[name] if value is None else value for name, value in attributes)
 
 
-OPERATIONS = (
-    Operation(ReLU, "ReLU", RELU, derivative_from_output=True, in_gemm_epilogue=True),
-    Operation(LeakyReLU, "LeakyReLU", LEAKY, parameters=("slope",), derivative_from_output=True, in_gemm_epilogue=True),
-    Operation(Clip, "Clip", CLIP, parameters=("low", "high"), in_gemm_epilogue=True),
-    Operation(Sigmoid, "Sigmoid", SIGMOID, derivative_from_output=True, in_gemm_epilogue=True),
-    Operation(Tanh, "Tanh", TANH, derivative_from_output=True, in_gemm_epilogue=True),
-    Operation(SiLU, "SiLU", SILU, in_gemm_epilogue=True),
-    Operation(GELU, "GELU", GELU_ERF, "none", in_gemm_epilogue=True),
-    Operation(GELU, "TanhGELU", GELU_TANH, "tanh", in_gemm_epilogue=True),
+@functools.cache
+def _declared(kind: type[Elementwise | Broadcast]) -> dict[str, Operation]:
+    """The operations of a layer that declares expressions, by variant."""
+    variants = dict.fromkeys(key for each in (kind.cuda, kind.cpu) for key in ([""] if isinstance(each, str) else each))
+    return {variant: _operation(kind, variant) for variant in variants}
+
+
+def _operation(kind: type[Elementwise | Broadcast], variant: str) -> Operation:
+    cuda, fast, cpu = (_of_variant(getattr(kind, name, ""), variant) for name in ("cuda", "fast", "cpu"))
+    named = {word for text in (cuda, cpu) for word in re.findall(r"[A-Za-z_]\w*", text)}
+    parameters = tuple(field.name for field in dataclasses.fields(kind) if field.name in named)
+    most = 0 if issubclass(kind, Broadcast) else MAX_PARAMETERS
+    if len(parameters) > most:
+        raise TypeError(f"{kind.__name__}: its expressions may have at most {most} attributes, not {parameters}")
+    struct = variant.title() + kind.__name__ if cuda else ""
+    if struct and kind not in BUILT_IN:  # a name of its own: two layers of users may have one name
+        struct += "_" + hashlib.sha256(repr((cuda, fast, parameters)).encode()).hexdigest()[:8]
+    return Operation(kind, struct, variant, cuda, fast, cpu, parameters)
+
+
+def _of_variant(expression: Expression, variant: str) -> str:
+    text = expression if isinstance(expression, str) else expression.get(variant, "")
+    return _NUMBER.sub(r"Element(\g<0>)", text)
+
+
+# Between dtypes: written out in common/elementwise.cuh and elementwise/pointwise.cu, and on the CPU in casts.py.
+_WRITTEN_OUT = (
     Operation(ToPixels, "ToPixels"),
-    Operation(Cast, "Rounded<float>", variant="float32"),
-    Operation(Cast, "Rounded<f16>", variant="float16"),
-    Operation(Cast, "Rounded<bf16>", variant="bfloat16"),
-    Operation(ELU, "ELU", ELU_CODE, parameters=("alpha",), in_gemm_epilogue=True),
-    Operation(SELU, "SELU", SELU_CODE, in_gemm_epilogue=True),
-    Operation(HardSigmoid, "HardSigmoid", HARD_SIGMOID, parameters=("slope", "shift"), in_gemm_epilogue=True),
-    Operation(HardSwish, "HardSwish", HARD_SWISH, in_gemm_epilogue=True),
-    Operation(Softplus, "Softplus", SOFTPLUS, in_gemm_epilogue=True),
-    Operation(Softsign, "Softsign", SOFTSIGN, in_gemm_epilogue=True),
-    Operation(Mish, "Mish", MISH, in_gemm_epilogue=True),
-    Operation(Abs, "Abs"),
-    Operation(Sign, "Sign"),
-    Operation(Sqrt, "Sqrt"),
-    Operation(Reciprocal, "Reciprocal"),
-    Operation(Exp, "Exp"),
-    Operation(Log, "Log"),
-    Operation(Sin, "Sin"),
-    Operation(Cos, "Cos"),
-    Operation(Atan, "Atan"),
-    Operation(Erf, "Erf"),
-    Operation(Floor, "Floor"),
-    Operation(Ceil, "Ceil"),
-    Operation(Round, "Round"),
-    Operation(ToInts, "Truncated<long long>", variant="int64"),
-    Operation(ToInts, "Truncated<int>", variant="int32"),
-    Operation(ToInts, "Truncated<short>", variant="int16"),
-    Operation(ToInts, "Truncated<signed char>", variant="int8"),
-    Operation(ToInts, "Truncated<unsigned char>", variant="uint8"),
-    Operation(ToInts, "Truncated<bool>", variant="bool"),
-    Operation(Add, "Add"),
-    Operation(Mul, "Mul"),
-    Operation(Max, "Max"),
-    Operation(Min, "Min"),
-    Operation(Sub, "Sub"),
-    Operation(Mask, "Mask"),
-    Operation(Div, "Div"),
-    Operation(Mod, "Mod", variant="floored"),
-    Operation(Mod, "TruncatedMod", variant="truncated"),
-    Operation(Pow, "Pow"),
-    Operation(PReLU, "PReLU"),
-    Operation(Greater, "Greater"),
-    Operation(GreaterOrEqual, "GreaterOrEqual"),
-    Operation(Equal, "Equal"),
+    Operation(Cast, "Rounded<float>", "float32"),
+    Operation(Cast, "Rounded<f16>", "float16"),
+    Operation(Cast, "Rounded<bf16>", "bfloat16"),
+    Operation(ToInts, "Truncated<long long>", "int64"),
+    Operation(ToInts, "Truncated<int>", "int32"),
+    Operation(ToInts, "Truncated<short>", "int16"),
+    Operation(ToInts, "Truncated<signed char>", "int8"),
+    Operation(ToInts, "Truncated<unsigned char>", "uint8"),
+    Operation(ToInts, "Truncated<bool>", "bool"),
 )
-_BY_LAYER = {(row.layer, row.variant): row for row in OPERATIONS}
+_BETWEEN_DTYPES = {(row.layer, row.variant): row for row in _WRITTEN_OUT}
+_DECLARED = tuple(kind for kind in BUILT_IN if issubclass(kind, Elementwise | Broadcast))
 
-
-def _kinds(rows: Iterable[Operation]) -> tuple[type[Elementwise], ...]:
-    return tuple(dict.fromkeys(row.layer for row in rows if issubclass(row.layer, Elementwise)))
-
-
-# Layers fused into the epilogue of a gemm: on CUDA, on the CPU, and in training.
-ACTIVATIONS = _kinds(row for row in OPERATIONS if row.in_gemm_epilogue)
-CPU_ACTIVATIONS = _kinds(row for row in OPERATIONS if row.cpu is not None)
-TRAINED = _kinds(row for row in OPERATIONS if row.derivative_from_output)
+# Operations of the project's own layers. CODES select the activations at run time: in common/epilogue.cuh, and in
+# cpu/microkernels/activation.py.
+OPERATIONS = (*(row for kind in _DECLARED for row in _declared(kind).values()), *_WRITTEN_OUT)
 BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
+ACTIVATIONS = tuple(kind for kind in _DECLARED if issubclass(kind, Activation))
+CODES = {row: 1 + i for i, row in enumerate(row for row in OPERATIONS if row.layer in ACTIVATIONS)}
+TRAINED = (ReLU, LeakyReLU, Sigmoid, Tanh)  # training kernels compute their derivatives, from their results
+
+
+def operation_of(layer: Layer) -> Operation | None:
+    """A layer's operation; None for one that is not pointwise, and for a Cast to float64, which rounds nothing."""
+    if isinstance(layer, Elementwise | Broadcast):
+        return _declared(type(layer)).get(layer.variant)
+    return _BETWEEN_DTYPES.get((type(layer), layer.variant))
+
+
+# Codes that kernels know: of no activation, and of TRAINED. The CPU's gemm microkernel itself applies RELU.
+IDENTITY = 0
+RELU, LEAKY, SIGMOID, TANH = (CODES[_declared(kind)[""]] for kind in TRAINED)
 
 
 def may_divide_by_zero(net: Network, node: Node) -> bool:
@@ -170,15 +136,3 @@ def may_divide_by_zero(net: Network, node: Node) -> bool:
         return False
     constant = net.weights[node.weights["constant"]] if "constant" in node.weights else None
     return not (isinstance(constant, np.ndarray) and bool(constant.all()))
-
-
-def operation_of(layer: Layer) -> Operation | None:
-    """A layer's row; None for one that is not pointwise, and for a Cast to float64, which rounds nothing."""
-    variant = ""
-    if isinstance(layer, GELU):
-        variant = layer.approximate
-    elif isinstance(layer, Cast | ToInts):
-        variant = layer.dtype
-    elif isinstance(layer, Mod):
-        variant = "truncated" if layer.truncated else "floored"
-    return _BY_LAYER.get((type(layer), variant))

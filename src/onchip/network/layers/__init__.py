@@ -19,7 +19,7 @@ from onchip.network.layers.activation import (
     Tanh,
 )
 from onchip.network.layers.argument import ArgMax, ArgMin, ArgTopK, TopK
-from onchip.network.layers.base import LAYERS, Elementwise, Layer
+from onchip.network.layers.base import LAYERS, Activation, Elementwise, Layer
 from onchip.network.layers.cast import Cast, ToInts
 from onchip.network.layers.combine import (
     Add,
@@ -88,8 +88,8 @@ from onchip.network.layers.select import Gather, Pad, Selection, Slice, Tile
 from onchip.network.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Add", "ArgMax", "ArgMin", "ArgTopK", "Atan",
-    "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Comparison",
+    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Activation", "Add", "ArgMax", "ArgMin", "ArgTopK",
+    "Atan", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Comparison",
     "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div",
     "Dropout", "Elementwise", "Embedding", "Equal", "Erf", "Exp", "Floor", "Gather", "GlobalMax", "GlobalMean",
     "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish",
@@ -99,3 +99,5 @@ __all__ = [
     "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh",
     "Tile", "ToInts", "ToPixels", "TokenConv", "TopK", "TransposedConvolution",
 ]  # fmt: skip
+
+BUILT_IN = tuple(LAYERS.values())  # in the order of their declaration; layers of a user follow in LAYERS

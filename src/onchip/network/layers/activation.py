@@ -11,8 +11,9 @@ import numpy as np
 from onchip.errors import ShapeError
 from onchip.network.error_function import erfc
 from onchip.network.layers.base import (
+    Activation,
     Arrays,
-    Elementwise,
+    Expression,
     Gradients,
     Layer,
     Spelling,
@@ -28,10 +29,12 @@ from onchip.network.types import TensorType
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
 
 
-class ReLU(Elementwise):
+class ReLU(Activation):
     """max(x, 0); NaN stays NaN."""
 
     onnx = Spelling("Relu")
+    cuda = "x < 0 ? 0 : x"
+    cpu = "0 if x < 0 else x"
 
     def function(self, x: Array) -> Array:
         y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum propagates NaN
@@ -42,13 +45,15 @@ class ReLU(Elementwise):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LeakyReLU(Elementwise):
+class LeakyReLU(Activation):
     """x where x >= 0, else slope * x."""
 
     slope: float = 0.01
     flop_each: ClassVar[int] = 2
     onnx = Spelling("LeakyRelu", alpha="slope")
     torch = Spelling("leaky_relu", negative_slope="slope")
+    cuda = "x >= 0 ? x : slope * x"
+    cpu = "slope * x if x < 0 else x"
 
     def function(self, x: Array) -> Array:
         return np.where(x >= 0, x, self.slope * x)
@@ -58,12 +63,13 @@ class LeakyReLU(Elementwise):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Clip(Elementwise):
+class Clip(Activation):
     """min(max(x, low), high), None for no bound; NaN stays NaN. ReLU6 is Clip(0, 6)."""
 
     low: float | None = None
     high: float | None = None
     flop_each: ClassVar[int] = 2
+    cuda = cpu = "clip(x, low, high)"
 
     def __post_init__(self) -> None:
         if any(bound is not None and math.isnan(bound) for bound in (self.low, self.high)):
@@ -80,13 +86,16 @@ class Clip(Elementwise):
         return np.asarray(x == y)
 
 
-class Sigmoid(Elementwise):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x))."""
 
     flop_each: ClassVar[int] = 20  # an exponential is a polynomial of degree 6 and a division
     onnx = Spelling("Sigmoid")
     torch = Spelling("sigmoid")
     jax = "nn.sigmoid"
+    cuda = "exact_sigmoid(x)"
+    fast = "fast_sigmoid(x)"
+    cpu = "sigmoid(x)"
 
     def function(self, x: Array) -> Array:
         return _sigmoid(x)
@@ -95,11 +104,14 @@ class Sigmoid(Elementwise):
         return np.asarray(y * (1 - y))
 
 
-class Tanh(Elementwise):
+class Tanh(Activation):
     flop_each: ClassVar[int] = 20
     onnx = Spelling("Tanh")
     torch = Spelling("tanh")
     jax = "numpy.tanh"
+    cuda = "exact_tanh(x)"
+    fast = "fast_tanh(x)"
+    cpu = "tanh(x)"
 
     def function(self, x: Array) -> Array:
         return np.tanh(x)
@@ -108,12 +120,15 @@ class Tanh(Elementwise):
         return 1 - y * y
 
 
-class SiLU(Elementwise):
+class SiLU(Activation):
     """x * sigmoid(x)."""
 
     flop_each: ClassVar[int] = 21
     torch = Spelling("silu")
     jax = "nn.silu"
+    cuda = "x * exact_sigmoid(x)"
+    fast = "x * fast_sigmoid(x)"
+    cpu = "x * sigmoid(x)"
 
     def function(self, x: Array) -> Array:
         return x * _sigmoid(x)
@@ -124,7 +139,7 @@ class SiLU(Elementwise):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GELU(Elementwise):
+class GELU(Activation):
     """x * Phi(x), Phi the CDF of the normal distribution: exact by erf, or approximated by
 
     "tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
@@ -133,6 +148,13 @@ class GELU(Elementwise):
     approximate: Literal["none", "tanh"] = "none"
     flop_each: ClassVar[int] = 27
     torch = Spelling("gelu", approximate="approximate")
+    cuda: ClassVar[Expression] = {"": "exact_gelu(x)", "tanh": "tanh_gelu(x)"}
+    fast: ClassVar[Expression] = {"": "fast_gelu(x)", "tanh": "fast_tanh_gelu(x)"}
+    cpu: ClassVar[Expression] = {"": "gelu(x)", "tanh": "gelu_tanh(x)"}
+
+    @property
+    def variant(self) -> str:
+        return "tanh" if self.approximate == "tanh" else ""
 
     def function(self, x: Array) -> Array:
         return x * self._factor(x)
@@ -154,13 +176,14 @@ class GELU(Elementwise):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ELU(Elementwise):
+class ELU(Activation):
     """x where x >= 0, else alpha * (exp(x) - 1)."""
 
     alpha: float = 1.0
     flop_each: ClassVar[int] = 21
     onnx = Spelling("Elu", alpha="alpha")
     torch = Spelling("elu", alpha="alpha")
+    cuda = cpu = "elu(x, alpha)"
 
     def function(self, x: Array) -> Array:
         return _elu(x, self.alpha)
@@ -169,7 +192,7 @@ class ELU(Elementwise):
         return np.where(x >= 0, x.dtype.type(1), y + self.alpha)
 
 
-class SELU(Elementwise):
+class SELU(Activation):
     """1.0507 * ELU(1.6733), both to the last digit of a float32 (`SCALE` and `ALPHA`)."""
 
     SCALE: ClassVar[float] = 1.05070102214813232421875
@@ -177,6 +200,7 @@ class SELU(Elementwise):
     flop_each: ClassVar[int] = 22
     torch = Spelling("selu")
     jax = "nn.selu"
+    cuda = cpu = f"{SCALE} * elu(x, {ALPHA})"
 
     def function(self, x: Array) -> Array:
         return self.SCALE * _elu(x, self.ALPHA)
@@ -186,13 +210,14 @@ class SELU(Elementwise):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HardSigmoid(Elementwise):
+class HardSigmoid(Activation):
     """min(max(slope * x + shift, 0), 1)."""
 
     slope: float = 0.2
     shift: float = 0.5
     flop_each: ClassVar[int] = 4
     onnx = Spelling("HardSigmoid", alpha="slope", beta="shift")
+    cuda = cpu = "hard_sigmoid(x, slope, shift)"
 
     def function(self, x: Array) -> Array:
         return _hard_sigmoid(x, self.slope, self.shift)
@@ -201,12 +226,13 @@ class HardSigmoid(Elementwise):
         return self.slope * ((y > 0) & (y < 1)).astype(x.dtype)
 
 
-class HardSwish(Elementwise):
+class HardSwish(Activation):
     """x * min(max(x / 6 + 1 / 2, 0), 1)."""
 
     flop_each: ClassVar[int] = 5
     torch = Spelling("hardswish")
     jax = "nn.hard_swish"
+    cuda = cpu = f"x * hard_sigmoid(x, {1 / 6}, 0.5)"
 
     def function(self, x: Array) -> Array:
         return x * _hard_sigmoid(x, 1 / 6, 0.5)
@@ -216,13 +242,15 @@ class HardSwish(Elementwise):
         return factor + x / 6 * ((factor > 0) & (factor < 1))
 
 
-class Softplus(Elementwise):
+class Softplus(Activation):
     """log(1 + exp(x))."""
 
     flop_each: ClassVar[int] = 35
     onnx = Spelling("Softplus")
     torch = Spelling("softplus")
     jax = "nn.softplus"
+    cuda = "(x < 0 ? 0 : x) + log1p_of(exp_of(-abs_of(x)))"
+    cpu = "softplus(x)"
 
     def function(self, x: Array) -> Array:
         y: Array = np.logaddexp(x, x.dtype.type(0))
@@ -232,13 +260,15 @@ class Softplus(Elementwise):
         return _sigmoid(x)
 
 
-class Softsign(Elementwise):
+class Softsign(Activation):
     """x / (1 + |x|)."""
 
     flop_each: ClassVar[int] = 10
     onnx = Spelling("Softsign")
     torch = Spelling("softsign")
     jax = "nn.soft_sign"
+    cuda = "softsign(x)"
+    cpu = "x / (1 + abs(x))"
 
     def function(self, x: Array) -> Array:
         y: Array = x / (1 + np.abs(x))
@@ -248,12 +278,13 @@ class Softsign(Elementwise):
         return 1 / (1 + np.abs(x)) ** 2
 
 
-class Mish(Elementwise):
+class Mish(Activation):
     """x * tanh(log(1 + exp(x)))."""
 
     flop_each: ClassVar[int] = 28
     torch = Spelling("mish")
     jax = "nn.mish"
+    cuda = cpu = "mish(x)"
 
     def function(self, x: Array) -> Array:
         y: Array = x * np.tanh(np.logaddexp(x, x.dtype.type(0)))

@@ -45,6 +45,11 @@ class Layer(abc.ABC):
     def kind(self) -> str:
         return type(self).__name__
 
+    @property
+    def variant(self) -> str:
+        """Which of several functions it is; "" for most layers."""
+        return ""
+
     @abc.abstractmethod
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         """The output's type; ShapeError if these inputs and weights do not fit."""
@@ -106,13 +111,24 @@ class Spelling:
         self.name, self.attributes = name, attributes  # their name -> ours
 
 
+Expression = str | Mapping[str, str]  # or one per `variant` of the layer
+
+
 class Elementwise(Layer, abstract=True):
-    """A function of one element: `function` and its `derivative` in NumPy, and how others call it."""
+    """A function of one element: `function` and its `derivative` in NumPy, and how others call it.
+
+    `cuda` and `cpu` are its expressions of x and of its attributes in C++ and in Python: in terms of the functions of
+    kernels/cuda/common/elementwise.cuh and of kernels/cpu/microkernels/. Numbers in them have the type of x. The
+    kernels of a device without an expression refuse the layer.
+    """
 
     flop_each: ClassVar[int] = 1
     onnx: ClassVar[Spelling | None] = None  # the operator
     torch: ClassVar[Spelling | None] = None  # a function of torch or torch.nn.functional, with keywords
     jax: ClassVar[str] = ""  # a function of jax, "nn.silu"
+    cuda: ClassVar[Expression] = ""
+    fast: ClassVar[Expression] = ""  # in C++, for hidden layers in 16 bits: error at most 2^-12 of the largest result
+    cpu: ClassVar[Expression] = ""
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:
@@ -134,6 +150,17 @@ class Elementwise(Layer, abstract=True):
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return self.flop_each * inputs[0].row_size
+
+
+class Activation(Elementwise, abstract=True):
+    """An Elementwise that kernels fuse into the layer before it; it has both expressions."""
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        if not (abstract or (cls.cuda and cls.cpu)):
+            raise TypeError(f"{cls.__name__}: an Activation needs the expressions `cuda` and `cpu`; see Elementwise")
+        if not {*cls.__bases__}.isdisjoint(LAYERS.values()):  # kernels would take it for that one
+            raise TypeError(f"{cls.__name__}: derive it from Activation, not from another layer")
+        super().__init_subclass__(abstract, **kwargs)
 
 
 def need_float(x: TensorType, weights: WeightTypes | None = None) -> None:

@@ -30,6 +30,10 @@ class Cast(Layer):
         if self.dtype not in typing.get_args(CastTo):
             raise ShapeError("bad dtype to cast to", got=repr(self.dtype), expected=", ".join(typing.get_args(CastTo)))
 
+    @property
+    def variant(self) -> str:
+        return self.dtype
+
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(inputs[0].shape, self.dtype)
 
@@ -61,6 +65,10 @@ class ToInts(Layer):
             raise ShapeError(
                 "unsupported int dtype", got=repr(self.dtype), expected=", ".join(typing.get_args(IntDtype))
             )
+
+    @property
+    def variant(self) -> str:
+        return self.dtype
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(inputs[0].shape, self.dtype)

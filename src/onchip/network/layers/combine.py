@@ -16,6 +16,7 @@ from onchip.errors import ShapeError
 from onchip.network.divisors import check_divisors
 from onchip.network.layers.base import (
     Arrays,
+    Expression,
     Gradients,
     Layer,
     Types,
@@ -33,9 +34,11 @@ class Broadcast(Layer, abstract=True):
     """Elementwise over all inputs, and over a weight (a row's shape, no batch) if there is one: `constant`.
 
     Broadcasts as NumPy does: sizes of 1 expand, and missing leading axes of the constant are 1. All inputs must have
-    the same number of axes.
+    the same number of axes. `cuda` and `cpu` are its expressions of two operands, a and b, as those of an Elementwise.
     """
 
+    cuda: ClassVar[Expression] = ""
+    cpu: ClassVar[Expression] = ""
     arity: ClassVar[int | None] = None
     optional: ClassVar[tuple[str, ...]] = ("constant",)
 
@@ -74,6 +77,9 @@ class Broadcast(Layer, abstract=True):
 class Add(Broadcast):
     """x1 + x2 + ... + constant."""
 
+    cuda = "sum_of(a, b)"
+    cpu = "a + b"
+
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return reduce(operator.add, (*xs, *w.values()))
 
@@ -83,6 +89,9 @@ class Add(Broadcast):
 
 class Mul(Broadcast):
     """x1 * x2 * ... * constant."""
+
+    cuda = "product_of(a, b)"
+    cpu = "a * b"
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return reduce(operator.mul, (*xs, *w.values()))
@@ -113,9 +122,15 @@ class _Extreme(Broadcast, abstract=True):
 class Max(_Extreme):
     """The largest of x1, x2, ..., constant; NaN if any is NaN."""
 
+    cuda = "b > a || b != b ? b : a"
+    cpu = "b if b > a or b != b else a"
+
 
 class Min(_Extreme):
     """The smallest of x1, x2, ..., constant; NaN if any is NaN."""
+
+    cuda = "b < a || b != b ? b : a"
+    cpu = "b if b < a or b != b else a"
 
 
 class Ordered(Broadcast, abstract=True):
@@ -161,6 +176,8 @@ class Sub(Ordered):
     """a - b."""
 
     takes_ints: ClassVar[bool] = True
+    cuda = "difference_of(a, b)"
+    cpu = "a - b"
 
     def function(self, a: Array, b: Array) -> Array:
         return np.asarray(a - b)
@@ -169,11 +186,36 @@ class Sub(Ordered):
         return 1, -1
 
 
+class Mask(Ordered):
+    """a where b is not 0, else 0, even if a is NaN.
+
+    a is a value or the weight `first`, b a value or the weight `mask`.
+    """
+
+    takes_ints: ClassVar[bool] = True
+    optional: ClassVar[tuple[str, ...]] = ("first", "mask")
+    cuda = "b != 0 ? a : 0"
+    cpu = "0 if b == 0 else a"
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.where(b != 0, a, a.dtype.type(0))
+
+    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, int]:
+        return b != 0, 0
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        """A mask that is a weight is a constant."""
+        dxs, dw = super().backward(xs, w, y, dy)
+        return dxs, {role: gradient for role, gradient in dw.items() if role != "mask"}
+
+
 class Div(Ordered):
     """a / b; for ints truncated, and an error if b is 0."""
 
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
+    cuda = "quotient_of(a, b)"
+    cpu = "quotient(a, b)"
 
     def function(self, a: Array, b: Array) -> Array:
         if a.dtype.kind == "f":
@@ -186,10 +228,35 @@ class Div(Ordered):
         return 1 / b, -y / b
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Mod(Ordered):
+    """The exact remainder of a / b: with the sign of b, or with that of a if `truncated`, which is C's fmod.
+
+    For ints it is an error if b is 0.
+    """
+
+    truncated: bool = False
+    takes_ints: ClassVar[bool] = True
+    flop_each: ClassVar[int] = 8
+    backward = Layer.backward  # none
+    cuda: ClassVar[Expression] = {"": "remainder_of(a, b)", "truncated": "fmod_of(a, b)"}
+    cpu: ClassVar[Expression] = {"": "remainder(a, b)", "truncated": "truncated_remainder(a, b)"}
+
+    @property
+    def variant(self) -> str:
+        return "truncated" if self.truncated else ""
+
+    def function(self, a: Array, b: Array) -> Array:
+        _check_divisors(a, b, "Mod")
+        return np.asarray(np.fmod(a, b) if self.truncated else np.mod(a, b))
+
+
 class Pow(Ordered):
     """a to the power of b; NaN if a < 0 and b is not an integer."""
 
     flop_each: ClassVar[int] = 60
+    cuda = "power_of(a, b)"
+    cpu = "powers"
 
     def function(self, a: Array, b: Array) -> Array:
         """NumPy computes b = 1/2 as a square root, which is NaN for -infinity instead of infinity."""
@@ -203,6 +270,8 @@ class PReLU(Ordered):
     """a where a >= 0, else a * b: a LeakyReLU with a slope per channel, or per element."""
 
     flop_each: ClassVar[int] = 2
+    cuda = "a >= 0 ? a : a * b"
+    cpu = "a * b if a < 0 else a"
 
     def function(self, a: Array, b: Array) -> Array:
         return np.where(a >= 0, a, a * b)
@@ -220,12 +289,18 @@ class Comparison(Ordered, abstract=True):
 class Greater(Comparison):
     """1 where a > b, else 0."""
 
+    cuda = "a > b ? 1 : 0"
+    cpu = "1 if a > b else 0"
+
     def function(self, a: Array, b: Array) -> Array:
         return np.asarray(a > b, a.dtype)
 
 
 class GreaterOrEqual(Comparison):
     """1 where a >= b, else 0."""
+
+    cuda = "a >= b ? 1 : 0"
+    cpu = "1 if a >= b else 0"
 
     def function(self, a: Array, b: Array) -> Array:
         return np.asarray(a >= b, a.dtype)
@@ -234,46 +309,11 @@ class GreaterOrEqual(Comparison):
 class Equal(Comparison):
     """1 where a == b, else 0."""
 
+    cuda = "a == b ? 1 : 0"
+    cpu = "1 if a == b else 0"
+
     def function(self, a: Array, b: Array) -> Array:
         return np.asarray(a == b, a.dtype)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Mod(Ordered):
-    """The exact remainder of a / b: with the sign of b, or with that of a if `truncated`, which is C's fmod.
-
-    For ints it is an error if b is 0.
-    """
-
-    truncated: bool = False
-    takes_ints: ClassVar[bool] = True
-    flop_each: ClassVar[int] = 8
-    backward = Layer.backward  # none
-
-    def function(self, a: Array, b: Array) -> Array:
-        _check_divisors(a, b, "Mod")
-        return np.asarray(np.fmod(a, b) if self.truncated else np.mod(a, b))
-
-
-class Mask(Ordered):
-    """a where b is not 0, else 0, even if a is NaN.
-
-    a is a value or the weight `first`, b a value or the weight `mask`.
-    """
-
-    takes_ints: ClassVar[bool] = True
-    optional: ClassVar[tuple[str, ...]] = ("first", "mask")
-
-    def function(self, a: Array, b: Array) -> Array:
-        return np.where(b != 0, a, a.dtype.type(0))
-
-    def derivatives(self, a: Array, b: Array, y: Array) -> tuple[Array, int]:
-        return b != 0, 0
-
-    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-        """A mask that is a weight is a constant."""
-        dxs, dw = super().backward(xs, w, y, dy)
-        return dxs, {role: gradient for role, gradient in dw.items() if role != "mask"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,6 +18,8 @@ class Abs(Elementwise):
     onnx = Spelling("Abs")
     torch = Spelling("abs")
     jax = "numpy.abs"
+    cuda = "abs_of(x)"
+    cpu = "abs(x)"
 
     def function(self, x: Array) -> Array:
         return np.abs(x)
@@ -32,6 +34,8 @@ class Sign(Elementwise):
     onnx = Spelling("Sign")
     torch = Spelling("sign")
     jax = "numpy.sign"
+    cuda = "x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x"
+    cpu = "1 if x > 0 else -1 if x < 0 else 0 if x == 0 else x"
 
     def function(self, x: Array) -> Array:
         return np.sign(x)
@@ -47,6 +51,8 @@ class Sqrt(Elementwise):
     onnx = Spelling("Sqrt")
     torch = Spelling("sqrt")
     jax = "numpy.sqrt"
+    cuda = "sqrt_of(x)"
+    cpu = "sqrt(x)"
 
     def function(self, x: Array) -> Array:
         return np.sqrt(x)
@@ -62,6 +68,8 @@ class Reciprocal(Elementwise):
     onnx = Spelling("Reciprocal")
     torch = Spelling("reciprocal")
     jax = "numpy.reciprocal"
+    cuda = "quotient_of(1, x)"
+    cpu = "1 / x"
 
     def function(self, x: Array) -> Array:
         return np.reciprocal(x)
@@ -75,6 +83,8 @@ class Exp(Elementwise):
     onnx = Spelling("Exp")
     torch = Spelling("exp")
     jax = "numpy.exp"
+    cuda = "exp_of(x)"
+    cpu = "exponential(x)"
 
     def function(self, x: Array) -> Array:
         return np.exp(x)
@@ -90,6 +100,8 @@ class Log(Elementwise):
     onnx = Spelling("Log")
     torch = Spelling("log")
     jax = "numpy.log"
+    cuda = "log_of(x)"
+    cpu = "logarithm(x)"
 
     def function(self, x: Array) -> Array:
         return np.log(x)
@@ -105,6 +117,8 @@ class Sin(Elementwise):
     onnx = Spelling("Sin")
     torch = Spelling("sin")
     jax = "numpy.sin"
+    cuda = "sin_of(x)"
+    cpu = "sines"
 
     def function(self, x: Array) -> Array:
         return np.sin(x)
@@ -120,6 +134,8 @@ class Cos(Elementwise):
     onnx = Spelling("Cos")
     torch = Spelling("cos")
     jax = "numpy.cos"
+    cuda = "cos_of(x)"
+    cpu = "cosines"
 
     def function(self, x: Array) -> Array:
         return np.cos(x)
@@ -135,6 +151,8 @@ class Atan(Elementwise):
     onnx = Spelling("Atan")
     torch = Spelling("atan")
     jax = "numpy.arctan"
+    cuda = "atan_of(x)"
+    cpu = "arctan(x)"
 
     def function(self, x: Array) -> Array:
         return np.arctan(x)
@@ -150,6 +168,8 @@ class Erf(Elementwise):
     onnx = Spelling("Erf")
     torch = Spelling("erf")
     jax = "lax.erf"
+    cuda = "erf_of(x)"
+    cpu = "error_function(x)"
 
     def function(self, x: Array) -> Array:
         return erf(x)
@@ -164,6 +184,8 @@ class Floor(Elementwise):
     onnx = Spelling("Floor")
     torch = Spelling("floor")
     jax = "numpy.floor"
+    cuda = "floor_of(x)"
+    cpu = "floor(x)"
 
     def function(self, x: Array) -> Array:
         return np.floor(x)
@@ -178,6 +200,8 @@ class Ceil(Elementwise):
     onnx = Spelling("Ceil")
     torch = Spelling("ceil")
     jax = "numpy.ceil"
+    cuda = "ceil_of(x)"
+    cpu = "ceil(x)"
 
     def function(self, x: Array) -> Array:
         return np.ceil(x)
@@ -192,6 +216,8 @@ class Round(Elementwise):
     onnx = Spelling("Round")
     torch = Spelling("round")
     jax = "numpy.round"
+    cuda = "rint_of(x)"
+    cpu = "rint(x)"
 
     def function(self, x: Array) -> Array:
         return np.rint(x)

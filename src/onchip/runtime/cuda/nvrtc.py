@@ -13,6 +13,7 @@ from onchip.cache import print_compiling, private_folder, read_entry, write_entr
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
 from onchip.kernels.cuda.common import program as _kernel_program
+from onchip.kernels.cuda.common.layers import HEADER, layers_header
 from onchip.kernels.cuda.common.program import Program
 
 _KERNELS = Path(_kernel_program.__file__).parents[1]
@@ -40,7 +41,7 @@ def compile_program(program: Program, arch: str) -> Binary:
     """
     # Queried even for a cache hit: NVRTC loads in 7 ms, and a hard-coded version would become wrong.
     version = nvrtc_version()
-    sources = read_sources(program.source)
+    sources = read_sources(program.source, program.name_expression)
     # --no-cache: NVRTC's own cache, active where there is a driver, returns binaries without the ptxas log.
     options = (f"--gpu-architecture={arch}", "--std=c++17", "--no-cache", "--ptxas-options=-v", *program.options)
     key = hashlib.sha256(
@@ -72,17 +73,20 @@ def nvrtc_version() -> tuple[int, int]:
     return major, minor
 
 
-def read_sources(path: Path) -> dict[str, str]:
+def read_sources(path: Path, name_expression: str = "") -> dict[str, str]:
     """The file and every header that it includes with quotes, directly or not: name -> text.
 
     A header is looked up in the file's folder, in the two above it, then in kernels/cuda: kernels include shared
-    headers by their path there, such as "mma/wgmma.cuh".
+    headers by their path there, such as "mma/wgmma.cuh". One of them is generated, for this name expression.
     """
     texts: dict[str, str] = {}
     pending = [path.name]
     folders = (*path.parents[:3], _KERNELS)
     while pending:
         name = pending.pop()
+        if name == HEADER:
+            texts[name] = layers_header(name_expression)
+            continue
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if name in texts or file is None:
             continue  # NVRTC reports a header that does not exist

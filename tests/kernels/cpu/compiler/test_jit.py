@@ -229,7 +229,8 @@ def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
         "hidden = np.tanh(x @ net.weights['fc1.weight'].T + net.weights['fc1.bias'])\n"
         "truth = hidden @ net.weights['fc2.weight'].T + net.weights['fc2.bias']\n"
         "print(np.abs(compile(net, 'cpu', threads=1)(x) - truth).max() < 1e-6)\n"
-        "print([kind for kind, place in enumerate(activation._PLACES) if place] == [activation.TANH])\n"
+        "from onchip.kernels.pointwise import TANH\n"
+        "print([kind for kind, address in enumerate(activation._ADDRESSES) if address] == [TANH])\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["0", "True", "True"]

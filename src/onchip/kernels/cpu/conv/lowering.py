@@ -17,9 +17,9 @@ from onchip.kernels.cpu.conv.operation import Activated, Operation, Window
 from onchip.kernels.cpu.conv.operations.load import Load
 from onchip.kernels.cpu.conv.values import Border, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.microkernels.tile import padded
-from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
+    Activation,
     Concat,
     Convolution,
     Elementwise,
@@ -103,7 +103,7 @@ class Lowering:
         while value != self.source and len(self.readers(value)) == 1:
             producer = self.by_name[value]
             if not isinstance(producer.layer, Reshape | Permute | Slice):  # those are views
-                return isinstance(node.layer, (*CPU_ACTIVATIONS, PReLU))
+                return isinstance(node.layer, Activation | PReLU)
             value = producer.inputs[0]
         return False
 

@@ -29,8 +29,9 @@ from onchip.kernels.cpu.compiler.jit import address_of, compiled, floats_at, int
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.microkernels.activation import activate, code_of
+from onchip.kernels.cpu.microkernels.loops import loop_of
 from onchip.kernels.pointwise import IDENTITY
-from onchip.network.layers import Elementwise
+from onchip.network.layers import Broadcast, Elementwise
 from onchip.network.recipe import Recipe
 
 HEAD = 3  # entries of a row before the fields: address of the code, images per group, last operation of the segment
@@ -124,6 +125,8 @@ class Operation:
                     yield weights[field.name]
                 case Elementwise() | None as activation:
                     yield code_of(activation)
+                case Broadcast() as layer:
+                    yield address_of(loop_of(layer))
                 case value:
                     yield int(value)
 

@@ -39,9 +39,9 @@ from onchip.kernels.cpu.conv.operations.taps import Taps
 from onchip.kernels.cpu.conv.operations.windows import Windows
 from onchip.kernels.cpu.conv.scratch import Scratch, plan_scratch
 from onchip.kernels.cpu.conv.values import Store, UnsupportedError
-from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
+    Activation,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -80,7 +80,7 @@ _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...
     ((TransposedConvolution,), lower_transposed),
     ((Linear,), lower_linear),
     ((Reshape,), lower_reshape),
-    (CPU_ACTIVATIONS, lower_activation),
+    ((Activation,), lower_activation),
     ((Interleave,), lower_interleave),
     ((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), lower_pool),
     ((GlobalMax, GlobalMean), lower_global_pool),

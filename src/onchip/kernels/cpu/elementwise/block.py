@@ -5,13 +5,12 @@ from __future__ import annotations
 from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.microkernels.activation import activate
-from onchip.kernels.cpu.microkernels.function import apply, combine
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.recipe import Array
 
 BLOCK = 1024  # elements: 4 KiB per value
 FEW = 16  # blocks per thread: below this, a thread is not woken
-GATHER, SLICE, ACTIVATE, APPLY, COMBINE, COPY, CALL = range(7)  # operations; above CALL: a function's address
+GATHER, SLICE, ACTIVATE, COPY, CALL = range(5)  # operations; from CALL on: a function's address
 IN_MEMORY, REPEATED, IN_SCRATCH, BROADCAST = range(4)  # where a value is stored
 
 
@@ -45,6 +44,13 @@ def gather(dst: int, src: int, indices: int, count: int, first: int, code: int) 
                 for i in range(length):
                     y[i] = value
             n, left = n + length, run
+
+
+@linked(*(types.int64,) * 3)
+def copy(dst: int, src: int, count: int) -> None:
+    y, x = floats_at(dst, count), floats_at(src, count)
+    for n in range(count):
+        y[n] = x[n]
 
 
 @linked(*(types.int64,) * 7)
@@ -98,21 +104,17 @@ def _block(worker: int, task: int, run: Array, B: int) -> None:
     for i in range(run[_OPERATIONS]):
         entry = table[5 * i : 5 * i + 5]
         kind, code, dst, a, b = entry[0], entry[1], addresses[entry[2]], addresses[entry[3]], entry[4]
-        if kind == COMBINE:
-            combine(dst, a, addresses[b], count, code)
+        if kind >= CALL:
+            _call(kind, dst, a, addresses[b], count, code)
         elif kind == GATHER:
             gather(dst, a, memory[b] + first * 8, count, first, code)
         elif kind == SLICE:
             slice_lines(dst, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
-        elif kind == APPLY:
-            apply(dst, a, count, code)
         elif kind == COPY:
-            apply(dst, a, count * code // 4, -1)
-        elif kind >= CALL:
-            _call(kind, dst, a, addresses[b], count, code)
+            copy(dst, a, count * code // 4)
         else:
             if dst != a:
-                apply(dst, a, count, -1)
+                copy(dst, a, count)
             activate(dst, 1, count, count, code)
 
 

@@ -3,8 +3,8 @@ values and weights, with broadcasting; on float32 and ints, with Casts between t
 
 The chain becomes a table of operations on blocks that stay in L1: BLOCK elements of a row, or as many whole rows as
 fit. Operands are in memory (values of the same size; weights, repeated to fill a block) or in the thread's scratch
-(intermediates; broadcast values, gathered). An element's bits depend only on its operands. Integer operations and Casts
-are functions called by address (elementwise/ints.py).
+(intermediates; broadcast values, gathered). An element's bits depend only on its operands. The functions of layers and
+Casts are called by address (microkernels/loops.py, elementwise/casts.py): a network compiles only those it uses.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.batch_norm import batch_norm_ops
-from onchip.kernels.cpu.compiler.jit import address, address_of
+from onchip.kernels.cpu.compiler.jit import LinkedFunction, address, address_of
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.block import (
     ACTIVATE,
-    APPLY,
     BLOCK,
     BROADCAST,
     CALL,
-    COMBINE,
     COPY,
     GATHER,
     IN_MEMORY,
@@ -34,14 +32,15 @@ from onchip.kernels.cpu.elementwise.block import (
     SLICE,
     run_blocks,
 )
-from onchip.kernels.cpu.elementwise.ints import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, TO_INT_CASTS, int_code
+from onchip.kernels.cpu.elementwise.casts import ALL_CASTS, CASTS, COMPUTED_INTS, TO_INT_CASTS
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.microkernels.activation import code_of
-from onchip.kernels.cpu.microkernels.function import COMBINATIONS, FUNCTIONS, combination_code
+from onchip.kernels.cpu.microkernels.loops import loop_of, parameters_word
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.pointwise import CPU_ACTIVATIONS, may_divide_by_zero
+from onchip.kernels.pointwise import may_divide_by_zero, operation_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
+    Activation,
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
@@ -80,7 +79,7 @@ class Run:
 
     table: tuple[tuple[int, int, int, int, int], ...]  # without codes of activations and addresses of CALLs
     activations: tuple[Elementwise | None, ...]  # per operation
-    functions: tuple[tuple[str, str], ...]  # per CALL: a key of ints.CODE
+    functions: tuple[LinkedFunction, ...]  # per CALL
     values: tuple[tuple[int, int, int, int], ...]
     broadcasts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # row shapes, before and after
     weights: tuple[str, ...]  # names of recipes
@@ -104,7 +103,7 @@ class _Writer:
         self.size = net.types[nodes[0].name].row_size
         self.table: list[tuple[int, int, int, int, int]] = []
         self.activations: list[Elementwise | None] = []
-        self.functions: list[tuple[str, str]] = []
+        self.functions: list[LinkedFunction] = []
         self.values: list[tuple[int, int, int, int]] = []
         self.dtypes: list[str] = []  # of the values
         self.known: dict[object, int] = {}
@@ -145,16 +144,16 @@ class _Writer:
             result = self._output(node.name)
             for combination, recipe in batch_norm_ops(node, row[0], "float32"):
                 constant = self._weight(recipe, channels, row)
-                self._emit(COMBINE, COMBINATIONS.index(combination), result, total, constant)
+                self._compute(combination(), "float32", result, total, constant)
                 total = result
             return
         if not isinstance(layer, Broadcast):
             source = self._operand(node.inputs[0], row)
-            if isinstance(layer, CPU_ACTIVATIONS):
+            if isinstance(layer, Activation):
                 assert isinstance(layer, Elementwise)
                 self._emit(ACTIVATE, 0, self._output(node.name), source, activation=layer)
             else:
-                self._emit(APPLY, FUNCTIONS.index(type(layer)), self._output(node.name), source)
+                self._compute(layer, dtype, self._output(node.name), source)
             return
         operands = [self._operand(value, row) for value in node.inputs]
         for role, name in node.weights.items():
@@ -165,24 +164,25 @@ class _Writer:
             return
         total, result = operands[0], self._output(node.name)
         for operand in operands[1:]:
-            self._emit(COMBINE, combination_code(layer), result, total, operand)
+            self._compute(layer, dtype, result, total, operand)
             total = result
 
     def _combine_ints(self, node: Node, operands: list[int]) -> None:
         is_int64 = self.net.types[node.name].dtype == "int64"
         total, result = operands[0], self._output(node.name) if is_int64 else self._scratch((node.name, "sum"), "int64")
         for operand in operands[1:]:
-            self._call(("int64", "int64"), result, total, operand, int_code(node.layer))
+            self._compute(node.layer, "int64", result, total, operand)
             total = result
         if not is_int64:
             self._convert(total, self._output(node.name))
 
     def _convert(self, src: int, dst: int) -> None:
-        self._call((self.dtypes[src], self.dtypes[dst]), dst, src)
+        self.functions.append(ALL_CASTS[self.dtypes[src], self.dtypes[dst]])
+        self._emit(CALL, 0, dst, src)
 
-    def _call(self, function: tuple[str, str], dst: int, a: int, b: int = 0, code: int = 0) -> None:
-        self.functions.append(function)
-        self._emit(CALL, code, dst, a, b)
+    def _compute(self, layer: Layer, dtype: str, dst: int, a: int, b: int = 0) -> None:
+        self.functions.append(loop_of(layer, dtype))
+        self._emit(CALL, parameters_word(layer), dst, a, b)
 
     def _emit(self, op: int, code: int, dst: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
         self.table.append((op, code, dst, a, b))
@@ -262,9 +262,11 @@ def _fits(net: Network, node: Node) -> bool:
         return (net.types[node.inputs[0]].dtype, dtype) in (CASTS if isinstance(layer, Cast) else TO_INT_CASTS)
     if isinstance(layer, _MOVES):
         return dtype in ("float32", *COMPUTED_INTS)
+    op = operation_of(layer)
+    has_loop = op is not None and op.cpu != ""
     if dtype in COMPUTED_INTS:  # the reference kernel reports a zero divisor
-        return isinstance(layer, INT_COMBINATIONS) and not may_divide_by_zero(net, node)
-    is_supported = _is_slice(net, node) or isinstance(layer, (*_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
+        return has_loop and not may_divide_by_zero(net, node)
+    is_supported = has_loop or isinstance(layer, _NORMS) or _is_slice(net, node)
     types = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return is_supported and all(each.dtype == "float32" for each in types)
 
@@ -314,7 +316,7 @@ class PointwiseKernel(CpuKernel):
         while isinstance(nodes[-1].layer, _MOVES):  # views are cheaper
             nodes.pop()
         yield from self._claims(net, nodes)
-        if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may fuse
+        if isinstance(nodes[-1].layer, Activation):  # which another kernel may fuse
             yield from self._claims(net, nodes[:-1])
         for i in range(1, len(nodes)):
             if self.ends_before(net, start + i):
@@ -324,7 +326,7 @@ class PointwiseKernel(CpuKernel):
         size = net.types[nodes[0].name].row_size if nodes else 0
         if not size or all(isinstance(node.layer, Slice) for node in nodes):
             return
-        if len(nodes) == 1 and isinstance(nodes[0].layer, CPU_ACTIVATIONS):
+        if len(nodes) == 1 and isinstance(nodes[0].layer, Activation):
             return
         writer = _Writer(net, nodes)
         moved = sum(net.types[name].row_bytes for name in (*writer.inputs, *writer.outputs))
@@ -352,7 +354,7 @@ class PointwiseKernel(CpuKernel):
         for i, activation in enumerate(run.activations):
             if activation is not None:
                 table[i, 1] = code_of(activation)
-        table[table[:, 0] == CALL, 0] = [address_of(CODE[function]) for function in run.functions]
+        table[table[:, 0] == CALL, 0] = [address_of(function) for function in run.functions]
         gathers = table[:, 0] == GATHER
         table[gathers, 4] = arrays + len(run.weights) - 1 - table[gathers, 4]
         values = np.array(run.values, np.int64)

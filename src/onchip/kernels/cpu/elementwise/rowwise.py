@@ -16,9 +16,9 @@ from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.microkernels.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
+from onchip.kernels.pointwise import IDENTITY
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Elementwise, Layer, LogSoftmax, Softmax
+from onchip.network.layers import Activation, Elementwise, Layer, LogSoftmax, Softmax
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job
@@ -61,7 +61,7 @@ class Facts:
 
 class RowwiseKernel(CpuKernel):
     name = "rowwise"
-    layers = (*CPU_ACTIVATIONS, Softmax, LogSoftmax)
+    layers = (Activation, Softmax, LogSoftmax)
 
     def cost(self, net: Network, node: Node) -> CoreCost:
         x, y = net.types[node.inputs[0]], net.types[node.name]

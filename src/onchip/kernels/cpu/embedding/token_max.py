@@ -34,10 +34,9 @@ from onchip.kernels.cpu.microkernels.tile import padded, padded_bias
 from onchip.kernels.cpu.threading.threads import FreeList, run_tasks
 from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales
-from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, find_branches
 from onchip.network.graph import Network
-from onchip.network.layers import TokenConv
+from onchip.network.layers import Activation, TokenConv
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
@@ -145,7 +144,7 @@ class TokenMaxKernel(CpuKernel):
     dtypes = ID_DTYPES
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        found = find_branches(net, start, CPU_ACTIVATIONS)
+        found = find_branches(net, start, (Activation,))
         if found is None:
             yield Refusal(self.name, net.nodes[start].name, REFUSED)
             return

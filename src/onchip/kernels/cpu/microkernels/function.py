@@ -1,6 +1,6 @@
-"""Unary and binary elementwise functions on blocks in cache: the operations of pointwise.
+"""Functions of one and two elements, for the expressions of elementwise layers; and loops, where a loop is needed.
 
-As in activation.py, they are implemented here where LLVM can vectorise them. Powers are computed in float64, accurate
+As in exponential.py, they are implemented here where LLVM can vectorise them. Powers are computed in float64, accurate
 to one float32 ulp. The rest, huge angles and powers of non-positive bases, runs element by element through the C
 library in float64.
 """
@@ -13,68 +13,9 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import compiled, floats_at, linked, multiply_add
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.microkernels.activation import expm1_exp, exponential, logarithm, scaled_erfc
-from onchip.network.layers import (
-    Abs,
-    Add,
-    Atan,
-    Ceil,
-    Cos,
-    Div,
-    Equal,
-    Erf,
-    Exp,
-    Floor,
-    Greater,
-    GreaterOrEqual,
-    Layer,
-    Log,
-    Mask,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Pow,
-    PReLU,
-    Reciprocal,
-    Round,
-    Sign,
-    Sin,
-    Sqrt,
-    Sub,
-)
-
-# Index = code in `apply`.
-FUNCTIONS: tuple[type[Layer], ...] = (
-    Abs,
-    Sqrt,
-    Reciprocal,
-    Exp,
-    Log,
-    Sin,
-    Cos,
-    Erf,
-    Floor,
-    Ceil,
-    Round,
-    Atan,
-    Sign,
-)
-COMBINATIONS: tuple[type[Layer], ...] = (
-    Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater, GreaterOrEqual, Equal, Mod,
-)  # index = code in `combine`  # fmt: skip
-_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF, _FLOOR, _CEIL, _ROUND_CODE, _ATAN, _SIGN = range(13)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW = range(9)
-_GREATER, _GREATER_OR_EQUAL, _EQUAL, _MOD, _TRUNCATED_MOD = range(9, 14)
+from onchip.kernels.cpu.microkernels.exponential import expm1_exp, scaled_erfc
 
 _f = np.float32
-
-
-def combination_code(layer: Layer) -> int:
-    """The code of a layer in `combine`."""
-    return _TRUNCATED_MOD if isinstance(layer, Mod) and layer.truncated else COMBINATIONS.index(type(layer))
-
-
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
 _MAX_ANGLE = _f(1e4)  # up to here, n * _RIGHT_1 and n * _RIGHT_2 are exact
 _RIGHT_1, _RIGHT_2, _RIGHT_3 = (
@@ -123,8 +64,8 @@ def _sine(x: np.float32, quarters: int) -> np.float32:
     return size if quarter & np.int32(2) == 0 else -size
 
 
-@linked(*(types.int64,) * 4)
-def sines(dst: int, src: int, count: int, quarters: int) -> None:
+@linked(*(types.int64,) * 5)
+def sines(dst: int, src: int, _: int, count: int, quarters: int) -> None:
     """sin(x + quarters * pi / 2); quarters = 1 for cosines. May be in place."""
     y, x = floats_at(dst, count), floats_at(src, count)
     is_far = False
@@ -139,6 +80,11 @@ def sines(dst: int, src: int, count: int, quarters: int) -> None:
         return
     for n in range(count):
         y[n] = _sine(x[n], quarters)
+
+
+@linked(*(types.int64,) * 5)
+def cosines(dst: int, src: int, _: int, count: int, code: int) -> None:
+    sines(dst, src, src, count, 1)
 
 
 @compiled(inline=True)
@@ -157,7 +103,7 @@ def error_function(x: np.float32) -> np.float32:
 
 
 @compiled(inline=True)
-def _arctan(x: np.float32) -> np.float32:
+def arctan(x: np.float32) -> np.float32:
     """arctan x; for |x| > 1, pi / 2 - arctan(1 / |x|)."""
     z = abs(x)
     is_steep = z > _ONE
@@ -198,8 +144,8 @@ def _root(a: np.float32, b: np.float32) -> np.float32:
     return y
 
 
-@linked(*(types.int64,) * 4)
-def raise_to(dst: int, first: int, second: int, count: int) -> None:
+@linked(*(types.int64,) * 5)
+def powers(dst: int, first: int, second: int, count: int, code: int) -> None:
     """a^b elementwise; may be in place."""
     y, a, b = floats_at(dst, count), floats_at(first, count), floats_at(second, count)
     is_special, are_roots = False, True
@@ -223,97 +169,20 @@ def raise_to(dst: int, first: int, second: int, count: int) -> None:
         y[n] = _power(a[n], b[n])
 
 
-@linked(*(types.int64,) * 4)
-def apply(dst: int, src: int, count: int, code: int) -> None:
-    """y = f(x) elementwise; code: index in FUNCTIONS, -1 to copy."""
-    y, x = floats_at(dst, count), floats_at(src, count)
-    if code == _ABS:
-        for n in range(count):
-            y[n] = abs(x[n])
-    elif code == _SQRT:
-        for n in range(count):
-            y[n] = np.sqrt(x[n])
-    elif code == _RECIPROCAL:
-        for n in range(count):
-            y[n] = _ONE / x[n]
-    elif code == _EXP:
-        for n in range(count):
-            y[n] = exponential(x[n])
-    elif code == _LOG:
-        for n in range(count):
-            y[n] = logarithm(x[n])
-    elif code == _SIN:
-        sines(dst, src, count, 0)
-    elif code == _COS:
-        sines(dst, src, count, 1)
-    elif code == _ERF:
-        for n in range(count):
-            y[n] = error_function(x[n])
-    elif code == _ATAN:
-        for n in range(count):
-            y[n] = _arctan(x[n])
-    elif code == _SIGN:
-        for n in range(count):
-            otherwise = _ZERO if x[n] == _ZERO else x[n]  # 0 or NaN
-            y[n] = _ONE if x[n] > _ZERO else -_ONE if x[n] < _ZERO else otherwise
-    elif code == _FLOOR:
-        for n in range(count):
-            y[n] = np.floor(x[n])
-    elif code == _CEIL:
-        for n in range(count):
-            y[n] = np.ceil(x[n])
-    elif code == _ROUND_CODE:
-        for n in range(count):
-            y[n] = np.rint(x[n])
-    else:
-        for n in range(count):
-            y[n] = x[n]
+@compiled(inline=True)
+def quotient(a: np.float32, b: np.float32) -> np.float32:
+    return a / b
 
 
-@linked(*(types.int64,) * 5)
-def combine(dst: int, first: int, second: int, count: int, code: int) -> None:
-    """y = f(a, b) elementwise; code: combination_code."""
-    y, a, b = floats_at(dst, count), floats_at(first, count), floats_at(second, count)
-    if code == _ADD:
-        for n in range(count):
-            y[n] = a[n] + b[n]
-    elif code == _MUL:
-        for n in range(count):
-            y[n] = a[n] * b[n]
-    elif code == _MAX:
-        for n in range(count):
-            y[n] = b[n] if b[n] > a[n] or b[n] != b[n] else a[n]
-    elif code == _MIN:
-        for n in range(count):
-            y[n] = b[n] if b[n] < a[n] or b[n] != b[n] else a[n]
-    elif code == _SUB:
-        for n in range(count):
-            y[n] = a[n] - b[n]
-    elif code == _DIV:
-        for n in range(count):
-            y[n] = a[n] / b[n]
-    elif code == _PRELU:
-        for n in range(count):
-            y[n] = a[n] * b[n] if a[n] < _ZERO else a[n]
-    elif code == _POW:
-        raise_to(dst, first, second, count)
-    elif code == _MASK:
-        for n in range(count):
-            y[n] = _ZERO if b[n] == _ZERO else a[n]
-    elif code == _GREATER:
-        for n in range(count):
-            y[n] = _ONE if a[n] > b[n] else _ZERO
-    elif code == _GREATER_OR_EQUAL:
-        for n in range(count):
-            y[n] = _ONE if a[n] >= b[n] else _ZERO
-    elif code == _EQUAL:
-        for n in range(count):
-            y[n] = _ONE if a[n] == b[n] else _ZERO
-    elif code == _TRUNCATED_MOD:
-        for n in range(count):
-            y[n] = np.fmod(a[n], b[n])
-    elif code == _MOD:
-        for n in range(count):
-            rest = np.fmod(a[n], b[n])
-            has_other_sign = (rest < _ZERO) != (b[n] < _ZERO) and rest != _ZERO
-            y[n] = rest + b[n] if has_other_sign else rest
+@compiled(inline=True)
+def truncated_remainder(a: np.float32, b: np.float32) -> np.float32:
+    y: np.float32 = np.fmod(a, b)
+    return y
+
+
+@compiled(inline=True)
+def remainder(a: np.float32, b: np.float32) -> np.float32:
+    rest = np.fmod(a, b)
+    has_other_sign = (rest < _ZERO) != (b < _ZERO) and rest != _ZERO
+    y: np.float32 = rest + b if has_other_sign else rest
+    return y

@@ -31,9 +31,9 @@ from onchip.kernels.cpu.microkernels.packed_layers import layer_table, packed_re
 from onchip.kernels.cpu.microkernels.tile import PANEL, ROWS_NARROW, packed_size, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
+from onchip.kernels.pointwise import RELU
 from onchip.network.graph import Network
-from onchip.network.layers import Linear, Reshape
+from onchip.network.layers import Activation, Linear, Reshape
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
@@ -183,10 +183,10 @@ class MlpFusedKernel(CpuKernel):
     dtypes = DTYPE_BYTES  # why_not_float32 decides
 
     def applies(self, net: Network, start: int) -> bool:
-        return not _is_covered(net, start) and find_chain(net, start, CPU_ACTIVATIONS) is not None
+        return not _is_covered(net, start) and find_chain(net, start, (Activation,)) is not None
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = find_chain(net, start, CPU_ACTIVATIONS)
+        chain = find_chain(net, start, (Activation,))
         assert chain is not None
         if why_not := why_not_float32(net, chain):
             yield Refusal(self.name, chain.nodes[0], why_not)
@@ -239,6 +239,6 @@ def _order(chain: Chain) -> str:
 
 def _is_covered(net: Network, start: int) -> bool:
     """Whether a chain that starts earlier covers this layer: only maximal chains are claimed."""
-    before = layer_before(net, start, CPU_ACTIVATIONS)
+    before = layer_before(net, start, (Activation,))
     operands = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
     return bool(operands) and all(operand.dtype == "float32" for operand in operands)

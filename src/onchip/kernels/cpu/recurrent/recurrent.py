@@ -22,14 +22,15 @@ from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
-from onchip.kernels.cpu.microkernels.activation import activate, expm1_exp, link_activation
+from onchip.kernels.cpu.microkernels.activation import activate, code_of
 from onchip.kernels.cpu.microkernels.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.exponential import expm1_exp
 from onchip.kernels.cpu.microkernels.tile import LINE_PANELS, PANEL, multiply_line, pack, packed_size, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.network.graph import Network, Node
-from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent, Sigmoid, Tanh
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
@@ -322,8 +323,8 @@ class RecurrentKernel(CpuKernel):
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
-        for activation in (SIGMOID, TANH):
-            link_activation(activation)
+        for activation in (Sigmoid(), Tanh()):
+            code_of(activation)  # makes it available
         reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4

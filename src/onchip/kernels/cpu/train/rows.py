@@ -6,8 +6,9 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.microkernels.activation import activate, expm1_exp
+from onchip.kernels.cpu.microkernels.activation import activate
 from onchip.kernels.cpu.microkernels.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.exponential import expm1_exp
 from onchip.kernels.cpu.train.model import (
     COL_ACT,
     COL_BIAS,

@@ -11,7 +11,7 @@
 // Layout  q (Sq, D), k (Sk, D), v (Sk, V), y (Sq, V) per head, by strides; shift (heads or 1, Sq, Sk) float32 or null.
 // Limits  Sk <= KEYS, D and V <= WIDTH, any Sq; KEYS 16 to 128, WIDTH 16 to 64. IS_WHOLE: D = V = WIDTH, contiguous,
 //         every 4 elements aligned. float32, float16, bfloat16; sm_80 up. In fp32 infinities become NaN.
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 #include "mma/fragments.cuh"
 
 constexpr int ROWS = 16, WARPS = 4;

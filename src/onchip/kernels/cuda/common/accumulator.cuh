@@ -68,5 +68,3 @@ __device__ __forceinline__ float larger(float a, float b) {
 __device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
-__device__ __forceinline__ float log_of(float v) { return logf(v); }
-__device__ __forceinline__ double log_of(double v) { return log(v); }

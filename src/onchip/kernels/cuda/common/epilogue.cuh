@@ -52,7 +52,7 @@ struct StoredAs<bf16, Function> {
     using type = FastMath<Function>;
 };
 
-// An activation selected at launch. Code 0 is none; the others follow the order in kernels/pointwise.py.
+// An activation selected at launch. Code 0 is none; the others are CODES of kernels/pointwise.py.
 struct Activation {
     u32 code;
     float a, b;  // parameters: the slope of a LeakyReLU, the bounds of a Clip
@@ -60,21 +60,10 @@ struct Activation {
     template <class Y, int V>
     __device__ __forceinline__ void apply(float (&v)[V]) const {
         switch (code) {
-            case 1: return each<ReLU>(v);
-            case 2: return each<LeakyReLU>(v, a);
-            case 3: return each<Clip>(v, a, b);
-            case 4: return each<typename StoredAs<Y, Sigmoid>::type>(v);
-            case 5: return each<typename StoredAs<Y, Tanh>::type>(v);
-            case 6: return each<typename StoredAs<Y, SiLU>::type>(v);
-            case 7: return each<typename StoredAs<Y, GELU>::type>(v);
-            case 8: return each<typename StoredAs<Y, TanhGELU>::type>(v);
-            case 9: return each<ELU>(v, a);
-            case 10: return each<SELU>(v);
-            case 11: return each<HardSigmoid>(v, a, b);
-            case 12: return each<HardSwish>(v);
-            case 13: return each<Softplus>(v);
-            case 14: return each<Softsign>(v);
-            case 15: return each<Mish>(v);
+#define CASE(CODE, FUNCTION, ...) \
+    case CODE: return each<typename StoredAs<Y, FUNCTION>::type>(__VA_ARGS__);
+            EACH_ACTIVATION(CASE)
+#undef CASE
         }
     }
     __device__ __forceinline__ float operator()(float v) const {

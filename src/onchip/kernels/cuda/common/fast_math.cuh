@@ -3,7 +3,7 @@
 // FastMath<F> is F itself where F is already short. Instructions on sm_90: Sigmoid 4, SiLU 5, TanhGELU 7, Tanh 11, GELU
 // 15; two of them run on the SFU. NaNs propagate.
 #pragma once
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 
 template <class Function>
 struct FastMath : Function {};

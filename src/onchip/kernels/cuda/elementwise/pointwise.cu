@@ -14,7 +14,8 @@
 #include "mma/tma.cuh"
 #include "common/fast_math.cuh"
 #include "common/fast_divide.cuh"
-#include "common/function.cuh"
+#include "common/dtype.cuh"
+#include "common/elementwise.cuh"
 #include "common/status.cuh"
 
 constexpr int THREADS = 256;
@@ -88,7 +89,7 @@ __device__ __forceinline__ T narrowed(Element v) {
     }
 }
 
-// -- operations: common/activation.cuh's, common/function.cuh's and rounding ---------------------------------------
+// -- operations: those of layers and rounding ------------------------------------------------------------------------
 
 template <class T>
 struct Rounded {

@@ -96,18 +96,19 @@ STRUCTS = {
 }  # fmt: skip
 
 
-def program_of(acc_type: str, vector: int, per_thread: int, is_common: bool) -> Program:
-    """The kernel of an accumulator type: all operations, or only the common ones.
+def program_of(run: Run, per_thread: int) -> Program:
+    """The kernel of a chain, of all operations or only of the common ones.
 
     per_thread  elements per thread
     """
     functions, combinations = FUNCTIONS, COMBINATIONS
-    if acc_type == "long long":
+    if run.acc_type == "long long":
         functions, combinations = INT_FUNCTIONS, INT_COMBINATIONS
-    elif is_common:
+    elif run.is_common:
         functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
-    lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
-    return Program(SOURCE, f"pointwise<{acc_type}, {vector}, {per_thread}, {lists}>")
+    unary, binary = (*functions, *run.more_functions), (*combinations, *run.more_combinations)
+    lists = f"Unary<{', '.join(unary)}>, Binary<{', '.join(binary)}>"
+    return Program(SOURCE, f"pointwise<{run.acc_type}, {run.vector}, {per_thread}, {lists}>")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class PointwiseLowering:
         overlaps = self.overlaps and per_thread == vector
         blocks = -(-count // (THREADS * per_thread))
         config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), slot_bytes, overlaps=overlaps)
-        program = program_of(acc_type, vector, per_thread, self.run.is_common)
+        program = program_of(self.run, per_thread)
         budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[acc_type]
         return KernelLaunch(program, config, (self._packed(first, count), self.run.divisors or NOTHING), budget)
 

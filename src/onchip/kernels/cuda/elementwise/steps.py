@@ -15,15 +15,17 @@ from typing import cast
 
 from onchip.kernels.batch_norm import batch_norm_ops
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, StatusWord, Weight
+from onchip.kernels.cuda.common.layers import struct_of
 from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
-    ELU,
+    GELU,
     Add,
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
     Cast,
+    Clip,
     Div,
     Dropout,
     Equal,
@@ -31,15 +33,21 @@ from onchip.network.layers import (
     GreaterOrEqual,
     Identity,
     Layer,
+    LeakyReLU,
     Mask,
     Max,
     Min,
     Mod,
     Mul,
     Ordered,
+    ReLU,
     Reshape,
+    Sigmoid,
+    SiLU,
     Sub,
+    Tanh,
     ToInts,
+    ToPixels,
 )
 from onchip.network.layers.cast import IntDtype
 from onchip.network.recipe import Recipe, as_is
@@ -51,24 +59,27 @@ TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32",
 ACC_BYTES = {"float": 4, "double": 8, "long long": 8}  # accumulator types
 
 
-def _structs(operations: Iterable[Operation]) -> tuple[str, ...]:
-    """The operations' structs; ordered operations also with swapped operands."""
-    return tuple(
-        name
-        for op in operations
-        for name in ((op.cuda, f"Swapped<{op.cuda}>") if issubclass(op.layer, Ordered) else (op.cuda,))
-    )
-
-
 # Structs of pointwise.cu; a step's code is an index. The first ones are common: chains of only these use a kernel with
-# fewer registers. Chains of ints have separate lists.
-FUNCTIONS = _structs(UNARY)
-COMBINATIONS = _structs(BINARY)
-COMMON_FUNCTIONS = [op.layer for op in UNARY].index(ELU)  # those before ELU
+# fewer registers. Chains of ints have separate lists. Structs of users' layers follow, in chains with such layers.
+_COMMON = (ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels, Cast)
 COMMON_COMBINATIONS = 2
+
+
+def _structs(op: Operation) -> tuple[str, ...]:
+    """The operation's struct; of an ordered operation also with swapped operands."""
+    return (struct_of(op), f"Swapped<{struct_of(op)}>") if issubclass(op.layer, Ordered) else (struct_of(op),)
+
+
+def _all_structs(operations: Iterable[Operation]) -> tuple[str, ...]:
+    return tuple(name for op in operations for name in _structs(op))
+
+
+FUNCTIONS = _all_structs(sorted(UNARY, key=lambda op: op.layer not in _COMMON))
+COMBINATIONS = _all_structs(BINARY)
+COMMON_FUNCTIONS = sum(op.layer in _COMMON for op in UNARY)
 _INT_LAYERS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod, Greater, GreaterOrEqual, Equal)
-INT_FUNCTIONS = _structs(op for op in UNARY if op.layer in _INT_LAYERS)
-INT_COMBINATIONS = _structs(op for op in BINARY if op.layer in _INT_LAYERS)
+INT_FUNCTIONS = _all_structs(op for op in UNARY if op.layer in _INT_LAYERS)
+INT_COMBINATIONS = _all_structs(op for op in BINARY if op.layer in _INT_LAYERS)
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")
 _COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # layer dtypes per accumulator type
@@ -140,6 +151,8 @@ class Run:
     slots: int  # in shared memory
     recipes: Mapping[str, Recipe]  # keyed by Weight name
     divisors: StatusWord | None = None  # reports a divisor of 0
+    more_functions: tuple[str, ...] = ()  # structs of users' layers; their codes follow those of FUNCTIONS
+    more_combinations: tuple[str, ...] = ()
 
     @property
     def is_common(self) -> bool:
@@ -160,7 +173,8 @@ class TooLargeError(Exception):
 
 
 def is_elementwise(layer: Layer) -> bool:
-    return isinstance(layer, (*MOVES, *_NORMS, Cast)) or operation_of(layer) is not None
+    op = operation_of(layer)
+    return isinstance(layer, (*MOVES, *_NORMS, Cast)) or (op is not None and op.struct != "")
 
 
 def fits(net: Network, node: Node, acc_type: str) -> bool:
@@ -216,6 +230,13 @@ def _access(levels: list[tuple[int, int]], outer: int) -> Access:
     return Access.VECTOR4 if stride else Access.BROADCAST
 
 
+def _code(structs: list[str], op: Operation, is_swapped: bool = False) -> int:
+    """The index of an operation's struct; one that is not there yet is appended."""
+    if struct_of(op) not in structs:
+        structs += _structs(op)
+    return structs.index(_structs(op)[is_swapped])
+
+
 # -- the chain -------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +258,9 @@ class RunWriter:
         self.recipes: dict[str, Recipe] = {}
         self.slots: dict[str, int] = {}  # value -> slot
         self.max_slots = 0
+        is_int = acc_type == "long long"
+        self.functions = list(INT_FUNCTIONS if is_int else FUNCTIONS)
+        self.combinations = list(INT_COMBINATIONS if is_int else COMBINATIONS)
         self.current = ""  # the value in the accumulator
         # MOVES alias their input: name -> the value that holds the data.
         self.source: dict[str, str] = {}
@@ -269,9 +293,13 @@ class RunWriter:
             raise TooLargeError(f"reads at most {MAX_OPERANDS} values and weights")
         if len(self.steps) > MAX_STEPS:
             raise TooLargeError(f"supports at most {MAX_STEPS} steps")
+        is_int = self.acc_type == "long long"
+        more_functions = self.functions[len(INT_FUNCTIONS if is_int else FUNCTIONS) :]
+        more_combinations = self.combinations[len(INT_COMBINATIONS if is_int else COMBINATIONS) :]
         return Run(
             self.acc_type, 8 if self._is_narrow() else 4, row_size, tuple(self.operands), dtypes, tuple(self.outputs),
-            tuple(self.steps), self.max_slots, self.recipes, self._divisors(),
+            tuple(self.steps), self.max_slots, self.recipes, self._divisors(), tuple(more_functions),
+            tuple(more_combinations),
         )  # fmt: skip
 
     def _divisors(self) -> StatusWord | None:
@@ -305,7 +333,7 @@ class RunWriter:
         if isinstance(layer, _NORMS):
             self._normalise(node)
         elif isinstance(layer, Broadcast) and op is not None:
-            code = self._code(f"Swapped<{op.cuda}>" if is_swapped else op.cuda)
+            code = _code(self.combinations, op, is_swapped)
             parameters = (not is_swapped, is_swapped) if may_divide_by_zero(self.net, node) else (0, 0)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.slots:
@@ -327,10 +355,6 @@ class RunWriter:
             if not self.uses[root]:
                 self.slots.pop(root, None)
 
-    def _code(self, struct: str) -> int:
-        """Code of a binary operation."""
-        return (INT_COMBINATIONS if self.acc_type == "long long" else COMBINATIONS).index(struct)
-
     def _apply(self, layer: Layer) -> None:
         op = operation_of(layer)
         assert op is not None
@@ -338,14 +362,13 @@ class RunWriter:
             op.parameter_values(layer) if self.acc_type == "double" else map(float, op.float32_parameters(layer))
         )
         p, q = (*parameters, 0, 0)[:2]
-        code = (INT_FUNCTIONS if self.acc_type == "long long" else FUNCTIONS).index(op.cuda)
-        self.steps.append(Step(Opcode.APPLY, 0, code, (p, q)))
+        self.steps.append(Step(Opcode.APPLY, 0, _code(self.functions, op), (p, q)))
 
     def _normalise(self, node: Node) -> None:
         to = self.net.types[node.name].row_shape
         row, dtype = (to[0], *(1,) * (len(to) - 1)), "float64" if self.acc_type == "double" else "float32"
         for combination, recipe in batch_norm_ops(node, to[0], dtype):
-            code = self._code(combination.__name__)
+            code = self.combinations.index(combination.__name__)
             self.steps.append(Step(Opcode.COMBINE, self._weight(recipe, row, to), code))
 
     def _load(self, value: str, root: str, to: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost, is_closed
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Output, Weight
@@ -16,7 +16,7 @@ from onchip.kernels.cuda.common.program import KernelLaunch, Steps
 from onchip.kernels.cuda.common.weights import narrow_weight
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
-from onchip.network.layers import Add, Cast
+from onchip.network.layers import Add, Cast, Elementwise
 from onchip.network.recipe import Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Use
@@ -95,9 +95,11 @@ class LinearLowering:
 class GemmKernel(ChainKernel):
     """A kernel of one Linear with its activation and surrounding Casts."""
 
+    activations: ClassVar[tuple[type[Elementwise], ...]] = ACTIVATIONS
+
     def find(self, net: Network, start: int) -> Chain | None:
         """The Linear with its activation and surrounding Casts, if the kernel supports their dtypes."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
+        chain = find_chain(net, start, self.activations, casts=True, most=1)
         return None if chain is None or unsupported_dtype(net, chain) else one_layer(net, chain)
 
     def claim_linear(self, net: Network, linear: FusedLinear, lowering: object, **changes: Any) -> Claim:

@@ -30,6 +30,7 @@ from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, MIN_WEIGHTS, PART, TMA_BYTES, WgmmaGemm
 from onchip.kernels.layer_kernel import bytes_of
 from onchip.network.graph import Network
+from onchip.network.layers import Activation
 from onchip.network.recipe import Recipe
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
@@ -94,6 +95,7 @@ class GemmSm90Lowering:
 
 class GemmSm90Kernel(GemmKernel):
     name = "gemm_sm90"
+    activations = (Activation,)  # act_name compiles those without a code
 
     def __init__(self, fits_in_block: FitsInBlock) -> None:
         self.fits_in_block = fits_in_block

@@ -13,7 +13,7 @@
 //         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
 // Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
 
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 #include "common/dtype.cuh"
 #include "common/softmax.cuh"
 

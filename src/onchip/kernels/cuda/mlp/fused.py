@@ -23,9 +23,9 @@ from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
-from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network
+from onchip.network.layers import Activation
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -82,7 +82,7 @@ class MlpFusedKernel(ChainKernel):
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim the longest prefix of the chain that fits (fp32), or a layer too large for mlp_tensor_core (others)."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor_core.MAX_LAYERS)
+        chain = find_chain(net, start, (Activation,), casts=True, most=mlp_tensor_core.MAX_LAYERS)
         assert chain is not None
         note, is_fp32 = "", job.precision == "fp32"
         prefix = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
@@ -267,7 +267,7 @@ def _cpp(flag: bool) -> str:
 
 def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        chain = find_chain(mlp(*widths, output=output), 0, ACTIVATIONS)
+        chain = find_chain(mlp(*widths, output=output), 0, (Activation,))
         assert chain is not None
         tiling = choose_tiling(chain, device.fast_bytes)
         if tiling is None:

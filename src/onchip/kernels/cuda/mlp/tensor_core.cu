@@ -13,7 +13,7 @@
 // Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * sizeof(In): 93 184 B for 72-64-64-4 in fp16 with 16 warps.
 // Limits  Weights fit in shared memory, fragments in registers (checked by the host); rows longer than MAX_STEPS steps
 //         are read from global memory on demand. wgmma on sm_90a, mma.sync elsewhere; sm_80 up.
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 #include "common/dtype.cuh"
 #include "mlp/rows_in.cuh"
 #include "mlp/rows_out.cuh"

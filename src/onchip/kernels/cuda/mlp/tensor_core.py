@@ -20,10 +20,10 @@ from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.packing import first_steps, fitting_layers, pack_recipe, weight_bytes
-from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.io import short_name, with_io
+from onchip.network.layers import Activation
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -136,7 +136,7 @@ class MlpTensorCoreKernel(ChainKernel):
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim the longest prefix of the chain that fits; the planner queries again after it."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MAX_LAYERS)
+        chain = find_chain(net, start, (Activation,), casts=True, most=MAX_LAYERS)
         assert chain is not None
         chain, refused = supported_part(net, chain)
         most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
@@ -253,7 +253,7 @@ def _instance(
 ) -> Instance:
     def launch(device: Device) -> KernelLaunch:
         net = with_io(mlp(*widths, **options), io)  # type: ignore[arg-type]
-        chain = find_chain(net, 0, ACTIVATIONS, casts=True)
+        chain = find_chain(net, 0, (Activation,), casts=True)
         assert chain is not None
         lowering = make_lowering(net, chain, device, Job(precision, B))
         if isinstance(lowering, str):

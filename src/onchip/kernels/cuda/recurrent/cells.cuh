@@ -1,7 +1,7 @@
 // recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, register_resident.cu and mma.cu.
 #pragma once
 
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 #include "common/accumulator.cuh"
 
 struct Lstm {};

@@ -12,7 +12,7 @@
 // Layout  x, y (outer, N, inner), row-major; may alias.
 // Shared  softmax_short: short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V values, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
-#include "common/activation.cuh"
+#include "common/elementwise.cuh"
 #include "common/reduce.cuh"
 #include "reduction/short_rows.cuh"
 
@@ -42,10 +42,8 @@ struct LogSoftmax {
     static __device__ __forceinline__ W cached(W shifted, W) {
         return shifted;
     }
-    template <class Total>
-    static __device__ __forceinline__ Total normaliser(Total total) {
-        return log_of(total);
-    }
+    static __device__ __forceinline__ double normaliser(double total) { return log(total); }
+    static __device__ __forceinline__ float normaliser(float total) { return logf(total); }
     template <class W>
     static __device__ __forceinline__ W finish(W cached, W normaliser) {
         return cached - normaliser;

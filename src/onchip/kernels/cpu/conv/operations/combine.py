@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler import emit
 from onchip.kernels.cpu.compiler.emit import LANES
-from onchip.kernels.cpu.compiler.jit import ALL, compiled, floats_at
+from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, floats_at
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.cpu.conv.lowering import Lowering, Value, image_sizes, is_channel_concat
 from onchip.kernels.cpu.conv.operation import (
@@ -27,11 +27,9 @@ from onchip.kernels.cpu.conv.operations.load import copy_lines
 from onchip.kernels.cpu.conv.values import Border, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.microkernels.activation import activate
-from onchip.kernels.cpu.microkernels.function import COMBINATIONS
-from onchip.kernels.cpu.microkernels.function import combine as combine_elements
 from onchip.kernels.cpu.microkernels.tile import padded
 from onchip.network.graph import Node
-from onchip.network.layers import Add, Elementwise, Mul, Ordered, Sub
+from onchip.network.layers import Add, Broadcast, Elementwise, Mul, Ordered, Sub
 from onchip.network.layers.norm import factor_and_shift
 from onchip.network.recipe import Array, Recipe, recipe_op
 
@@ -64,7 +62,7 @@ class Combine(Pixelwise):
     """x + other, x * other and the like; `other` has the shape of x or one element per channel."""
 
     other: View
-    how: int  # index in COMBINATIONS
+    layer: Broadcast
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,6 +106,7 @@ def lower_activation(to: Lowering, node: Node) -> None:
 
 def lower_combine(to: Lowering, node: Node) -> None:
     """Combine values of one shape, or with one element per channel, in order; then a constant."""
+    assert isinstance(node.layer, Broadcast)
     layer, sizes = node.layer, image_sizes(to.net.types[node.name].row_shape)
     views = list(map(to.image, node.inputs))
     if not isinstance(layer, Ordered):
@@ -116,9 +115,9 @@ def lower_combine(to: Lowering, node: Node) -> None:
         raise UnsupportedError(f"{layer.kind} of inputs with neither one shape nor one element per channel")
     if node.weights and not isinstance(layer, Add | Mul | Sub):
         raise UnsupportedError(f"{layer.kind} of a constant")
-    x, how = views[0], COMBINATIONS.index(type(layer))
+    x = views[0]
     for other in views[1:]:
-        to.make(node, Combine, x=x, other=other, how=how)
+        to.make(node, Combine, x=x, other=other, layer=layer)
         x = to.values[node.name].view
     if node.weights:
         (role,), is_product = node.weights, isinstance(layer, Mul)
@@ -223,6 +222,7 @@ def _emit_copy(to: Lowering, x: View, border: Border) -> View:
 
 # -- code ------------------------------------------------------------------------------------------------------
 
+_call_loop = code_call(5)  # dst, two operands, count, no parameters
 _copy, _activate, _combine, _scale = map(fields_of, (Copy, Activate, Combine, Scale))
 
 
@@ -290,7 +290,8 @@ def combine(row: int, call: int) -> None:
     x, z, y = op.x, op.other, op.y
     if op.is_contiguous and args.parts == 1:
         size = _contiguous_size(y, args.images)
-        combine_elements(args.base + y.offset * 4, args.base + x.offset * 4, args.base + z.offset * 4, size, op.how)
+        dst, first, second = args.base + y.offset * 4, args.base + x.offset * 4, args.base + z.offset * 4
+        _call_loop(op.layer, dst, first, second, size, 0)
         activate(args.base + y.offset * 4, 1, size, 0, op.activation)
         return
     is_same = z.H == y.H and z.W == y.W
@@ -301,9 +302,9 @@ def combine(row: int, call: int) -> None:
         for oy in range(top, bottom):
             for ox in range(count):
                 z0 = z.offset + i * z.image + oy * z_row + ox * z_pixel
-                combine_elements(
-                    args.base + pixel_at(y, i, oy, ox) * 4, args.base + pixel_at(x, i, oy, ox) * 4, args.base + z0 * 4,
-                    length, op.how,
+                _call_loop(
+                    op.layer, args.base + pixel_at(y, i, oy, ox) * 4, args.base + pixel_at(x, i, oy, ox) * 4,
+                    args.base + z0 * 4, length, 0,
                 )  # fmt: skip
     finish(args.base, y, args.images, top, bottom, op.activation)
 

@@ -19,9 +19,9 @@ from onchip.kernels.cpu.microkernels.activation import activate
 from onchip.kernels.cpu.microkernels.dense import dense
 from onchip.kernels.cpu.microkernels.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.microkernels.tile import PANEL, pack, packed_size, padded
-from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY, RELU
+from onchip.kernels.pointwise import IDENTITY, RELU
 from onchip.network.graph import Node
-from onchip.network.layers import Reshape
+from onchip.network.layers import Activation, Reshape
 from onchip.network.recipe import Array, Recipe, recipe_op
 
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
@@ -81,7 +81,7 @@ def lower_linear(to: Lowering, node: Node) -> None:
 def _output_image(to: Lowering, node: Node) -> Sizes:
     """The sizes of a Linear's output after a Reshape that follows it, directly or after activations."""
     value = node.name
-    while len(readers := to.readers(value)) == 1 and isinstance(readers[0].layer, (*CPU_ACTIVATIONS, Reshape)):
+    while len(readers := to.readers(value)) == 1 and isinstance(readers[0].layer, Activation | Reshape):
         value = readers[0].name
         if isinstance(readers[0].layer, Reshape):
             return image_sizes(to.net.types[value].row_shape)

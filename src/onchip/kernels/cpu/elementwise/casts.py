@@ -1,8 +1,4 @@
-"""Integer arithmetic and casts between dtypes, on blocks in cache: the CALL operations of pointwise.
-
-Each is a separate function, called by address, so a network compiles only those it uses. Integers are computed as int64
-and wrap when they are stored as int32.
-"""
+"""Casts between dtypes, on blocks in cache. Integers are computed as int64 and wrap when they are stored as int32."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cpu.compiler.jit import array_at, bytes_at, compiled, doubles_at, floats_at, ints_at, linked
+from onchip.kernels.cpu.compiler.jit import array_at, bytes_at, doubles_at, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
-from onchip.network.layers import Add, Div, Equal, Greater, GreaterOrEqual, Layer, Mask, Max, Min, Mod, Mul, Sub
 
 _f, _i = np.float32, np.int32
 _INFINITY, _SIGN_16 = _i(0x7F800000), _i(0x8000)
@@ -245,66 +240,5 @@ TO_INT_CASTS: dict[tuple[str, str], Any] = {
     ("int64", "int32"): wrap, ("int32", "int64"): widen, ("int64", "bool"): int64_is_not_zero,
     ("int32", "bool"): int32_is_not_zero, ("bool", "int64"): bool_as_int64, ("bool", "int32"): bool_as_int32,
 }  # fmt: skip
+ALL_CASTS = CASTS | TO_INT_CASTS
 COMPUTED_INTS = ("int64", "int32")
-INT_COMBINATIONS: tuple[type[Layer], ...] = (
-    Add, Mul, Max, Min, Sub, Mask, Div, Greater, GreaterOrEqual, Equal, Mod,
-)  # index = code  # fmt: skip
-_ADD, _MUL, _MAX, _MIN, _SUB, _MASK, _DIV, _GREATER, _GREATER_OR_EQUAL, _EQUAL, _MOD, _TRUNCATED_MOD = range(12)
-
-
-def int_code(layer: Layer) -> int:
-    """The code of a layer in `combine_ints`."""
-    return _TRUNCATED_MOD if isinstance(layer, Mod) and layer.truncated else INT_COMBINATIONS.index(type(layer))
-
-
-@compiled(inline=True)
-def _quotient(a: int, b: int) -> int:
-    """a / b truncated, b != 0; the lowest int by -1 wraps."""
-    if b == -1:
-        return -a
-    down = a // b
-    return down + 1 if down < 0 and down * b != a else down
-
-
-@_elementwise
-def combine_ints(dst: int, first: int, second: int, count: int, code: int) -> None:
-    y, a, b = ints_at(dst, count), ints_at(first, count), ints_at(second, count)
-    if code == _ADD:
-        for n in range(count):
-            y[n] = a[n] + b[n]
-    elif code == _MUL:
-        for n in range(count):
-            y[n] = a[n] * b[n]
-    elif code == _MAX:
-        for n in range(count):
-            y[n] = b[n] if b[n] > a[n] else a[n]
-    elif code == _MIN:
-        for n in range(count):
-            y[n] = b[n] if b[n] < a[n] else a[n]
-    elif code == _SUB:
-        for n in range(count):
-            y[n] = a[n] - b[n]
-    elif code == _MASK:
-        for n in range(count):
-            y[n] = a[n] if b[n] != 0 else 0
-    elif code == _GREATER:
-        for n in range(count):
-            y[n] = 1 if a[n] > b[n] else 0
-    elif code == _GREATER_OR_EQUAL:
-        for n in range(count):
-            y[n] = 1 if a[n] >= b[n] else 0
-    elif code == _EQUAL:
-        for n in range(count):
-            y[n] = 1 if a[n] == b[n] else 0
-    elif code == _DIV:
-        for n in range(count):
-            y[n] = _quotient(a[n], b[n])
-    else:
-        for n in range(count):
-            rest = a[n] - _quotient(a[n], b[n]) * b[n]
-            has_other_sign = rest != 0 and (rest < 0) != (b[n] < 0)
-            y[n] = rest + b[n] if code == _MOD and has_other_sign else rest
-
-
-# By (input dtype, output dtype): Casts, ToInts and integer arithmetic.
-CODE = CASTS | TO_INT_CASTS | {("int64", "int64"): combine_ints}

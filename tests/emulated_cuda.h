@@ -508,6 +508,21 @@ static void ptx_load_matrices(unsigned& first, unsigned& second, unsigned& third
         return 0;
     });
 }
+// The same, each matrix transposed: lane (g, q) gets elements g of rows 2q and 2q + 1.
+static void ptx_load_transposed(unsigned& first, unsigned& second, unsigned& third, unsigned& fourth, unsigned at) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    unsigned* const result[] = {&first, &second, &third, &fourth};
+    emulated::exchange(at, [&](auto of) {
+        for (int m = 0; m < 4; ++m) {
+            for (int i = 0; i < 2; ++i) {
+                const char* const row = &shared_base + static_cast<int>(of(8 * m + 2 * q + i));
+                emulated::check_16(row);
+                memcpy(reinterpret_cast<char*>(result[m]) + 2 * i, row + 2 * g, 2);
+            }
+        }
+        return 0;
+    });
+}
 
 // 16-bit elements, two per 32-bit word, the first operand in the upper half.
 static void ptx_from_f16(float& wide, unsigned short bits) {

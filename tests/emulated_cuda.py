@@ -57,6 +57,7 @@ _TWINS = {
     "cp.async.wait_all": "ptx_wait_for_copies",
     "cp.async.commit_group": "ptx_close_copies",
     "cp.async.wait_group": "ptx_wait_for_groups",
+    "ldmatrix.sync.aligned.m8n8.x4.trans": "ptx_load_transposed",
     "ldmatrix.sync.aligned.m8n8.x4": "ptx_load_matrices",
     "griddepcontrol": "",  # kernels do not overlap here
     "prefetch.global.L2": "",

@@ -138,3 +138,27 @@ def test_a_barrier_that_some_do_not_reach_fails(tmp_path):
     source.write_text(SOURCE)
     with pytest.raises(AssertionError, match="barrier not reached"):
         Kernel(Program(source, "part")).run(1, 32, (np.zeros(1, np.int32).ctypes.data,))
+
+
+@needs_gxx
+def test_ladders_include_the_engines_headers_and_transposed_matrices_are_loaded(tmp_path):
+    """Four 8 x 8 matrices side by side, by ldmatrix.trans: a lane gets two rows' elements of one column."""
+    source = tmp_path / "deep" / "cuda" / "load.cu"
+    source.parent.mkdir(parents=True)
+    source.write_text("""#include "mma/cp_async.cuh"
+        __global__ void load(const unsigned short* x, u32* y) {
+            __shared__ __align__(16) unsigned short tile[8][32];
+            const int lane = threadIdx.x;
+            for (int i = lane; i < 256; i += 32) tile[i / 32][i % 32] = x[i];
+            __syncthreads();
+            u32 to[4];
+            const u32 at = shared_address(&tile[lane % 8][lane / 8 * 8]);
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
+            for (int m = 0; m < 4; ++m) y[4 * lane + m] = to[m];
+        }""")
+    x, y = np.arange(256, dtype=np.uint16).reshape(8, 32), np.zeros((32, 4), np.uint32)
+    Kernel(Program(source, "load")).run(1, 32, (x.ctypes.data, y.ctypes.data))
+    lane, matrix = np.arange(32)[:, None], np.arange(4)
+    row, column = 2 * (lane % 4), 8 * matrix + lane // 4
+    np.testing.assert_array_equal(y, x[row, column] | x[row + 1, column].astype(np.uint32) << 16)

@@ -12,12 +12,11 @@ from typing import Any
 from onchip.cache import print_compiling, private_folder, read_entry, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
-from onchip.kernels.cuda.common import program as _kernel_program
 from onchip.kernels.cuda.common.layers import HEADER, layers_header
 from onchip.kernels.cuda.common.program import Program
 
-_KERNELS = Path(_kernel_program.__file__).parents[1]
 _FORMAT = "onchip cubin 2"  # of a cache entry; a new value invalidates every old entry
+_KERNELS = Path(__file__).parents[2] / "kernels" / "cuda"
 _FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # fields of a Binary that are stored with the cubin
 
 

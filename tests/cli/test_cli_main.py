@@ -58,7 +58,7 @@ def test_help_lists_all_names(cli):
         ("onchip plan dec", ["decode"]),
         ("onchip plan decode --device rtx4", ["rtx4090", "rtx4060"]),
         ("onchip run models/ne", ["models/net.onnx", "models/nets/"]),
-        ("onchip ladder s", ["scan"]),
+        ("onchip ladder s", ["scan", "sentiment"]),
     ],
 )
 def test_a_shell_completes_commands_and_names(tmp_path, typed, offered):

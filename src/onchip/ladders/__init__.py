@@ -23,6 +23,8 @@ _HOME = {
     ("backprop", "cuda"): "onchip.ladders.backprop_cuda",
     ("scan", "cpu"): "onchip.ladders.scan",
     ("scan", "cuda"): "onchip.ladders.scan_cuda",
+    ("sentiment", "cuda"): "onchip.ladders.sentiment_cuda",
+    ("linear", "cuda"): "onchip.ladders.linear_cuda",
 }
 LADDERS = tuple(dict.fromkeys(name for name, _ in _HOME))
 

@@ -1,0 +1,290 @@
+"""The report's rungs of the sentiment ladder on a GPU: from one kernel per layer to four pipelined streams.
+
+The headers of cuda/sentiment_*.cu explain each kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+from onchip.kernels.cuda.common.program import (
+    NOTHING,
+    Input,
+    Int64,
+    LaunchConfig,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    Weight,
+)
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d
+from onchip.ladders.frame import Rung
+from onchip.ladders.launch_list import LaunchList
+from onchip.ladders.linear_cuda import NARROW, TILED, add_linear, add_relu
+from onchip.ladders.sentiment_truth import SentimentTruth
+from onchip.measure.truth import Verdict
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, materialise
+from onchip.runtime.cuda.gpu import Gpu
+
+SENTENCES_PER_GPU = 1_024
+FOLDED = "fp16, folded"
+COLUMNS = 16  # of the padded windows, and sentences in a group of joined ones
+_LAYERS = KERNELS / "sentiment_layers.cu"
+EMBED, PERMUTE, CONV1D, TAKE_MAX, CONCAT = (
+    Program(_LAYERS, name) for name in ("embed", "permute", "conv1d", "take_max", "concat_four")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of a network as workloads.sentiment builds it, with four convolutions."""
+
+    L: int  # tokens per sentence
+    E: int  # width of the embedding: C of the convolutions
+    C_out: int
+    kernels: tuple[int, ...]
+    widths: tuple[int, ...]  # of the Linears: 4 * C_out, hidden widths, classes
+
+    @classmethod
+    def of(cls, net: Network) -> Sizes:
+        kernels = tuple(int(node.name[4:]) for node in net.nodes if node.layer.kind == "Conv1d")
+        C_out, E, _ = net.weights[f"conv{kernels[0]}.weight"].shape
+        linears = [net.weights[f"{node.name}.weight"].shape for node in net.nodes if node.layer.kind == "Linear"]
+        (L,) = net.input.row_shape
+        return cls(L, E, C_out, kernels, (linears[0][1], *(shape[0] for shape in linears)))
+
+    def steps(self, K: int) -> int:
+        """Outputs per channel of the convolution of width K."""
+        return self.L - K + 1
+
+
+class ReportedRun(DeviceRun):
+    """A run that also shows the report's rate."""
+
+    report = ""
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return {**super().facts, "in the report": self.report}
+
+
+class CudaRung(Rung[DeviceRows]):
+    """A rung with its own convolutions; the other layers are the same in all rungs."""
+
+    precision = "fp16"  # of the convolutions: fp16 operands, fp32 accumulators; the rest is fp32
+    report: ClassVar[str] = "-"  # sentences per second, of so many GPUs together
+    max_registers: ClassVar[int] = 64
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        """The kernels that this rung adds, for the report's sizes."""
+        return ()
+
+    def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
+        gpu, sizes, B = Gpu.get(), Sizes.of(net), len(x)
+        weights = {name: gpu.upload(w) for name, w in self.weights(net, sizes).items()}
+        shape = (B, sizes.widths[-1])
+        run = ReportedRun(gpu, self.steps(sizes, B), x.on(gpu, "int32"), weights, shape, "float32")
+        run.report = self.report
+        return run
+
+    def weights(self, net: Network, sizes: Sizes) -> dict[str, Array]:
+        """All weights as float32, those of the convolutions in this rung's precision."""
+        dtype = "float32" if self.precision == "fp32" else "float16"
+        convolutions = {f"conv{K}.weight" for K in sizes.kernels}
+        return {
+            name: materialise(name, net.weights).astype(dtype if name in convolutions else "float32", copy=False)
+            for name in net.weights
+        }
+
+    def steps(self, sizes: Sizes, B: int) -> Steps:
+        run = LaunchList()
+        tokens, width = B * sizes.L, Int64(sizes.E)
+        grid = LaunchConfig((tokens, -(-sizes.E // THREADS), 1), (THREADS, 1, 1), 0)
+        embedded, x = run.scratch(tokens * sizes.E), run.scratch(tokens * sizes.E)
+        run.add(EMBED, grid, Input(0), Weight("emb.weight"), embedded, width)
+        run.add(PERMUTE, grid, embedded, x, Int64(sizes.L), width)
+        maxima = [run.scratch(B * sizes.C_out) for _ in sizes.kernels]
+        ends = self.convolutions(run, sizes, B, x, maxima)
+        count, features = B * sizes.C_out, run.scratch(B * sizes.widths[0])
+        run.add(CONCAT, grid_1d(-(-count // THREADS)), *maxima, features, Int64(count), Int64(sizes.C_out), after=ends)
+        last = len(sizes.widths) - 1
+        for i in range(1, last + 1):
+            D_in, D_out = sizes.widths[i - 1 : i + 1]
+            y = Output(0) if i == last else run.scratch(B * D_out)
+            add_linear(run, NARROW if i == last else TILED, features, f"fc{i}", y, (B, D_out, D_in))
+            if isinstance(y, Scratch):
+                add_relu(run, y, B * D_out)
+                features = y
+        return run.steps()
+
+    def convolutions(
+        self, run: LaunchList, sizes: Sizes, B: int, x: Scratch, maxima: Sequence[Scratch]
+    ) -> tuple[int, ...] | None:
+        """Add the launches from x (B, E, L) to the maxima over time, (B, C_out) each.
+
+        Returns the launches that the next one waits for; None: the last.
+        """
+        for K, largest in zip(sizes.kernels, maxima, strict=True):
+            y = run.scratch(B * sizes.C_out * sizes.steps(K))
+            self.convolve(run, sizes, B, K, x, y)
+            add_max(run, sizes, B, K, y, largest)
+        return None
+
+    def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
+        """Add one convolution: x (B, E, L) -> y (B, C_out, L - K + 1)."""
+        raise NotImplementedError
+
+    def verify(self, truth: Any, got: Array) -> Verdict:
+        return cast(SentimentTruth, truth).verify_in("fp32" if self.precision == "fp32" else "fp16 convolutions", got)
+
+
+def add_max(run: LaunchList, sizes: Sizes, B: int, K: int, y: Scratch, largest: Scratch) -> None:
+    """Add ReLU and the maximum over time: y (B, C_out, L - K + 1), overwritten -> largest (B, C_out)."""
+    sequences = B * sizes.C_out
+    add_relu(run, y, sequences * sizes.steps(K))
+    counts = Int64(sequences), Int64(sizes.steps(K))
+    run.add(TAKE_MAX, grid_1d(-(-sequences // THREADS)), y, largest, *counts)
+
+
+class Naive(CudaRung):
+    name = "naive"
+    idea = "one kernel per layer; a thread per output of a convolution, 2 loads per multiply-add"
+    report, precision, max_rows = "686/s on 4 GPUs", "fp32", 128
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return EMBED, PERMUTE, CONV1D, TAKE_MAX, CONCAT
+
+    def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
+        grid = LaunchConfig((B, -(-sizes.C_out * sizes.steps(K) // THREADS), 1), (THREADS, 1, 1), 0)
+        weight, bias = Weight(f"conv{K}.weight"), Weight(f"conv{K}.bias")
+        run.add(CONV1D, grid, x, weight, bias, y, *map(Int64, (sizes.L, sizes.E, K, sizes.C_out)))
+
+
+class Im2colWmma(CudaRung):
+    name = "im2col-wmma"
+    idea = "every window a column, padded to 16; a gemm per sentence on tensor cores, fragments from global memory"
+    report = "4,710/s on 4 GPUs"
+    warps: ClassVar[int] = 16  # per block, 16 channels each
+    gemm = Program(KERNELS / "sentiment_wmma.cu", "matmul_wmma")
+    spread = Program(KERNELS / "sentiment_wmma.cu", "spread_input")
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return cls.spread, cls.gemm
+
+    def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
+        windows = run.scratch(B * sizes.E * K * COLUMNS, itemsize=2)
+        self.add_spread(run, sizes, B, K, x, windows)
+        self.add_gemm(run, sizes, B, K, windows, y)
+
+    def add_spread(
+        self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, windows: Scratch,
+        after: tuple[int, ...] | None = None,
+    ) -> int:  # fmt: skip
+        """x (B, E, L) -> windows (B, E * K, 16) float16"""
+        grid = grid_1d(-(-B * sizes.E * K * COLUMNS // (2 * THREADS)))
+        return run.add(self.spread, grid, x, windows, *map(Int64, (B, sizes.L, sizes.E, K)), after=after)
+
+    def add_gemm(
+        self, run: LaunchList, sizes: Sizes, B: int, K: int, windows: Scratch, y: Scratch,
+        after: tuple[int, ...] | None = None,
+    ) -> int:  # fmt: skip
+        """windows (B, E * K, 16) -> y (B, C_out, L - K + 1)"""
+        weights = Weight(f"conv{K}.weight"), windows, Weight(f"conv{K}.bias")
+        counts = map(Int64, (sizes.C_out, sizes.E * K, sizes.steps(K)))
+        return run.add(self.gemm, self.grid(sizes, B), *weights, y, *counts, after=after)
+
+    def grid(self, sizes: Sizes, B: int) -> LaunchConfig:
+        return LaunchConfig((B, -(-sizes.C_out // (16 * self.warps)), 1), (32 * self.warps, 1, 1), 0)
+
+
+class SharedTiles(Im2colWmma):
+    name = "shared-tiles"
+    idea = "tiles of weights and windows in shared memory: a block loads its windows once, not once per warp"
+    report = "9,622/s on 4 GPUs; 29,484/s on 16"
+    gemm = Program(KERNELS / "sentiment_tiles.cu", "matmul_tiles<16, 1, false>")
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return (cls.gemm,)
+
+    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Any:
+        """Where the padded sums are stored between the tensor cores and y."""
+        return NOTHING  # in shared memory
+
+    def add_gemm(
+        self, run: LaunchList, sizes: Sizes, B: int, K: int, windows: Scratch, y: Scratch,
+        after: tuple[int, ...] | None = None,
+    ) -> int:  # fmt: skip
+        weights = Weight(f"conv{K}.weight"), windows, Weight(f"conv{K}.bias")
+        counts = map(Int64, (sizes.C_out, sizes.E * K, sizes.steps(K)))
+        padded = self.padded(run, sizes, B)
+        return run.add(self.gemm, self.grid(sizes, B), *weights, padded, y, *counts, after=after)
+
+
+class GlobalSums(SharedTiles):
+    name = "global-sums"
+    idea = "padded sums through global memory, blocks of 32 warps, at most 32 registers: 100 % occupancy"
+    report = "36,542/s on 16 GPUs"
+    warps, max_registers = 32, 32
+    gemm = Program(KERNELS / "sentiment_tiles.cu", "matmul_tiles<32, 2, true>")
+
+    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Any:
+        return run.scratch(B * sizes.C_out * COLUMNS)
+
+
+class FourStreams(GlobalSums):
+    name = "four-streams"
+    idea = "a stream per filter size, each with its own copy of the permuted input"
+    report = "no figure of its own"
+    copy = Program(KERNELS / "sentiment_tiles.cu", "copy_quads")
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return (cls.copy,)
+
+    def convolutions(
+        self, run: LaunchList, sizes: Sizes, B: int, x: Scratch, maxima: Sequence[Scratch]
+    ) -> tuple[int, ...] | None:
+        permuted, quads, ends = run.last, B * sizes.L * sizes.E // 4, list[int]()
+        for K, largest in zip(sizes.kernels, maxima, strict=True):
+            own, y = run.scratch(B * sizes.L * sizes.E), run.scratch(B * sizes.C_out * sizes.steps(K))
+            run.add(self.copy, grid_1d(-(-quads // THREADS)), x, own, Int64(quads), after=(permuted,))
+            self.convolve(run, sizes, B, K, own, y)
+            add_max(run, sizes, B, K, y, largest)
+            ends.append(run.last)
+        return tuple(ends)
+
+
+class Pipelined(FourStreams):
+    name = "pipelined"
+    idea = "each convolution in four launches: the windows of the next sentences are written during a gemm"
+    report = "37,060/s on 16 GPUs"
+    parts: ClassVar[int] = 4
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return ()
+
+    def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
+        windows, part = run.scratch(B * sizes.E * K * COLUMNS, itemsize=2), -(-B // self.parts)
+        before, multiplied = run.last, list[int]()
+        for first in range(0, B, part):
+            size = min(part, B - first)
+            of_x, of_y = (
+                moved(a, 4 * first * n) for a, n in ((x, sizes.E * sizes.L), (y, sizes.C_out * sizes.steps(K)))
+            )
+            columns = moved(windows, 2 * first * sizes.E * K * COLUMNS)
+            before = self.add_spread(run, sizes, size, K, of_x, columns, after=(before,))
+            multiplied = [self.add_gemm(run, sizes, size, K, columns, of_y, after=(before, *multiplied))]
+
+
+def moved(memory: Scratch, nbytes: int) -> Scratch:
+    """The memory that begins so many bytes later."""
+    return Scratch(memory.offset + nbytes)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from onchip.errors import PlanError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda.common.program import (
@@ -132,7 +133,10 @@ class OnchipDirect(Rung[DeviceRows]):
     without: ClassVar[tuple[str, ...]] = ("fold",)
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> PlanRun:
-        return PlanRun(engine_plan(net, len(x), self.without), x.on(Gpu.get(), "int32"), len(x))
+        plan = engine_plan(net, len(x), self.without)
+        if not self.without and not plan.fold.startswith("folded"):
+            raise PlanError("the engine does not fold on this GPU", got=plan.fold)
+        return PlanRun(plan, x.on(Gpu.get(), "int32"), len(x))
 
     def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(SentimentTruth, truth).verify_in("fp16", got)

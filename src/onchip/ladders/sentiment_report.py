@@ -214,7 +214,7 @@ class SharedTiles(Im2colWmma):
     def programs(cls) -> tuple[Program, ...]:
         return (cls.gemm,)
 
-    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Any:
+    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Scratch | Int64:
         """Where the padded sums are stored between the tensor cores and y."""
         return NOTHING  # in shared memory
 
@@ -235,7 +235,7 @@ class GlobalSums(SharedTiles):
     warps, max_registers = 32, 32
     gemm = Program(KERNELS / "sentiment_tiles.cu", "matmul_tiles<32, 2, true>")
 
-    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Any:
+    def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Scratch | Int64:
         return run.scratch(B * sizes.C_out * COLUMNS)
 
 

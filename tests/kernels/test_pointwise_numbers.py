@@ -7,7 +7,7 @@ import onchip
 from image_networks import weight
 from onchip.kernels import reference
 from onchip.kernels.cpu.elementwise.block import BLOCK
-from onchip.kernels.cpu.elementwise.ints import COMPUTED_INTS, TO_INT_CASTS
+from onchip.kernels.cpu.elementwise.casts import COMPUTED_INTS, TO_INT_CASTS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Add,

@@ -8,7 +8,7 @@ import pytest
 
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.common.program import Int64, Output
+from onchip.kernels.cuda.common.arguments import Int64, Output
 from onchip.ladders import linear_cuda
 from onchip.ladders.device import KERNELS, DeviceRows
 from onchip.ladders.frame import climb

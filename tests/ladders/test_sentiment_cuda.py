@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda.common.program import Int64, Output
+from onchip.kernels.cuda.common.arguments import Int64, Output
 from onchip.ladders import sentiment_cuda
 from onchip.ladders.device import KERNELS, DeviceRows
 from onchip.ladders.frame import climb

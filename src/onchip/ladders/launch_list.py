@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onchip.kernels.cuda.common.program import Argument, Budget, KernelLaunch, LaunchConfig, Program, Scratch, Steps
+from onchip.kernels.cuda.common.arguments import Argument, Scratch
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 
 _ALIGN_BYTES = 256
 _ANY = Budget(255)  # kernel_check reads the budgets of INSTANCES

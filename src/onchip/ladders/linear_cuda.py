@@ -10,17 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Input,
-    Int64,
-    LaunchConfig,
-    Memory,
-    Output,
-    Program,
-    Steps,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, Weight
+from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.launch_list import LaunchList

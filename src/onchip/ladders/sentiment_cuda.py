@@ -16,14 +16,8 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
-from onchip.kernels.cuda.common.program import (
-    EVERY_CHIP,
-    Int64,
-    LaunchConfig,
-    Program,
-    Scratch,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import Int64, Scratch, Weight
+from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program
 from onchip.ladders.device import KERNELS, DeviceRows, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.launch_list import LaunchList

@@ -9,17 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from onchip.kernels.cuda.common.program import (
-    NOTHING,
-    Input,
-    Int64,
-    LaunchConfig,
-    Output,
-    Program,
-    Scratch,
-    Steps,
-    Weight,
-)
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, Scratch, Weight
+from onchip.kernels.cuda.common.program import LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d
 from onchip.ladders.frame import Rung
 from onchip.ladders.launch_list import LaunchList

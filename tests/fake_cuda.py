@@ -90,6 +90,7 @@ class FakeDriver:
         self._names: dict[int, str] = {}
         self._captures: dict[int, Capture] = {}  # by stream
         self._times: dict[int, float] = {}  # when those were recorded, to a stream that captures nothing
+        self._streams: dict[int, int] = {}  # where those were recorded
         self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
         self.graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
         self.captured: list[Capture] = []
@@ -182,8 +183,16 @@ class FakeDriver:
             self._events[event] = (capture, capture.ends[stream])
         else:
             self._events.pop(event, None)
+            self._times.pop(event, None)
+            self._streams[event] = stream
             self.put(stream, lambda: self._times.update({event: time.perf_counter()}))
         return (self._told("cuEventRecord"),)
+
+    def cuEventSynchronize(self, event):
+        actions = self.pending.get(self._streams.get(event, -1), [])
+        while event not in self._times and actions:  # what the stream has to do up to the event
+            actions.pop(0)()
+        return (self._told("cuEventSynchronize"),)
 
     def cuEventElapsedTime(self, earlier, later):
         return self._told("cuEventElapsedTime"), 1e3 * (self._times[later] - self._times[earlier])

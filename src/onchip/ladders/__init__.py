@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HOME = {
     ("decode", "cpu"): "onchip.ladders.decode",
     ("decode", "cuda"): "onchip.ladders.decode_cuda",
+    ("faces", "cuda"): "onchip.ladders.faces_cuda",
     ("digits", "cuda"): "onchip.ladders.digits_cuda",
     ("backprop", "cpu"): "onchip.ladders.backprop",
     ("backprop", "cuda"): "onchip.ladders.backprop_cuda",

@@ -1,5 +1,6 @@
 """The GPU rungs of decode: they compile as intended (anywhere), and are correct (on machines with a GPU)."""
 
+import dataclasses
 import json
 import math
 import re
@@ -236,6 +237,22 @@ def test_bank_conflicts_are_those_of_each_rungs_launches(ncu):
     assert counters.bank_conflicts("decode", 7, {"separate": 2, "rotating": 1}) == {"separate": 1005, "rotating": 3}
     with pytest.raises(DeviceError, match="number of kernels"):
         counters.bank_conflicts("decode", 7, {"separate": 5, "rotating": 1})
+
+
+def test_a_profiled_rung_runs_as_many_rows_as_a_timed_one(monkeypatch):
+    sizes = []
+
+    class Slow(decode_cuda.Separate):
+        max_rows = 33
+
+        def prepare(self, net, x, threads):
+            sizes.append(len(x))
+            return lambda: None
+
+    monkeypatch.setattr(counters, "find_ladder", lambda *_: dataclasses.replace(LADDER, rungs=(Slow,)))
+    counters.main("decode", 100, ["separate"])
+    counters.main("decode", 7, ["separate"])
+    assert sizes == [33, 7]
 
 
 def test_ncu_missing_or_without_permission(ncu):

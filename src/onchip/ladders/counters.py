@@ -60,7 +60,7 @@ def main(name: str, B: int, rungs: list[str]) -> None:
     ladder = find_ladder(name, "cuda")
     net, x = ladder.network(), ladder.inputs(B)
     for rung in ladder.pick(rungs):
-        rung.prepare(net, x, 1)()
+        rung.prepare(net, x[: rung.max_rows or B], 1)()  # as many rows, and launches, as in the climb
 
 
 if __name__ == "__main__":

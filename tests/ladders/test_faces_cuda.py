@@ -166,6 +166,18 @@ def test_nan_stays_in_its_face(name, monkeypatch):
 
 
 @needs_gxx
+def test_times_of_many_launches_of_a_kernel_add_up(monkeypatch):
+    emulated_gpu(monkeypatch)
+    run = RUNGS["two-gemms"]().prepare(faces.network(**ODD), inputs(3, ODD["latent"]), 1)
+    launches = [launch.program.name_expression for launch in run._steps.launches]
+    first = launches.index("tconv_direct<true>")
+    monkeypatch.setattr(run, "_launch_ms", lambda: [1000.0 if i == first else 0.2 for i in range(len(launches))])
+    times = {kernel["kernel"]: (kernel["launches"], kernel["ms"]) for kernel in run.kernels}
+    assert times["tconv_direct<true>"] == (6, 1001.0)
+    assert times["relu_each"] == (2, 0.4)
+
+
+@needs_gxx
 def test_order_of_copies(monkeypatch):
     """z to the GPU, a graph of kernels, images back; the overlapped run copies images out after the next batch is
     sent."""

@@ -79,8 +79,8 @@ class DeviceRun:
                 "occupancy": f"{100 * occupancy(launch, function, self._gpu.device.arch):.0f}%",
             })  # fmt: skip
             kernel["launches"] += 1
-            kernel["ms"] = float(f"{kernel['ms'] + ms:.4g}")
-        return tuple(found.values())
+            kernel["ms"] += ms
+        return tuple({**kernel, "ms": float(f"{kernel['ms']:.4g}")} for kernel in found.values())
 
     def _launch_ms(self) -> list[float]:
         """The time of each launch, gaps before it included: enough to tell the heavy kernels from the light ones."""

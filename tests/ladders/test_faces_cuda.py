@@ -12,7 +12,6 @@ from onchip.kernels.cuda.common.arguments import Int64, Output, UInt32
 from onchip.ladders import faces_cuda
 from onchip.ladders.device import KERNELS
 from onchip.ladders.faces_cuda import HOST_RUNGS, LADDER, LIMIT, REPORT_S, FacesTruth, floor_ms, inputs
-from onchip.ladders.faces_staging import OverlappedRun, PageableRun, PinnedRun
 from onchip.ladders.faces_steps import EVERY_TCONV, Method, Sizes
 from onchip.ladders.frame import climb
 from onchip.measure.pace import Pace
@@ -184,20 +183,20 @@ def test_order_of_copies(monkeypatch):
     gpu = emulated_gpu(monkeypatch)
     net, x = faces.network(**ODD), inputs(3, ODD["latent"])
     calls = {}
-    for kind in (PageableRun, PinnedRun, OverlappedRun):
-        run = kind(gpu, net, Method(batch=1), x.host)
-        assert run.facts == {"launches": 3 * (6 + 2)}
+    for rung in HOST_RUNGS:
+        run = with_batch(rung, 1)().prepare(net, x, 1)
+        assert run.facts == {"launches": 3 * 8}
         gpu.driver.calls.clear()
         run()
         of_interest = {
             "cuMemcpyHtoDAsync": "z", "cuGraphLaunch": "kernels", "cuMemcpyDtoHAsync": "images",
             "cuEventSynchronize": "wait",
         }  # fmt: skip
-        calls[kind] = [of_interest[call] for call in gpu.driver.calls if call in of_interest]
+        calls[rung.name] = [of_interest[call] for call in gpu.driver.calls if call in of_interest]
     batch = ["z", "kernels", "images"]
-    assert calls[PageableRun] == 3 * batch
-    assert calls[PinnedRun] == 3 * [*batch, "wait"]
-    assert calls[OverlappedRun] == [*batch, *2 * ["z", "kernels", "wait", "images"], "wait"]
+    assert calls["pageable"] == 3 * batch
+    assert calls["pinned"] == 3 * [*batch, "wait"]
+    assert calls["overlapped"] == [*batch, *2 * ["z", "kernels", "wait", "images"], "wait"]
 
 
 # -- right or wrong ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ images stay there; the rungs after it start and end on the host, as the report's
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ import numpy as np
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import EVERY_CHIP, Program
 from onchip.ladders.device import DeviceRows, DeviceRun, rung_instances
-from onchip.ladders.faces_staging import HostRun, OverlappedRun, PageableRun, PinnedRun
+from onchip.ladders.faces_staging import HostRun
 from onchip.ladders.faces_steps import EVERY_TCONV, MAX_REGISTERS, Method, Sizes
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Verdict, relative_error
@@ -111,24 +112,35 @@ class HostRung(CudaRung):
     """The kernels of `three-gemms`, from z on the host to images on the host."""
 
     method = ThreeGemms.method
-    run: ClassVar[type[HostRun]]
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> HostRun:
-        return self.run(Gpu.get(), net, self.method, x.host)
+        return HostRun(Gpu.get(), net, self.method, x.host, self.run_batches)
+
+    @abc.abstractmethod
+    def run_batches(self, run: HostRun) -> None: ...
 
 
 class Pageable(HostRung):
     name = "pageable"
     idea = "the same from host to host: after each batch of 100 the host waits while its images are copied"
     why = "49 KB per face cross the bus, through a small pinned buffer of the driver"
-    run = PageableRun
+
+    def run_batches(self, run: HostRun) -> None:
+        for batch in run.batches:
+            run.send(batch)
+            run.download(batch)
 
 
 class Pinned(HostRung):
     name = "pinned"
     idea = "images are copied to pinned memory, then by the host to where they belong"
     why = "the copy engine writes pinned memory directly, at the rate of the bus"
-    run = PinnedRun
+
+    def run_batches(self, run: HostRun) -> None:
+        for batch in run.batches:
+            run.send(batch)
+            run.receive(batch)
+            run.copy_out(batch)
 
 
 class Overlapped(HostRung):
@@ -137,7 +149,14 @@ class Overlapped(HostRung):
     why = "the host's copies are hidden behind kernels"
     report_ms: ClassVar[Mapping[int, float]] = {B: seconds[_BEST_GPUS[B]] * 1e3 for B, seconds in REPORT_S.items()}
     report_on: ClassVar[Mapping[int, str]] = {B: f"{gpus} GPUs" for B, gpus in _BEST_GPUS.items()}
-    run = OverlappedRun
+
+    def run_batches(self, run: HostRun) -> None:
+        for previous, batch in zip([None, *run.batches], run.batches, strict=False):
+            run.send(batch)
+            if previous is not None:
+                run.copy_out(previous)  # while the kernels of this batch run
+            run.receive(batch)
+        run.copy_out(run.batches[-1])
 
 
 class Onchip(Rung[DeviceRows]):

@@ -33,6 +33,10 @@ class LayerKernel:
         node = net.nodes[start]
         if job.is_training or not isinstance(node.layer, self.layers) or not self.applies(net, start):
             return
+        if job.precision not in self.precisions:
+            why = f"computes in {', '.join(self.precisions)}, not {job.precision}"
+            yield Refusal(self.name, node.name, why)
+            return
         x = net.types[node.inputs[0]]
         if x.dtype not in self.dtypes or (self.architectures and device.arch not in self.architectures):
             what = " on ".join(map(", ".join, filter(None, (self.dtypes, self.architectures))))

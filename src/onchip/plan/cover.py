@@ -176,10 +176,6 @@ def _claims(
     for kernel in kernels:
         if kernel.device_kind != device.kind:
             continue
-        if job.precision not in kernel.precisions:
-            why = f"computes in {', '.join(kernel.precisions)}, not {job.precision}"
-            refusals.append(Refusal(kernel.name, net.nodes[start].name, why))
-            continue
         for answer in kernel.claims(net, start, device, job):
             if isinstance(answer, Refusal):
                 refusals.append(answer)

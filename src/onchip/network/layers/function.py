@@ -34,7 +34,7 @@ class Sign(Elementwise):
     onnx = Spelling("Sign")
     torch = Spelling("sign")
     jax = "numpy.sign"
-    cuda = "x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x"
+    cuda = "sign_of(x)"
     cpu = "1 if x > 0 else -1 if x < 0 else 0 if x == 0 else x"
 
     def function(self, x: Array) -> Array:

@@ -16,6 +16,11 @@
 
 __device__ __forceinline__ float abs_of(float v) { return fabsf(v); }
 __device__ __forceinline__ double abs_of(double v) { return fabs(v); }
+template <class Element>
+__device__ __forceinline__ Element sign_of(Element v) {
+    const Element zero_or_nan = v == Element(0) ? Element(0) : v;  // v is 0 or NaN
+    return v > Element(0) ? Element(1) : v < Element(0) ? Element(-1) : zero_or_nan;
+}
 // Integers wrap.
 template <class Element>
 __device__ __forceinline__ Element sum_of(Element a, Element b) { return a + b; }

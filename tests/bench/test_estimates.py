@@ -135,7 +135,7 @@ def byte_scale(case):
 def test_training_on_an_h200(case, precision):
     """Steps of the kernel that is chosen: persistent, three launches, or a launch per layer and pass."""
     B = int(case.split(",")[1].split()[1])
-    job = Job(precision, B, "cross_entropy", byte_scale=byte_scale(case))
+    job = Job(precision, B, TrainingStep("cross_entropy", byte_scale=byte_scale(case)))
     steps = -(-digits.TRAIN_ROWS // B)
     epoch_us = steps * step_estimate_us(digits_workload.network(digits.WIDTH), job)
     assert_near(epoch_us, measured_us("h200", "digits", case, precision=precision))
@@ -143,7 +143,7 @@ def test_training_on_an_h200(case, precision):
 
 @pytest.mark.parametrize(("case", "precision"), rows_of("backprop"))
 def test_full_batch_training_on_an_h200(case, precision):
-    job = Job(precision, backprop.PATTERNS, "half_sse", "momentum", byte_scale=byte_scale(case))
+    job = Job(precision, backprop.PATTERNS, TrainingStep("half_sse", "momentum", byte_scale=byte_scale(case)))
     assert_near(step_estimate_us(backprop.network(), job), measured_us("h200", "backprop", case, precision=precision))
 
 

@@ -30,6 +30,11 @@ def test_every_option_of_a_command_is_converted_to_its_type(name):
         kind = plain_type(hints[parameter.name])
         if get_origin(kind) is list:
             assert list(parameter.process_value(context, ["a", "b,c"])) == ["a", "b,c"]
+        elif get_origin(kind) is tuple:
+            kinds = get_args(kind)
+            assert parameter.process_value(context, tuple(GIVEN[each] for each in kinds)) == tuple(
+                each(GIVEN[each]) for each in kinds
+            )
         else:
             value = parameter.process_value(context, GIVEN[kind])
             if kind is Path:  # Typer before 0.29 converts it later

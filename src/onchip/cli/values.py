@@ -40,11 +40,15 @@ class _Values:
         if value is None:
             return () if self._is_list else None
         if self._is_list:
-            return [self._convert(each, param, ctx) for each in value]
-        return self._convert(value, param, ctx)
+            return [_convert(self._type, each, param, ctx) for each in value]
+        if get_origin(self._type) is tuple:
+            types = zip(get_args(self._type), value, strict=True)
+            return tuple(_convert(kind, each, param, ctx) for kind, each in types)
+        return _convert(self._type, value, param, ctx)
 
-    def _convert(self, text: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return self._type(text)
-        except ValueError:
-            raise BadParameter(f"{text!r} is not a valid {self._type.__name__}.", ctx=ctx, param=param) from None
+
+def _convert(kind: Any, text: Any, param: Any, ctx: Any) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a valid {kind.__name__}.", ctx=ctx, param=param) from None

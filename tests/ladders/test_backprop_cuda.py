@@ -88,6 +88,25 @@ def test_launches_match_the_kernels_parameters(name):
             assert isinstance(argument, UInt32) != ("*" in parameter or "Targets" in parameter)
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden"), [("sliding-tiles", (6, 7)), ("ldg", (6, 7)), ("atomics", (3 + 2 + 4, 3 + 2 + 2))]
+)
+def test_the_cost_counts_every_operand_once(name, hidden):
+    """x twice; an atomic add is a read and a write per tile of 16 columns of the next layer."""
+    cost, output = LADDER_RUNGS[name]().cost(backprop.network(), 60_000), 5 if name == "atomics" else 6
+    assert cost.row_bytes == 4 * (2 * 784 + 56 * hidden[0] + 28 * hidden[1] + 10 * output)
+    assert cost.fixed_bytes == 4 * 45_846 * (3 + 4 + (64 if name == "atomics" else 0))
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["sliding-tiles", "streams"])
+def test_a_run_may_be_timed_before_it_is_called(name, monkeypatch):
+    net, rows, gpu = random_network(5, (4, 3)), random_rows(20, 5), emulated_gpu(monkeypatch)
+    run = LADDER_RUNGS[name]().prepare(net, rows, 1)
+    for which, array in run._memory.host.items():
+        np.testing.assert_array_equal(gpu.download(run._memory.buffers[which], np.empty_like(array)), array)
+
+
 def test_patterns_are_split_among_three_streams():
     assert [LADDER_RUNGS["streams"]().split(B) for B in (1, 2, 3, 60_001)] == [
         [1], [1, 1], [1, 1, 1], [20_000, 20_000, 20_001],
@@ -152,7 +171,7 @@ def test_every_rung_is_right(name, n):
     for _ in range(3):
         verdict = rung.verify(truth, run())
         assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
-    if getattr(rung, "is_deterministic", True):
+    if not rung.nondeterministic:
         np.testing.assert_array_equal(run(), run())
 
 

@@ -1,6 +1,8 @@
 """The GPU rungs of digits: compiled, emulated on the host, and run on machines with a GPU."""
 
 import re
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.bench.cases.training import TrainingCase
 from onchip.bench.peers.torch_training import Autograd
 from onchip.errors import DeviceError, PlanError
-from onchip.kernels.cuda.common.arguments import Output, UInt32
+from onchip.kernels.cuda.common.arguments import Output, State, UInt32, Weight
 from onchip.ladders import digits_cuda
 from onchip.ladders.device import KERNELS
 from onchip.ladders.digits_cuda import LADDER
@@ -109,6 +111,30 @@ def test_launches_match_the_kernels_parameters(name):
     assert {launch.program.source.parent for launch in launches} == {KERNELS}
 
 
+IN_PLACE = {"apply_relu", "softmax_row", "mask_by_relu", "online_softmax", "update_weights", "update_layer",
+            "update_layer_half", "update_vectors"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LADDER_RUNGS)
+def test_the_cost_is_that_of_the_launches(name):
+    """Every operand of every launch once, twice where it is read and written."""
+    widths, n = (784, 320, 160, 10), 128
+    step, passes = Step(0, 64, widths, 64), Counter()
+    sizes = {step.a(i): 64 * width for i, width in enumerate(widths[1:])}
+    sizes |= {step.dz(i): 64 * width for i, width in enumerate(widths[1:])}
+    sizes |= {State(f"w{i}"): K * N for i, (K, N) in enumerate(pairwise(widths))}
+    for launch in launches_of(name, n):
+        kernel, operands = launch.program.name_expression.partition("<")[0], launch.arguments
+        in_place = operands[2 if kernel.startswith("update") else 0] if kernel in IN_PLACE else None
+        for operand in operands:
+            passes[operand] += 2 if operand == in_place else 1
+    sizes |= {Weight(f"{of}{i}"): 64 * width for of, width in (("x", 784), ("y", 10)) for i in range(2)}
+    values = sum(count * sizes.get(operand, 0) for operand, count in passes.items())
+    cost = RUNGS[name]().cost(digits.network(), n)
+    assert cost.row_bytes * n + cost.fixed_bytes == 4 * values
+    assert cost.row_flop == 2 * (3 * (784 * 320 + 320 * 160 + 160 * 10) - 784 * 320)
+
+
 def test_the_graph_has_a_branch_for_the_loss_and_each_other_update():
     launches = launches_of("graph", 130)
     names = [launch.program.name_expression.partition("<")[0] for launch in launches]
@@ -173,6 +199,7 @@ def test_every_rung_is_right_when_emulated(name, pixels, small, monkeypatch):
     got = run()
     verdict = rung.verify(truth, got)
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+    assert run.facts["launches"] == len(run._steps.launches)  # its kernels are timed, which trains
     np.testing.assert_array_equal(run(), got)  # the emulator adds atomics in a fixed order
 
 
@@ -224,7 +251,7 @@ def test_every_rung_is_right(name, n):
     for _ in range(3):
         verdict = rung.verify(truth, run())
         assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
-    if getattr(rung, "is_deterministic", True):
+    if not rung.nondeterministic:
         np.testing.assert_array_equal(run(), run())
 
 

@@ -7,6 +7,7 @@ later epochs; the fact "first epoch ms" includes the upload, like its first.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,14 +16,24 @@ from typing import ClassVar
 import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Argument, Output, State, Texture, UInt32
-from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program
+from onchip.kernels.cuda.common.program import EVERY_CHIP, KernelLaunch, LaunchConfig, Program
 from onchip.ladders.backprop import CHECKED, EPOCHS, LR, MOMENTUM, run_options
 from onchip.ladders.backprop_run import BackpropRun, FlatRun, Memory, StreamsRun
-from onchip.ladders.device import KERNELS, THREADS, grid_1d, rung_instances
+from onchip.ladders.device import THREADS, cover, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.training import SPLIT, EngineRun, TrainingRows, float32, floor_ms
+from onchip.ladders.training import (
+    SPLIT,
+    EngineRun,
+    KernelRung,
+    TrainingRows,
+    float32,
+    floor_ms,
+    layer_widths,
+    row_flop,
+)
 from onchip.measure.truth import TrainingTruth
 from onchip.network.graph import Network
+from onchip.plan.kernel import Cost
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.train.loop import fit
 from onchip.train.training_run import FitResult
@@ -56,13 +67,11 @@ class Shapes:
         return len(self.widths) - 2
 
 
-class CudaRung(Rung[TrainingRows]):
+class CudaRung(KernelRung):
     """A rung as the launches of a part of the patterns, and those after all parts."""
 
-    is_deterministic: ClassVar[bool] = True
     parts: ClassVar[int] = 1
     run_type: ClassVar[type[BackpropRun]] = BackpropRun
-    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
 
     def part(self, shapes: Shapes, part: Part) -> Launches:
         raise NotImplementedError
@@ -75,6 +84,21 @@ class CudaRung(Rung[TrainingRows]):
         """Patterns of each part."""
         ends = [B * i // self.parts for i in range(self.parts + 1)]
         return [end - first for first, end in pairwise(ends) if end > first]
+
+    def cost(self, net: Network, B: int) -> Cost:
+        """Each kernel reads or writes each of its operands once. x: forward, gradient."""
+        widths = layer_widths(net)
+        values = 2 * widths[0] + self.cost_layers(widths[1:])
+        return Cost(row_flop(widths), 4 * values, 4 * self.cost_weights(B) * weight_count(widths), launches=0)
+
+    def cost_layers(self, widths: Sequence[int]) -> int:
+        """Values that are read and written per pattern, of all layers' outputs and gradients."""
+        raise NotImplementedError
+
+    def cost_weights(self, B: int) -> int:
+        """Passes over weights, gradients and velocities, together. Propagation reads the weights of the small layers:
+        not counted."""
+        raise NotImplementedError
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:
@@ -90,11 +114,6 @@ class CudaRung(Rung[TrainingRows]):
         parts = [self.part(shapes, Part(i, size)) for i, size in enumerate(sizes)]
         return self.run_type(gpu, net, memory, parts, self.tail(shapes))
 
-    def launch(
-        self, file: str, kernel: str, config: LaunchConfig, *arguments: Argument, options: tuple[str, ...] = ()
-    ) -> KernelLaunch:
-        return KernelLaunch(Program(KERNELS / file, kernel, options), config, arguments, Budget(self.max_registers))
-
 
 def sliding(rows: int, columns: int, most_columns: int | None = None) -> LaunchConfig:
     """A block per tile, up to GRID_ROWS rows; all columns, or at most `most_columns`."""
@@ -102,9 +121,9 @@ def sliding(rows: int, columns: int, most_columns: int | None = None) -> LaunchC
     return LaunchConfig((min(across, most_columns or across), min(down, GRID_ROWS), 1), (THREADS, 1, 1), 0)
 
 
-def cover(count: int) -> LaunchConfig:
-    """A thread per element."""
-    return grid_1d(-(-count // THREADS))
+def weight_count(widths: Sequence[int]) -> int:
+    """Weights and biases."""
+    return sum((1 + K) * N for K, N in pairwise(widths))
 
 
 def sizes_of(shapes: Shapes, part: Part, layer: int) -> tuple[UInt32, UInt32, UInt32]:
@@ -159,6 +178,16 @@ class SlidingTiles(CudaRung):
     def tail(self, shapes: Shapes) -> Launches:
         return *self.error(shapes), self.update(shapes)
 
+    def cost_layers(self, widths: Sequence[int]) -> int:
+        """Hidden: written, read by the next layer, its gradient and propagation; the gradient is written, read, and
+        but for the first layer propagated. Output: target, error twice, gradient three times."""
+        *hidden, D_out = widths
+        return 6 * sum(hidden) + sum(hidden[1:]) + 6 * D_out
+
+    def cost_weights(self, B: int) -> int:
+        """Forward; the gradient is written and read; weights and velocities are read and written."""
+        return 3 * self.parts + 4
+
     def error(self, shapes: Shapes) -> Launches:
         errors = UInt32(shapes.B * shapes.widths[-1])
         return (self.launch("backprop_tiles.cu", "sum_error", grid_1d(1), State("error"), Output(0), errors),)
@@ -171,6 +200,7 @@ class SlidingTiles(CudaRung):
 class Constant(SlidingTiles):
     name = "constant"
     idea = "eta and alpha in constant memory, which broadcasts them to a warp"
+    why = "no change: kernel parameters are in constant memory, too"
 
     def update(self, shapes: Shapes) -> KernelLaunch:
         options = (f"-DETA={float(LR)!r}f", f"-DALPHA={float(MOMENTUM)!r}f")
@@ -181,6 +211,7 @@ class Constant(SlidingTiles):
 class TextureTargets(Constant):
     name = "texture"
     idea = "targets through a texture object"
+    why = "no change: textures share the L1 cache with other loads, and each target is read once"
     targets = "Texture"
 
     def target_argument(self, shapes: Shapes, part: Part) -> Argument:
@@ -190,19 +221,22 @@ class TextureTargets(Constant):
 class LdgTargets(Constant):
     name = "ldg"
     idea = "targets by __ldg: the same read-only cache, an ordinary pointer"
+    why = "no change: one load instruction differs"
     targets = "ReadOnly"
 
 
 class FlatUpload(LdgTargets):
     name = "flat-upload"
     idea = "all matrices in one array: one copy to the GPU"
+    why = "one copy instead of one per row, in the first epoch only"
     run_type = FlatRun
 
 
 class Atomics(FlatUpload):
     name = "atomics"
-    idea = "both backward gemms in one kernel, patterns in slices; results added by atomics: non-deterministic"
-    is_deterministic = False
+    idea = "both backward gemms in one kernel, patterns in slices; results added by atomics"
+    why = "64 blocks instead of 2 compute the last layer's gradient, and both gemms share their loads of x and dz"
+    nondeterministic = "the slices of the patterns add their gradients in the order in which blocks arrive"
 
     def backward(self, shapes: Shapes, part: Part) -> Launches:
         p = part.index
@@ -220,19 +254,32 @@ class Atomics(FlatUpload):
             ))  # fmt: skip
         return tuple(launches)
 
+    def cost_layers(self, widths: Sequence[int]) -> int:
+        """A kernel less reads x and dz. Gradients of hidden layers are cleared, and each column of tiles of the next
+        layer adds to them: a read and a write."""
+        *hidden, D_out = widths
+        gradients = sum(width * (2 + 2 * -(-after // TILE)) for width, after in pairwise(widths))
+        return 3 * sum(hidden) + gradients + 5 * D_out
+
+    def cost_weights(self, B: int) -> int:
+        """Gradients are cleared, too, and each slice adds to them: a read and a write."""
+        return sum(3 + 2 * min(-(-size // TILE), SLICES) for size in self.split(B)) + 4
+
     def clear(self, values: State | Output, count: int) -> KernelLaunch:
         return self.launch("backprop_atomics.cu", "clear_values", cover(count), values, UInt32(count))
 
 
 class Streams(Atomics):
     name = "streams"
-    idea = "three streams with their own patterns, gradients and asynchronous upload (non-deterministic)"
+    idea = "three streams with their own patterns, gradients and asynchronous upload"
+    why = "in the first epoch copies overlap with kernels; later, small kernels run side by side"
     parts, run_type = 3, StreamsRun
 
 
 class Reduction(Streams):
     name = "reduction"
-    idea = "the error by warp and block reductions: the report's last version (non-deterministic)"
+    idea = "the error by warp and block reductions: the report's last version"
+    why = "128 blocks add the errors instead of one"
     report_ms = MappingProxyType({backprop.PATTERNS: 55.642})
 
     def error(self, shapes: Shapes) -> Launches:
@@ -248,7 +295,8 @@ class Reduction(Streams):
 class Onchip(Rung[TrainingRows]):
     name = "onchip"
     idea = "the engine: forward, backward and gradient of a tile of patterns in one kernel, in a fixed order"
-    precision = SPLIT
+    why = "tensor cores, patterns as bytes, and no atomics; the upper layers' activations stay in shared memory"
+    precision, is_engine = SPLIT, True
 
     def prepare(self, net: Network, x: TrainingRows, threads: int) -> EngineRun:
         options = dataclasses.asdict(dataclasses.replace(backprop.TRAIN, batch_size=len(x)))

@@ -10,7 +10,7 @@ import numpy as np
 from onchip.kernels.cuda.common.program import KernelLaunch, Steps
 from onchip.ladders.backprop import EPOCHS
 from onchip.ladders.device import DeviceRun
-from onchip.ladders.training import TrainingRows, layer_arrays, network_of
+from onchip.ladders.training import TrainingRows, layer_arrays, layer_widths, network_of
 from onchip.measure.truth import flat_run
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
@@ -39,7 +39,7 @@ class Memory:
         w = np.concatenate([array.ravel() for array in self.initial.values()])
         self.host: dict[str, Array] = {"w": w, "v": np.zeros_like(w), "x": rows.x, "y": rows.y}
         self.count = len(w)
-        self.widths = (rows.x.shape[1], *(len(a) for name, a in self.initial.items() if name.startswith("b")))
+        self.widths = layer_widths(net)
         ends = np.cumsum([0, *(-(-array.nbytes // _ALIGN) * _ALIGN for array in self.host.values())])
         self.offsets = dict(zip(self.host, map(int, ends), strict=False))
         self.whole = gpu.reserve(int(ends[-1]))
@@ -83,6 +83,7 @@ class BackpropRun(DeviceRun):
         self._net, self._memory = net, memory
         launches = (*(launch for part in parts for launch in part), *tail)
         super().__init__(gpu, Steps(launches), memory.whole, {}, (1,), "float64", memory.buffers)
+        self._write("w", "v", "x", "y")  # a timed run may not have been called before
 
     def __call__(self) -> Array:
         losses = []
@@ -105,6 +106,16 @@ class BackpropRun(DeviceRun):
             self._end.record()
             samples.append(self._end.ms_since(self._start))
         return {**super().facts, "first epoch ms": f"{np.median(samples):.4g}"}
+
+    def _restore(self) -> None:
+        self._write("w", "v")
+
+    def _write(self, *names: str) -> None:
+        with self._gpu:
+            for name in names:
+                array = np.ascontiguousarray(self._memory.host[name], np.float32)
+                self._gpu.write(self._memory.whole, array, self._gpu.stream, self._memory.offsets[name])
+            self._gpu.synchronise()
 
     def _first_epoch(self, stream: int) -> None:
         self._upload(stream)

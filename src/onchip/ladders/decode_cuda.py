@@ -16,7 +16,7 @@ from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output,
 from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.ladders.decode import weight_matrices
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.ranks import RANK_RUNGS
 from onchip.measure.truth import Truth, Verdict, relative_error
@@ -103,7 +103,7 @@ class Separate(CudaRung):
             config = LaunchConfig((-(-B // 16), 1 if is_last else W // 16, 1), (16, 16, 1), 0)
             launches.append(self.launch(program, config, tensors[i], w, tensors[i + 1], Int64(B)))
             if not is_last:
-                launches.append(self.launch(relu, grid_1d(-(-B * W // THREADS)), tensors[i + 1], Int64(B * W)))
+                launches.append(self.launch(relu, cover(B * W), tensors[i + 1], Int64(B * W)))
         return Steps(tuple(launches), 2 * B * W * 4)
 
     def cost(self, net: Network, B: int) -> Cost:

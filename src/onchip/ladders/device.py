@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -54,7 +55,8 @@ class DeviceRun:
     ) -> None:  # fmt: skip
         """shape, dtype: of y, row-major."""
         self._gpu, self._steps, self._x, self._shape, self._dtype = gpu, steps, x, shape, dtype
-        self._bound = BoundSteps(gpu, steps, weights, state)
+        self._operands = weights, state
+        self._bound = BoundSteps(gpu, steps, *self._operands)
         self._y = gpu.allocate(math.prod(shape) * np.dtype(dtype).itemsize)
         self._scratch = gpu.reserve(steps.scratch_bytes)
         self._start, self._end = gpu.event(), gpu.event()
@@ -83,7 +85,12 @@ class DeviceRun:
         return tuple({**kernel, "ms": float(f"{kernel['ms']:.4g}")} for kernel in found.values())
 
     def _launch_ms(self) -> list[float]:
-        """The time of each launch, gaps before it included: enough to tell the heavy kernels from the light ones."""
+        """The time of each launch, gaps before it included: enough to tell the heavy kernels from the light ones.
+
+        The launches run one after the other, also where they have branches: concurrent ones have no time of their own.
+        """
+        launches = tuple(dataclasses.replace(launch, after=None) for launch in self._steps.launches)
+        in_order = BoundSteps(self._gpu, dataclasses.replace(self._steps, launches=launches), *self._operands)
         events = [self._start]
 
         def record(stream: int) -> None:
@@ -91,27 +98,37 @@ class DeviceRun:
             events[-1].record(stream)
 
         self()  # the first launch of a kernel takes longer
+        self._restore()
         self._start.record()
-        self._enqueue(self._gpu.stream, after_launch=record)
+        in_order.enqueue(*self._pointers, self._gpu.stream, record)
         return [later.ms_since(earlier) for earlier, later in itertools.pairwise(events)]
 
     def __call__(self) -> Array:
         self._enqueue(self._gpu.stream)
         return self._gpu.download(self._y, np.empty(self._shape, self._dtype))
 
-    def _enqueue(self, stream: int, calls: int = 1, after_launch: Callable[[int], None] | None = None) -> None:
+    def _enqueue(self, stream: int, calls: int = 1) -> None:
         for _ in range(calls):
-            self._bound.enqueue([self._x.pointer], [self._y.pointer], self._scratch.pointer, stream, after_launch)
+            self._bound.enqueue(*self._pointers, stream)
+
+    @property
+    def _pointers(self) -> tuple[list[int], list[int], int]:
+        """Of x, y and scratch."""
+        return [self._x.pointer], [self._y.pointer], self._scratch.pointer
+
+    def _restore(self) -> None:
+        """Undo what earlier runs changed, before a timed one; a run that trains overrides this."""
 
     def sample_ms(self) -> float:
         """Milliseconds per run, launches included: the mean over back-to-back runs that take a few milliseconds."""
         graph, calls = self._graph
+        self._restore()
         return self._time(graph) / calls
 
     @functools.cached_property
     def _graph(self) -> tuple[Graph, int]:
         once = self._time(self._gpu.capture(self._enqueue))
-        calls = min(max(round(_SAMPLE_MS / max(once, 1e-6)), 1), _MAX_CALLS)
+        calls = calls_per_sample(once)
         return self._gpu.capture(functools.partial(self._enqueue, calls=calls)), calls
 
     def _time(self, graph: Graph) -> float:
@@ -122,6 +139,11 @@ class DeviceRun:
         return self._end.ms_since(self._start)
 
 
+def calls_per_sample(once_ms: float) -> int:
+    """Runs per sample, so that a sample takes a few milliseconds."""
+    return min(max(round(_SAMPLE_MS / max(once_ms, 1e-6)), 1), _MAX_CALLS)
+
+
 def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
     """The share of an SM's warps that the kernel's registers and shared memory allow."""
     threads = math.prod(launch.config.block)
@@ -130,6 +152,11 @@ def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
 
 def grid_1d(blocks: int, threads: int = THREADS) -> LaunchConfig:
     return LaunchConfig((blocks, 1, 1), (threads, 1, 1), 0)
+
+
+def cover(count: int, threads: int = THREADS) -> LaunchConfig:
+    """A thread per element."""
+    return grid_1d(-(-count // threads), threads)
 
 
 class CudaKernels(Protocol):

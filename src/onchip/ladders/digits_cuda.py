@@ -15,8 +15,8 @@ import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Argument, Output, State, UInt32
 from onchip.kernels.cuda.common.program import EVERY_CHIP, KernelLaunch
-from onchip.ladders.device import THREADS, grid_1d, rung_instances
-from onchip.ladders.digits_rung import CudaRung, Launches, Step, cover, rate_of, tiles
+from onchip.ladders.device import THREADS, cover, grid_1d, rung_instances
+from onchip.ladders.digits_rung import CudaRung, Launches, Step, rate_of, tiles
 from onchip.ladders.digits_truth import DigitsTruth, run_options
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.training import SPLIT, EngineRun, TrainingRows, floor_ms
@@ -39,6 +39,7 @@ CHECKED = 1_024  # rows: 16 steps
 class Separate(CudaRung):
     name = "separate"
     idea = "one kernel per layer and operation: gemm, ReLU, softmax, loss, each gradient, each update"
+    cost_passes = 11, 11
 
     def forward(self, step: Step, layer: int) -> Launches:
         N, (B, *_) = step.widths[layer + 1], step.sizes(layer)
@@ -84,6 +85,8 @@ class Separate(CudaRung):
 class Fused(Separate):
     name = "fused"
     idea = "forward + ReLU, forward + softmax and gradient + mask in one kernel each"
+    why = "five launches fewer per step, and no passes over activations that only apply ReLU, softmax or a mask"
+    cost_passes = 7, 9
     file: ClassVar[str] = "digits_fused.cu"
     kernels: ClassVar[str] = "{}"  # a kernel's name expression from its name
     threads: ClassVar[int] = THREADS
@@ -111,6 +114,7 @@ class Fused(Separate):
 class Tiled(Fused):
     name = "tiled"
     idea = "gemms from 16 x 16 tiles in shared memory"
+    why = "a value in shared memory serves 16 threads: fewer loads through the L1 cache"
     file, kernels = "digits_tiled.cu", "{}<0>"
 
     def update(self, step: Step, layer: int) -> Launches:
@@ -123,30 +127,35 @@ class Tiled(Fused):
 class Padded1(Tiled):
     name = "padded-1"
     idea = "a float of padding per row of a tile: no bank conflicts in the one read by columns"
+    why = "z_grad reads a column in one access instead of eight; no other read had conflicts"
     kernels = "{}<1>"
 
 
 class Padded2(Padded1):
     name = "padded-2"
     idea = "two floats: no bank conflicts either, because a half-warp has 16 rows"
+    why = "no change: there were no conflicts left"
     kernels = "{}<2>"
 
 
 class Padded4(Padded2):
     name = "padded-4"
     idea = "four floats: rows 16-byte aligned, 2-way conflicts"
+    why = "slower than padded-2, if at all: z_grad reads a column in two accesses"
     kernels = "{}<4>"
 
 
 class Padded8(Padded4):
     name = "padded-8"
     idea = "eight floats, the report's choice: 4-way conflicts"
+    why = "slower than padded-4, if at all: four accesses per column, but fewer than the eight without padding"
     kernels = "{}<8>"
 
 
 class SequentialLoss(Padded8):
     name = "sequential-loss"
     idea = "cross-entropy with a thread per row, terms in order, probabilities clamped at 1e-6; before: by shuffles"
+    why = "hardly any change: the loss is one block in both; the clamp avoids NaN where a probability is 0"
 
     def loss(self, step: Step) -> Launches:
         B, _, N = step.sizes(step.last)
@@ -157,8 +166,10 @@ class SequentialLoss(Padded8):
 
 class AtomicBias(SequentialLoss):
     name = "atomic-bias"
-    idea = "weights and bias updated in one kernel, the bias by atomicAdd: non-deterministic"
-    is_deterministic = False
+    idea = "weights and bias updated in one kernel, the bias by atomicAdd"
+    why = "three launches fewer per step"
+    cost_passes = 6, 8
+    nondeterministic = "atomicAdd adds the gradients of a bias in the order in which threads arrive"
 
     def update(self, step: Step, layer: int) -> Launches:
         return (self.update_by("update_layer", step, layer),)
@@ -171,19 +182,22 @@ class AtomicBias(SequentialLoss):
 
 class Restrict(AtomicBias):
     name = "restrict"
-    idea = "__restrict__: no operand aliases another (non-deterministic)"
+    idea = "__restrict__: no operand aliases another"
+    why = "loads may use the read-only path; there is nothing else to reorder"
     directives: ClassVar[tuple[str, ...]] = ("-DRESTRICT=__restrict__",)
 
 
 class Unrolled(Restrict):
     name = "unrolled"
-    idea = "the 16 multiply-adds of a tile unrolled (non-deterministic)"
+    idea = "the 16 multiply-adds of a tile unrolled"
+    why = "no loop counter, constant addresses, and loads ahead of the multiply-adds"
     directives: ClassVar[tuple[str, ...]] = (*Restrict.directives, "-DUNROLL=16")
 
 
 class RegisterCap(Unrolled):
     name = "register-cap"
-    idea = "at most 64 registers per thread: the report's last version (non-deterministic)"
+    idea = "at most 64 registers per thread: the report's last version"
+    why = "no change: no kernel needs 64 registers"
     report_ms = MappingProxyType({ROWS: 218.0})
     directives: ClassVar[tuple[str, ...]] = (*Unrolled.directives, "-DMIN_BLOCKS=4")
 
@@ -193,7 +207,9 @@ class RegisterCap(Unrolled):
 
 class OnlineSoftmax(RegisterCap):
     name = "online-softmax"
-    idea = "softmax as its own kernel, a warp per row, in one pass (non-deterministic)"
+    idea = "softmax as its own kernel, a warp per row, in one pass"
+    why = "slower, if at all: a launch and a pass more, to save one barrier in rows of ten values"
+    cost_passes = 6, 10
     report_ms = MappingProxyType({})
 
     def forward(self, step: Step, layer: int) -> Launches:
@@ -208,7 +224,8 @@ class OnlineSoftmax(RegisterCap):
 
 class TensorCores(OnlineSoftmax):
     name = "tensor-cores"
-    idea = "fp16 operands, fp32 accumulators: mma.sync (non-deterministic)"
+    idea = "fp16 operands, fp32 accumulators: mma.sync"
+    why = "a tile of multiply-adds is eight instructions; it is still loaded, and now converted, first"
     file, kernels, threads, directives = "digits_tensor_core.cu", "{}", 128, ()
     precision = "fp16"
 
@@ -227,8 +244,9 @@ class TensorCores(OnlineSoftmax):
 class VectorLoads(OnlineSoftmax):
     name = "vector-loads"
     idea = "fp32 again: float4 loads, operands transposed in shared memory; biases without atomics"
+    why = "one load instruction for four floats, and two shared-memory reads for four multiply-adds"
     file, kernels, threads, directives = "digits_vectors.cu", "{}", 64, ()
-    is_deterministic = True
+    nondeterministic = ""
 
     def forward(self, step: Step, layer: int) -> Launches:
         if layer < step.last:
@@ -245,6 +263,8 @@ class VectorLoads(OnlineSoftmax):
 class Graph(VectorLoads):
     name = "graph"
     idea = "softmax and its gradient fused into the last gemm; an epoch is one CUDA graph; updates run concurrently"
+    why = "one call launches an epoch; the loss and the updates run beside the chain of the other kernels"
+    cost_passes = 6, 7
     is_graph = True
 
     def forward(self, step: Step, layer: int) -> Launches:
@@ -292,7 +312,8 @@ class Graph(VectorLoads):
 class Onchip(Rung[TrainingRows]):
     name = "onchip"
     idea = "the engine: one persistent kernel, weights stay on the chip, layers exchange activations through L2"
-    precision = SPLIT
+    why = "weights are not loaded again in each step, and no launch separates two layers"
+    precision, is_engine = SPLIT, True
 
     def prepare(self, net: Network, x: TrainingRows, threads: int) -> EngineRun:
         options, classes = dataclasses.asdict(run_options()), x.y.argmax(axis=1)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.common.arguments import Argument, Memory, Scratch, UInt32, Weight
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.ladders.device import KERNELS, THREADS, grid_1d
+from onchip.kernels.cuda.common.arguments import Memory, Scratch, UInt32, Weight
+from onchip.kernels.cuda.common.program import KernelLaunch, LaunchConfig, Program, Steps
+from onchip.ladders.device import THREADS
 from onchip.ladders.digits_truth import DigitsTruth, batch_sizes
-from onchip.ladders.frame import Rung
-from onchip.ladders.training import TrainingRows, TrainingRun, batch_buffers, float32, layer_arrays, network_of
+from onchip.ladders.training import (
+    KernelRung,
+    TrainingRows,
+    TrainingRun,
+    batch_buffers,
+    float32,
+    layer_arrays,
+    layer_widths,
+    network_of,
+    row_flop,
+)
 from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.plan.kernel import Cost
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.workloads import digits
 
@@ -65,12 +76,12 @@ class Step:
         return sum(-(-4 * self.capacity * self.widths[1 + i // 2] // 256) * 256 for i in range(index))
 
 
-class CudaRung(Rung[TrainingRows]):
+class CudaRung(KernelRung):
     """A rung as the launches of each part of a step; most rungs change one part of the previous one."""
 
-    is_deterministic: ClassVar[bool] = True
+    # Over the outputs and gradients of the first layer, and over the probabilities, targets and their gradients.
+    cost_passes: ClassVar[tuple[int, int]]
     is_graph: ClassVar[bool] = False  # timed as a CUDA graph, not launch by launch
-    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
 
     def forward(self, step: Step, layer: int) -> Launches:
         raise NotImplementedError
@@ -106,7 +117,7 @@ class CudaRung(Rung[TrainingRows]):
     def prepare(self, net: Network, x: TrainingRows, threads: int) -> TrainingRun:
         gpu, sizes = Gpu.get(), batch_sizes(len(x))
         initial = layer_arrays(net)
-        widths = (x.x.shape[1], *(len(array) for name, array in initial.items() if name.startswith("b")))
+        widths = layer_widths(net)
         if widths[-1] > TILE:
             raise PlanError(f"softmax of {widths[-1]} classes in a tile", got=str(widths[-1]), expected=f"<= {TILE}")
         steps = [Step(i, B, widths, sizes[0]) for i, B in enumerate(sizes)]
@@ -117,23 +128,25 @@ class CudaRung(Rung[TrainingRows]):
             gpu, launches, rows, initial, lambda arrays: network_of(net, arrays), len(sizes), self.is_graph
         )
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """Each kernel reads or writes each of its operands once. x: forward, update. Gradients of later hidden layers
+        are propagated, too: a pass more. Weights in each step: forward, propagation, and the update, which writes them.
+        """
+        widths = layer_widths(net)
+        D_in, *hidden, D_out = widths
+        of_hidden, of_output = self.cost_passes
+        values = 2 * D_in + of_hidden * sum(hidden) + sum(hidden[1:]) + of_output * D_out
+        weights = [K * N for K, N in pairwise(widths)]
+        fixed = 4 * (4 * sum(weights) - weights[0]) * len(batch_sizes(B))
+        return Cost(row_flop(widths), 4 * values, fixed, launches=0)
+
     def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DigitsTruth, truth).verify_in(self.precision, got)
-
-    def launch(
-        self, file: str, kernel: str, config: LaunchConfig, *arguments: Argument, options: tuple[str, ...] = ()
-    ) -> KernelLaunch:
-        return KernelLaunch(Program(KERNELS / file, kernel, options), config, arguments, Budget(self.max_registers))
 
 
 def tiles(rows: int, columns: int, threads: int = THREADS) -> LaunchConfig:
     """A block per tile of 16 x 16."""
     return LaunchConfig((-(-columns // TILE), -(-rows // TILE), 1), (threads, 1, 1), 0)
-
-
-def cover(count: int) -> LaunchConfig:
-    """A thread per element."""
-    return grid_1d(-(-count // THREADS))
 
 
 def rate_of(step: Step) -> UInt32:

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32, Weight
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps, grid_1d
-from onchip.ladders.device import KERNELS
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.ladders.device import KERNELS, cover
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, materialise
 from onchip.workloads.faces import KERNEL
@@ -137,7 +137,7 @@ class Method:
 
     def _each(self, kernel: str, count: int, *arguments: Argument) -> KernelLaunch:
         """One thread per element."""
-        return KernelLaunch(_layer_program(kernel), grid_1d(-(-count // self.block), self.block), arguments, _BUDGET)
+        return KernelLaunch(_layer_program(kernel), cover(count, self.block), arguments, _BUDGET)
 
     def _direct(
         self, x: Argument, weights: tuple[Argument, ...], y: Argument, n: int, C: int, K: int

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 
-from onchip.ladders.device import occupancy
+from onchip.ladders.device import calls_per_sample, occupancy
 from onchip.network.recipe import Array
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.gpu import Buffer
-
-_SAMPLE_MS, _MAX_CALLS = 5.0, 200
 
 
 class PlanRun:
@@ -55,7 +52,7 @@ class PlanRun:
     @functools.cached_property
     def _calls(self) -> int:
         self()  # from the second call on, the launches are one graph
-        return min(max(math.floor(_SAMPLE_MS / max(self._time(1), 1e-6)), 1), _MAX_CALLS)
+        return calls_per_sample(self._time(1))
 
     def _time(self, calls: int) -> float:
         enqueue = functools.partial(self._bound.enqueue, self._pointers, self._B, self._gpu.stream)

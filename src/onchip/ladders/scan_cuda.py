@@ -12,7 +12,7 @@ from typing import ClassVar
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch
 from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.scan.scan import Scan
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
+from onchip.ladders.device import KERNELS, DeviceRows, DeviceRun, cover, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms, scan_cost
 from onchip.network.graph import Network
@@ -104,7 +104,7 @@ class SinglePass(CudaRung):
         clear_words, single_pass = self.programs()
         tiles, words = -(-N // TILE), Scratch(0)
         launches = (
-            self.launch(clear_words, grid_1d(-(-(1 + tiles) // THREADS)), words, Int64(1 + tiles)),
+            self.launch(clear_words, cover(1 + tiles), words, Int64(1 + tiles)),
             self.launch(single_pass, grid_1d(tiles), Input(0), words, Output(0), Int64(N)),
         )
         return Steps(launches, 8 * (1 + tiles))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
-from onchip.kernels.cuda.common.arguments import UInt32
-from onchip.kernels.cuda.common.program import Steps
-from onchip.ladders.device import DeviceRun
+from onchip.kernels.cuda.common.arguments import Argument, UInt32
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.ladders.device import KERNELS, DeviceRun
+from onchip.ladders.frame import Rung
 from onchip.measure.truth import flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
@@ -51,6 +53,17 @@ def batch_buffers(whole: Buffer, name: str, row_bytes: int, sizes: list[int]) ->
     }
 
 
+class KernelRung(Rung[TrainingRows]):
+    """A rung that trains with its own kernels."""
+
+    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
+
+    def launch(
+        self, file: str, kernel: str, config: LaunchConfig, *arguments: Argument, options: tuple[str, ...] = ()
+    ) -> KernelLaunch:
+        return KernelLaunch(Program(KERNELS / file, kernel, options), config, arguments, Budget(self.max_registers))
+
+
 class TrainingRun(DeviceRun):
     """Training from given weights. Calling it returns losses and weights (flat_run); the output of `steps` is the loss
     of each step.
@@ -79,9 +92,9 @@ class TrainingRun(DeviceRun):
         return flat_run(losses, self._trained(arrays))
 
     def sample_ms(self) -> float:
-        self._restore()
         if self._is_graph:
             return super().sample_ms()
+        self._restore()
         self._start.record()
         self._enqueue(self._gpu.stream)
         self._end.record()
@@ -123,6 +136,18 @@ def layer_arrays(net: Network) -> dict[str, Array]:
     return arrays
 
 
+def layer_widths(net: Network) -> tuple[int, ...]:
+    """D_in of the first layer, then D_out of each."""
+    shapes = [net.weights[names["weight"]].shape for names in _layers(net)]
+    return shapes[0][1], *(D_out for D_out, _ in shapes)
+
+
+def row_flop(widths: Sequence[int]) -> int:
+    """Of training: forward, gradients of the weights, and of all inputs but the first."""
+    sizes = [D_in * D_out for D_in, D_out in pairwise(widths)]
+    return 2 * (3 * sum(sizes) - sizes[0])
+
+
 def network_of(net: Network, arrays: Mapping[str, Array]) -> Network:
     """The network with these weights (layer_arrays)."""
     weights = dict(net.weights)
@@ -142,11 +167,10 @@ def floor_ms(net: Network, B: int, precision: str, device: Device) -> float:
 
     precision  SPLIT: fp32 values as three bf16 terms on tensor cores; where one operand is a pixel, three products
     """
-    sizes = [array.size for name, array in layer_arrays(net).items() if name.startswith("w")]
-    flop = 2 * (3 * sum(sizes) - sizes[0])  # forward, gradients of the weights, of all inputs but the first
-    pixels = materialise(_layers(net)[0]["weight"], net.weights).shape[1]
+    widths = layer_widths(net)
+    flop = row_flop(widths)
     flop, rate = (3 * flop, "bf16") if precision == SPLIT else (flop, precision)
-    return Cost(row_flop=flop, row_bytes=pixels, launches=0).floor_us(device, rate, B) / 1e3
+    return Cost(row_flop=flop, row_bytes=widths[0], launches=0).floor_us(device, rate, B) / 1e3
 
 
 def float32(value: float) -> UInt32:

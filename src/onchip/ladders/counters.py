@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from onchip.errors import DeviceError
+from onchip.kernels import reference
 from onchip.ladders import find_ladder
 
 METRICS = (
@@ -58,7 +59,7 @@ def read_counts(output: str) -> list[int]:
 
 def main(name: str, B: int, rungs: list[str]) -> None:
     ladder = find_ladder(name, "cuda")
-    net, x = ladder.network(), ladder.inputs(B)
+    net, x = reference.with_arrays(ladder.network()), ladder.inputs(B)
     for rung in ladder.pick(rungs):
         rung.prepare(net, x[: rung.max_rows or B], 1)()  # as many rows, and launches, as in the climb
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
+from onchip.kernels import reference
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
@@ -169,7 +170,7 @@ def climb(
         raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
     check_memory(B, f"--rows {B}")  # a row is at least one byte
     picked = ladder.pick(rungs)
-    net, x = ladder.network(), ladder.inputs(B)
+    net, x = reference.with_arrays(ladder.network()), ladder.inputs(B)  # random weights are drawn once
     truths: dict[int, Verifier] = {}  # by number of rows
     runnable, verdicts, reasons, runs, sizes, skipped = [], [], [], [], [], dict[str, str]()
     for rung in picked:

@@ -5,6 +5,8 @@ cuda/linear.cu explains the kernels. In the report they take the time that the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,11 +14,12 @@ import numpy as np
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, Weight
 from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program, Steps
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d, rung_instances
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.launch_list import LaunchList
 from onchip.ladders.plan_run import PlanRun
 from onchip.ladders.sentiment_truth import REPORT_LIMIT
+from onchip.ladders.training import layer_widths
 from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.network.build import mlp
 from onchip.network.graph import Network
@@ -44,7 +47,17 @@ def add_linear(run: LaunchList, program: Program, x: Memory, name: str, y: Memor
 
 
 def add_relu(run: LaunchList, y: Memory, count: int) -> None:
-    run.add(RELU, grid_1d(-(-count // THREADS)), y, Int64(count))
+    run.add(RELU, cover(count), y, Int64(count))
+
+
+def layers_cost(widths: Sequence[int], relu_passes: int = 2, products: int = 1) -> Cost:
+    """Each layer reads its input and writes its output; ReLU of the hidden layers reads and writes them.
+
+    products  gemms for one in fp32
+    """
+    sizes = [D_in * D_out for D_in, D_out in pairwise(widths)]
+    values = widths[0] + (2 + relu_passes) * sum(widths[1:-1]) + widths[-1]
+    return Cost(2 * products * sum(sizes), 4 * values, 4 * (sum(sizes) + sum(widths[1:])), launches=0)
 
 
 class CudaRung(Rung[DeviceRows]):
@@ -80,6 +93,9 @@ class CudaRung(Rung[DeviceRows]):
             x = y
         return run.steps()
 
+    def cost(self, net: Network, B: int) -> Cost:
+        return layers_cost(layer_widths(net))
+
     def verify(self, truth: Any, got: Array) -> Verdict:
         """By the report's limit: its sums of up to 4,096 terms have one accumulator."""
         return Verdict(relative_error(got, truth.y), REPORT_LIMIT)
@@ -98,18 +114,23 @@ class Narrow(CudaRung):
 class Tiled(CudaRung):
     name = "tiled"
     idea = "64 x 64 tiles, 4 x 4 outputs per thread in registers, 16-byte loads; the last layer as before"
+    why = "two 16-byte reads from shared memory serve 16 multiply-adds; before, each took two reads"
     kernel = TILED
 
 
 class Onchip(Rung[DeviceRows]):
     name = "onchip"
     idea = "the engine in fp32: tensor cores by 3xTF32, bias and ReLU in the epilogue"
-    precision = "3xtf32"
+    why = "three TF32 gemms on tensor cores take less time than one in fp32 on CUDA cores; no pass for ReLU"
+    precision, is_engine = "3xtf32", True
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> PlanRun:
         gpu = Gpu.get()
         plan = make_plan(net, gpu.device, ENGINE_KERNELS, Job("fp32", len(x)))
         return PlanRun(plan, x.on(gpu, "float32"), len(x))
+
+    def cost(self, net: Network, B: int) -> Cost:
+        return layers_cost(layer_widths(net), relu_passes=0, products=3)
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:

@@ -6,28 +6,37 @@ The headers of cuda/sentiment_*.cu explain each kernel.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, Scratch, Weight
 from onchip.kernels.cuda.common.program import LaunchConfig, Program, Steps
-from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, grid_1d
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover
 from onchip.ladders.frame import Rung
 from onchip.ladders.launch_list import LaunchList
-from onchip.ladders.linear_cuda import NARROW, TILED, add_linear, add_relu
+from onchip.ladders.linear_cuda import NARROW, TILED, add_linear, add_relu, layers_cost
 from onchip.ladders.sentiment_truth import SentimentTruth
 from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, materialise
+from onchip.plan.kernel import Cost
 from onchip.runtime.cuda.gpu import Gpu
 
 SENTENCES_PER_GPU = 1_024
-FOLDED = "fp16, folded"
+ONE_NODE, FOUR_NODES = "4 GPUs, one node", "16 GPUs, 4 nodes"
 COLUMNS = 16  # of the padded windows, and sentences in a group of joined ones
 _LAYERS = KERNELS / "sentiment_layers.cu"
 EMBED, PERMUTE, CONV1D, TAKE_MAX, CONCAT = (
     Program(_LAYERS, name) for name in ("embed", "permute", "conv1d", "take_max", "concat_four")
 )
+
+
+def reported(per_second: int, machine: str) -> tuple[Mapping[int, float], Mapping[int, str]]:
+    """report_ms and report_on from the report's sentences per second, of several GPUs together."""
+    return {SENTENCES_PER_GPU: 1e3 * SENTENCES_PER_GPU / per_second}, {SENTENCES_PER_GPU: machine}
+
+
+NO_FIGURE: tuple[Mapping[int, float], Mapping[int, str]] = {}, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +62,12 @@ class Sizes:
         return self.L - K + 1
 
 
-class ReportedRun(DeviceRun):
-    """A run that also shows the report's rate."""
-
-    report = ""
-
-    @property
-    def facts(self) -> dict[str, int | str]:
-        return {**super().facts, "in the report": self.report}
-
-
 class CudaRung(Rung[DeviceRows]):
     """A rung with its own convolutions; the other layers are the same in all rungs."""
 
     precision = "fp16"  # of the convolutions: fp16 operands, fp32 accumulators; the rest is fp32
-    report: ClassVar[str] = "-"  # sentences per second, of so many GPUs together
     max_registers: ClassVar[int] = 64
+    parts: ClassVar[int] = 1  # launches per gemm
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:
@@ -79,9 +78,7 @@ class CudaRung(Rung[DeviceRows]):
         gpu, sizes, B = Gpu.get(), Sizes.of(net), len(x)
         weights = {name: gpu.upload(w) for name, w in self.weights(net, sizes).items()}
         shape = (B, sizes.widths[-1])
-        run = ReportedRun(gpu, self.steps(sizes, B), x.on(gpu, "int32"), weights, shape, "float32")
-        run.report = self.report
-        return run
+        return DeviceRun(gpu, self.steps(sizes, B), x.on(gpu, "int32"), weights, shape, "float32")
 
     def weights(self, net: Network, sizes: Sizes) -> dict[str, Array]:
         """All weights as float32, those of the convolutions in this rung's precision."""
@@ -102,7 +99,7 @@ class CudaRung(Rung[DeviceRows]):
         maxima = [run.scratch(B * sizes.C_out) for _ in sizes.kernels]
         ends = self.convolutions(run, sizes, B, x, maxima)
         count, features = B * sizes.C_out, run.scratch(B * sizes.widths[0])
-        run.add(CONCAT, grid_1d(-(-count // THREADS)), *maxima, features, Int64(count), Int64(sizes.C_out), after=ends)
+        run.add(CONCAT, cover(count), *maxima, features, Int64(count), Int64(sizes.C_out), after=ends)
         last = len(sizes.widths) - 1
         for i in range(1, last + 1):
             D_in, D_out = sizes.widths[i - 1 : i + 1]
@@ -126,6 +123,26 @@ class CudaRung(Rung[DeviceRows]):
             add_max(run, sizes, B, K, y, largest)
         return None
 
+    def cost(self, net: Network, B: int) -> Cost:
+        """Each kernel reads or writes each of its operands once, each launch its weights."""
+        sizes, itemsize = Sizes.of(net), 4 if self.precision == "fp32" else 2
+        linears = layers_cost(sizes.widths)
+        each = [self.cost_convolution(sizes, K) for K in sizes.kernels]
+        filters = sum(sizes.C_out * sizes.E * K for K in sizes.kernels)
+        # Embed and Permute read and write; so do ReLU and, with a value per channel, the maximum and Concat.
+        outputs = sizes.C_out * sum(map(sizes.steps, sizes.kernels))
+        values = sizes.L * (1 + 4 * sizes.E) + 3 * sizes.widths[0] + 3 * outputs
+        return Cost(
+            linears.row_flop + sum(flop for flop, _ in each),
+            linears.row_bytes + 4 * values + sum(nbytes for _, nbytes in each),
+            linears.fixed_bytes + itemsize * self.parts * filters,
+            launches=0,
+        )
+
+    def cost_convolution(self, sizes: Sizes, K: int) -> tuple[int, int]:
+        """Flop and bytes per sentence of one convolution, from x (E, L) to y (C_out, L - K + 1)."""
+        raise NotImplementedError
+
     def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
         """Add one convolution: x (B, E, L) -> y (B, C_out, L - K + 1)."""
         raise NotImplementedError
@@ -139,13 +156,14 @@ def add_max(run: LaunchList, sizes: Sizes, B: int, K: int, y: Scratch, largest: 
     sequences = B * sizes.C_out
     add_relu(run, y, sequences * sizes.steps(K))
     counts = Int64(sequences), Int64(sizes.steps(K))
-    run.add(TAKE_MAX, grid_1d(-(-sequences // THREADS)), y, largest, *counts)
+    run.add(TAKE_MAX, cover(sequences), y, largest, *counts)
 
 
 class Naive(CudaRung):
     name = "naive"
     idea = "one kernel per layer; a thread per output of a convolution, 2 loads per multiply-add"
-    report, precision, max_rows = "686/s on 4 GPUs", "fp32", 128
+    report_ms, report_on = reported(686, ONE_NODE)
+    precision, max_rows = "fp32", 128
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:
@@ -156,11 +174,16 @@ class Naive(CudaRung):
         weight, bias = Weight(f"conv{K}.weight"), Weight(f"conv{K}.bias")
         run.add(CONV1D, grid, x, weight, bias, y, *map(Int64, (sizes.L, sizes.E, K, sizes.C_out)))
 
+    def cost_convolution(self, sizes: Sizes, K: int) -> tuple[int, int]:
+        outputs = sizes.C_out * sizes.steps(K)
+        return 2 * outputs * sizes.E * K, 4 * (sizes.L * sizes.E + outputs)
+
 
 class Im2colWmma(CudaRung):
     name = "im2col-wmma"
     idea = "every window a column, padded to 16; a gemm per sentence on tensor cores, fragments from global memory"
-    report = "4,710/s on 4 GPUs"
+    why = "tensor cores multiply; but windows are written and read, and each sentence loads all weights again"
+    report_ms, report_on = reported(4_710, ONE_NODE)
     warps: ClassVar[int] = 16  # per block, 16 channels each
     gemm = Program(KERNELS / "sentiment_wmma.cu", "matmul_wmma")
     spread = Program(KERNELS / "sentiment_wmma.cu", "spread_input")
@@ -179,7 +202,7 @@ class Im2colWmma(CudaRung):
         after: tuple[int, ...] | None = None,
     ) -> int:  # fmt: skip
         """x (B, E, L) -> windows (B, E * K, 16) float16"""
-        grid = grid_1d(-(-B * sizes.E * K * COLUMNS // (2 * THREADS)))
+        grid = cover(B * sizes.E * K * COLUMNS // 2)
         return run.add(self.spread, grid, x, windows, *map(Int64, (B, sizes.L, sizes.E, K)), after=after)
 
     def add_gemm(
@@ -191,6 +214,12 @@ class Im2colWmma(CudaRung):
         counts = map(Int64, (sizes.C_out, sizes.E * K, sizes.steps(K)))
         return run.add(self.gemm, self.grid(sizes, B), *weights, y, *counts, after=after)
 
+    def cost_convolution(self, sizes: Sizes, K: int) -> tuple[int, int]:
+        """Of 16 columns; the windows are written and read, in fp16."""
+        rows, outputs = sizes.E * K, sizes.C_out * sizes.steps(K)
+        nbytes = 4 * sizes.L * sizes.E + 2 * 2 * rows * COLUMNS + 4 * outputs
+        return 2 * sizes.C_out * rows * COLUMNS, nbytes
+
     def grid(self, sizes: Sizes, B: int) -> LaunchConfig:
         return LaunchConfig((B, -(-sizes.C_out // (16 * self.warps)), 1), (32 * self.warps, 1, 1), 0)
 
@@ -198,7 +227,8 @@ class Im2colWmma(CudaRung):
 class SharedTiles(Im2colWmma):
     name = "shared-tiles"
     idea = "tiles of weights and windows in shared memory: a block loads its windows once, not once per warp"
-    report = "9,622/s on 4 GPUs; 29,484/s on 16"
+    why = "windows are loaded once per block instead of once per warp, and both operands 16 bytes at a time"
+    report_ms, report_on = reported(9_622, ONE_NODE)
     gemm = Program(KERNELS / "sentiment_tiles.cu", "matmul_tiles<16, 1, false>")
 
     @classmethod
@@ -222,18 +252,25 @@ class SharedTiles(Im2colWmma):
 class GlobalSums(SharedTiles):
     name = "global-sums"
     idea = "padded sums through global memory, blocks of 32 warps, 32 registers per thread: 100 % occupancy"
-    report = "36,542/s on 16 GPUs"
+    why = "more warps per SM hide more latency; it moves more bytes, not fewer"
+    report_ms, report_on = reported(36_542, FOUR_NODES)
     warps, max_registers = 32, 48  # 32 where an SM has slots for two such blocks
     gemm = Program(KERNELS / "sentiment_tiles.cu", "matmul_tiles<32, 2, true>")
 
     def padded(self, run: LaunchList, sizes: Sizes, B: int) -> Scratch | Int64:
         return run.scratch(B * sizes.C_out * COLUMNS)
 
+    def cost_convolution(self, sizes: Sizes, K: int) -> tuple[int, int]:
+        """The padded sums are written and read."""
+        flop, nbytes = super().cost_convolution(sizes, K)
+        return flop, nbytes + 2 * 4 * sizes.C_out * COLUMNS
+
 
 class FourStreams(GlobalSums):
     name = "four-streams"
     idea = "a stream per filter size, each with its own copy of the permuted input"
-    report = "no figure of its own"
+    why = "the last blocks of a convolution leave SMs to the next one; the copies are extra work"
+    report_ms, report_on = NO_FIGURE  # none for this step alone
     copy = Program(KERNELS / "sentiment_tiles.cu", "copy_quads")
 
     @classmethod
@@ -246,18 +283,24 @@ class FourStreams(GlobalSums):
         permuted, quads, ends = run.last, B * sizes.L * sizes.E // 4, list[int]()
         for K, largest in zip(sizes.kernels, maxima, strict=True):
             own, y = run.scratch(B * sizes.L * sizes.E), run.scratch(B * sizes.C_out * sizes.steps(K))
-            run.add(self.copy, grid_1d(-(-quads // THREADS)), x, own, Int64(quads), after=(permuted,))
+            run.add(self.copy, cover(quads), x, own, Int64(quads), after=(permuted,))
             self.convolve(run, sizes, B, K, own, y)
             add_max(run, sizes, B, K, y, largest)
             ends.append(run.last)
         return tuple(ends)
 
+    def cost_convolution(self, sizes: Sizes, K: int) -> tuple[int, int]:
+        """The copy reads and writes x."""
+        flop, nbytes = super().cost_convolution(sizes, K)
+        return flop, nbytes + 2 * 4 * sizes.L * sizes.E
+
 
 class Pipelined(FourStreams):
     name = "pipelined"
     idea = "each convolution in four launches: the windows of the next sentences are written during a gemm"
-    report = "37,060/s on 16 GPUs"
-    parts: ClassVar[int] = 4
+    why = "writing windows waits for memory, a gemm for L2 and tensor cores: they run at the same time"
+    report_ms, report_on = reported(37_060, FOUR_NODES)
+    parts = 4
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onchip.errors import InputError, OnchipError, PlanError
-from onchip.ladders import LADDERS, find_ladder
+from onchip.ladders import LADDERS, find_ladder, ladder_devices
 from onchip.ladders.frame import UNMARKED, Ladder, Rung, climb
 from onchip.ladders.plot import draw_plot, save_plot
 from onchip.ladders.show import describe_ladders, ladder_tables, ladders_table, make_table, of_floor, times
@@ -277,6 +277,31 @@ def test_ladders_are_listed():
         find_ladder("none")
     with pytest.raises(InputError, match="no rungs for this device"):
         find_ladder("digits", "cpu")
+
+
+NOT_COUNTED = {  # lists of objects; a library's passes; the engine, where they depend on the plan; messages
+    ("decode", "cpu", "python"), ("backprop", "cpu", "numpy"), ("digits", "cuda", "onchip"),
+    ("backprop", "cuda", "onchip"), ("faces", "cuda", "onchip"), ("sentiment", "cuda", "onchip-direct"),
+    ("sentiment", "cuda", "onchip-folded"),
+    *(("decode", device, name) for device in ("cpu", "cuda") for name in ("scatter-gather", "chunks-on-demand")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_every_rung_says_why_and_counts_its_work(name):
+    for device in ladder_devices(name):
+        ladder = find_ladder(name, device)
+        net = ladder.network()
+        for rungs in (ladder.rungs, ladder.over_ranks):
+            assert [bool(rung.why) for rung in rungs] == [i > 0 for i in range(len(rungs))]
+            for rung in rungs:
+                assert "\n" not in rung.idea + rung.why
+                assert rung.is_engine == (rung.name.startswith("onchip") or rungs is ladder.over_ranks
+                                          or rung.name == "sums-in-registers")  # fmt: skip
+                for B in ladder.row_counts:
+                    cost = rung().cost(net, B)
+                    assert (cost is None) == ((name, device, rung.name) in NOT_COUNTED)
+                    assert cost is None or (cost.row_flop > 0 and cost.row_bytes > 0 and cost.launches <= 1)
 
 
 def test_the_lists_as_tables(monkeypatch):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RungClass = type[Rung[Any]]
 SIDE_BY_SIDE = 160  # columns; a narrower terminal gets a unified diff
-_FACTS = {"name", "idea", "why", "report_ms", "report_on", "nondeterministic", "cost"}  # shown elsewhere
+_FACTS = {"name", "idea", "why", "report_ms", "report_on", "nondeterministic"}  # shown elsewhere, like cost
 _CONTEXT = 3  # unchanged lines around a change in a unified diff
 
 
@@ -98,13 +98,17 @@ def _kernel_text(source: str, kernel: str) -> str:
 def _python_code(*rungs: RungClass) -> Iterator[list[str]]:
     """Per rung: attributes, the methods that one of the rungs defines itself, and functions of its module they use."""
     methods = dict.fromkeys(name for rung in rungs for name, value in vars(rung).items()
-                             if _is_method(value) and name not in _FACTS)  # fmt: skip
+                             if _is_method(value) and not _is_fact(name))  # fmt: skip
     for rung in rungs:
         attributes = _attributes(rung)
         head = "\n".join([f"class {rung.__name__}:", *attributes])
         own = [inspect.getsource(getattr(rung, name)) for name in methods if hasattr(rung, name)]
         used = _functions_used([*attributes, *own], rung.__module__)
         yield [line for text in [head, *own, *used] for line in [*text.rstrip().splitlines(), ""]]
+
+
+def _is_fact(name: str) -> bool:
+    return name in _FACTS or name.startswith("cost")
 
 
 def _is_method(value: object) -> bool:
@@ -120,7 +124,7 @@ def _attributes(rung: RungClass) -> list[str]:
     for each in node.body:
         if isinstance(each, ast.Assign):
             names = (node.id for target in each.targets for node in ast.walk(target) if isinstance(node, ast.Name))
-            if not _FACTS.intersection(names):
+            if not any(map(_is_fact, names)):
                 lines.append("    " + (ast.get_source_segment(source, each) or ""))
     return lines
 

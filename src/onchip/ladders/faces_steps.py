@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32, Weight
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.kernels.cuda.common.program import LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, cover
+from onchip.ladders.launch_list import LaunchList, moved
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, materialise
 from onchip.workloads.faces import KERNEL
@@ -19,7 +19,6 @@ from onchip.workloads.faces import KERNEL
 EVERY_TCONV = 1 << 16
 TILE, CHANNELS = 4, 2  # of a block in faces_direct.cu
 MAX_REGISTERS = 96  # per thread; ten blocks of the gemm then fit into an SM's 65,536
-_BUDGET = Budget(MAX_REGISTERS)
 _NORM = ("mean", "var", "weight", "bias")
 
 
@@ -100,10 +99,11 @@ class Method:
 
     def steps(self, sizes: Sizes, B: int) -> Steps:
         """Input(0): z (B, latent); Output(0): images (B, height, width, channels)."""
-        half = min(B, self.batch) * max(sizes.floats) * 4  # each layer reads one half of the scratch, writes the other
-        batches = [(first, min(self.batch, B - first)) for first in range(0, B, self.batch)]
-        launches = (launch for batch in batches for launch in self._batch(sizes, *batch, half))
-        return Steps(tuple(launches), 2 * half)
+        run, floats = LaunchList(), min(B, self.batch) * max(sizes.floats)
+        x, y = run.scratch(floats), run.scratch(floats)  # each layer reads one and writes the other
+        for first in range(0, B, self.batch):
+            self._add_batch(run, sizes, first, min(self.batch, B - first), x, y)
+        return run.steps()
 
     def flop(self, sizes: Sizes) -> int:
         """Per face, with the products with zeros that gemms compute."""
@@ -113,47 +113,47 @@ class Method:
             total, n = total + 2 * KERNEL * KERNEL * C * K * pixels, 2 * n
         return total
 
-    def _batch(self, sizes: Sizes, first: int, faces: int, half: int) -> Iterator[KernelLaunch]:
-        """The launches of the faces from `first` on."""
-        counts = [faces * floats for floats in sizes.floats]
-        x, y, n = 0, half, sizes.start
+    def _add_batch(self, run: LaunchList, sizes: Sizes, first: int, faces: int, x: Scratch, y: Scratch) -> None:
+        """Add the launches of the faces from `first` on."""
+        counts, n = [faces * floats for floats in sizes.floats], sizes.start
         weights = (Weight("proj.weight"), Weight("proj.bias"))
         shape = (Int64(first), Int64(faces), UInt32(sizes.latent), UInt32(sizes.floats[0]))
-        yield self._each("project", counts[0], Input(0), *weights, Scratch(x), *shape)
+        self._add_each(run, "project", counts[0], Input(0), *weights, x, *shape)
         for i, (C, K) in enumerate(pairwise(sizes.channels)):
             norm = [Weight(f"bn{i}.{role}") for role in _NORM]
-            yield self._each("batch_norm", counts[i], Scratch(x), *norm, Int64(counts[i]), UInt32(C))
-            yield self._each("relu_each", counts[i], Scratch(x), Int64(counts[i]))
+            self._add_each(run, "batch_norm", counts[i], x, *norm, Int64(counts[i]), UInt32(C))
+            self._add_each(run, "relu_each", counts[i], x, Int64(counts[i]))
             weights = (Weight(f"tconv{i + 1}.weight"), Weight(f"tconv{i + 1}.bias"))
             if self.is_gemm(sizes, i + 1):
-                yield self._gemm(Scratch(x), weights, Scratch(y), faces, n, C, K)
+                self._add_gemm(run, x, weights, y, (faces, n, C, K))
             else:
                 for face in range(faces):
-                    of_face = [Scratch(at + 4 * face * floats) for at, floats in ((x, n * n * C), (y, 4 * n * n * K))]
-                    yield self._direct(of_face[0], weights, of_face[1], n, C, K)
+                    of_x, of_y = (moved(a, 4 * face * floats) for a, floats in ((x, n * n * C), (y, 4 * n * n * K)))
+                    self._add_direct(run, of_x, weights, of_y, (n, C, K))
             x, y, n = y, x, 2 * n
         first_value = first * sizes.floats[-1]
-        yield self._each("tanh_each", counts[-1], Scratch(x), Output(0), Int64(first_value), Int64(counts[-1]))
+        self._add_each(run, "tanh_each", counts[-1], x, Output(0), Int64(first_value), Int64(counts[-1]))
 
-    def _each(self, kernel: str, count: int, *arguments: Argument) -> KernelLaunch:
+    def _add_each(self, run: LaunchList, kernel: str, count: int, *arguments: Argument) -> None:
         """One thread per element."""
-        return KernelLaunch(_layer_program(kernel), cover(count, self.block), arguments, _BUDGET)
+        run.add(_layer_program(kernel), cover(count, self.block), *arguments)
 
-    def _direct(
-        self, x: Argument, weights: tuple[Argument, ...], y: Argument, n: int, C: int, K: int
-    ) -> KernelLaunch:  # fmt: skip
-        """Of one face: x (n, n, C), y (2n, 2n, K)."""
+    def _add_direct(
+        self, run: LaunchList, x: Scratch, weights: tuple[Weight, ...], y: Scratch, shape: tuple[int, int, int]
+    ) -> None:  # fmt: skip
+        """Of one face: x (n, n, C), y (2n, 2n, K); shape: n, C, K."""
+        n, _, K = shape
         tiles = -(-2 * n // TILE)
         config = LaunchConfig((tiles * tiles, -(-K // CHANNELS), 1), (TILE * TILE * CHANNELS, 1, 1), 0)
-        return KernelLaunch(self.direct_program, config, (x, *weights, y, *map(UInt32, (n, C, K))), _BUDGET)
+        run.add(self.direct_program, config, x, *weights, y, *map(UInt32, shape))
 
-    def _gemm(
-        self, x: Argument, weights: tuple[Argument, ...], y: Argument, faces: int, n: int, C: int, K: int
-    ) -> KernelLaunch:  # fmt: skip
-        """Of many faces: x (faces, n, n, C), y (faces, 2n, 2n, K)."""
-        threads = self.T * self.V
+    def _add_gemm(
+        self, run: LaunchList, x: Scratch, weights: tuple[Weight, ...], y: Scratch, shape: tuple[int, int, int, int]
+    ) -> None:  # fmt: skip
+        """Of many faces: x (faces, n, n, C), y (faces, 2n, 2n, K); shape: faces, n, C, K."""
+        (faces, n, _, K), threads = shape, self.T * self.V
         config = LaunchConfig((-(-faces * 4 * n * n // self.T), -(-K // threads), 1), (threads, 1, 1), 0)
-        return KernelLaunch(self.gemm_program, config, (x, *weights, y, *map(UInt32, (faces, n, C, K))), _BUDGET)
+        run.add(self.gemm_program, config, x, *weights, y, *map(UInt32, shape))
 
 
 def _layer_program(kernel: str) -> Program:

@@ -34,3 +34,8 @@ class LaunchList:
 
     def steps(self) -> Steps:
         return Steps(tuple(self._launches), self._scratch_bytes)
+
+
+def moved(memory: Scratch, nbytes: int) -> Scratch:
+    """The memory that begins so many bytes later."""
+    return Scratch(memory.offset + nbytes)

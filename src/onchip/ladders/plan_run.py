@@ -14,7 +14,11 @@ from onchip.runtime.cuda.gpu import Buffer
 
 
 class PlanRun:
-    """A plan of one input and one output over B rows. Calling it runs once and returns y."""
+    """A plan of one input and one output over B rows. Calling it runs once and returns y.
+
+    A plan of one kernel is timed like the other rungs (DeviceRun), replayed from a graph of many runs; this one is
+    launched as the engine launches it, a graph per run.
+    """
 
     def __init__(self, plan: Plan, x: Buffer, B: int) -> None:
         """plan  for this GPU, perhaps estimated for another number of rows"""

@@ -19,7 +19,7 @@ from onchip.kernels.cuda.common.arguments import Int64, Scratch, Weight
 from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program
 from onchip.ladders.device import KERNELS, DeviceRows, grid_1d, rung_instances
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.launch_list import LaunchList
+from onchip.ladders.launch_list import LaunchList, moved
 from onchip.ladders.plan_run import PlanRun
 from onchip.ladders.sentiment_report import (
     COLUMNS,
@@ -34,7 +34,6 @@ from onchip.ladders.sentiment_report import (
     SharedTiles,
     Sizes,
     add_max,
-    moved,
 )
 from onchip.ladders.sentiment_truth import SentimentTruth
 from onchip.measure.truth import Verdict

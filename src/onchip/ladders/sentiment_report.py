@@ -13,7 +13,7 @@ from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, 
 from onchip.kernels.cuda.common.program import LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover
 from onchip.ladders.frame import Rung
-from onchip.ladders.launch_list import LaunchList
+from onchip.ladders.launch_list import LaunchList, moved
 from onchip.ladders.linear_cuda import NARROW, TILED, add_linear, add_relu, layers_cost
 from onchip.ladders.sentiment_truth import SentimentTruth
 from onchip.measure.truth import Verdict
@@ -317,8 +317,3 @@ class Pipelined(FourStreams):
             columns = moved(windows, 2 * first * sizes.E * K * COLUMNS)
             before = self.add_spread(run, sizes, size, K, of_x, columns, after=(before,))
             multiplied = [self.add_gemm(run, sizes, size, K, columns, of_y, after=(before, *multiplied))]
-
-
-def moved(memory: Scratch, nbytes: int) -> Scratch:
-    """The memory that begins so many bytes later."""
-    return Scratch(memory.offset + nbytes)

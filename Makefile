@@ -68,14 +68,22 @@ bench-h200: $(VENV)/.peers
 	$(BIN)/onchip ladder decode --device cuda --counters $(RESULTS) $(COMMIT)
 	$(BIN)/onchip ladder decode --device cuda --rows 12800 --counters $(RESULTS) $(COMMIT)
 	$(BIN)/onchip ladder scan --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder digits --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder backprop --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder sentiment --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder linear --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder faces --device cuda $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder faces --device cuda --rows 10 $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder faces --device cuda --rows 1000 $(RESULTS) $(COMMIT)
 
 # The generated parts of the documents, from result files and docstrings; a test fails if one is out of date.
 docs: $(VENV)/.test
 	$(BIN)/python -m onchip.bench.report.table README.md benchmarks/results --front
 	$(BIN)/python -m onchip.bench.report.table docs/results.md benchmarks/results
 	$(BIN)/python -m onchip.bench.report.chart docs/speedup.svg benchmarks/results
-	for name in decode backprop scan; do \
-	  $(BIN)/python -m onchip.bench.report.table docs/ladders/$$name.md benchmarks/results/*/ladder-$$name*.json || exit 1; \
+	for page in docs/ladders/*.md; do \
+	  files=$$(ls benchmarks/results/*/ladder-$$(basename $$page .md)*.json 2>/dev/null); \
+	  test -z "$$files" || $(BIN)/python -m onchip.bench.report.table $$page $$files || exit 1; \
 	done
 	$(BIN)/python docs/make_pages.py
 

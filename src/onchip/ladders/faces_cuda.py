@@ -97,7 +97,7 @@ class FourGemms(CudaRung):
 class TwoGemms(CudaRung):
     name = "two-gemms"
     idea = "the first two layers are gemms, the last two direct, one face per launch"
-    why = "the direct kernel reads both operands of each multiply-add from memory"
+    why = "slower in the report: the direct kernel loads both operands of each multiply-add"
     method = Method(direct=2)
 
 
@@ -123,7 +123,7 @@ class HostRung(CudaRung):
 class Pageable(HostRung):
     name = "pageable"
     idea = "the same from host to host: after each batch of 100 the host waits while its images are copied"
-    why = "49 KB per face cross the bus, through a small pinned buffer of the driver"
+    why = "slower: 49 KB per face cross the bus, through a small pinned buffer of the driver"
 
     def run_batches(self, run: HostRun) -> None:
         for batch in run.batches:
@@ -133,7 +133,7 @@ class Pageable(HostRung):
 
 class Pinned(HostRung):
     name = "pinned"
-    idea = "images are copied to pinned memory, then by the host to where they belong"
+    idea = "images are copied to pinned memory, then by the host to their destination"
     why = "the copy engine writes pinned memory directly, at the rate of the bus"
 
     def run_batches(self, run: HostRun) -> None:
@@ -164,7 +164,7 @@ class Onchip(Rung[DeviceRows]):
 
     name = "onchip"
     idea = "the engine in fp32: implicit gemms without the zeros, on tensor cores (3xTF32); copies on five streams"
-    why = "a quarter of the products, seven times the arithmetic rate for three products, and no pass for batch norm"
+    why = "a quarter of the products, on tensor cores, and no passes for batch norm and ReLU"
     precision, is_engine = "3xtf32", True
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> Callable[[], Array]:

@@ -84,7 +84,7 @@ class JoinedSamples(FourStreams):
 class OneIm2col(JoinedSamples):
     name = "one-im2col"
     idea = "all four convolutions in one im2col and one gemm: two launches instead of eight, no streams"
-    why = "nothing is copied, and only one launch has an end at which SMs idle; the gemm's work is the same"
+    why = "no copies, and the tail of one launch instead of four; the gemm's work is the same"
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:

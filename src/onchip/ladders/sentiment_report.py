@@ -269,7 +269,7 @@ class GlobalSums(SharedTiles):
 class FourStreams(GlobalSums):
     name = "four-streams"
     idea = "a stream per filter size, each with its own copy of the permuted input"
-    why = "the last blocks of a convolution leave SMs to the next one; the copies are extra work"
+    why = "the tail of one convolution overlaps with the next; the copies are extra work"
     report_ms, report_on = NO_FIGURE  # none for this step alone
     copy = Program(KERNELS / "sentiment_tiles.cu", "copy_quads")
 

@@ -2,8 +2,8 @@
 //
 // Idea    Two launches instead of eight. A group of 16 sentences has 16 * (14 + 12 + 10 + 8) columns; those of a
 //         convolution have its own number of rows, C*K, so they are stored as four matrices, one after the other. A
-//         block works for one convolution, and the heaviest blocks (K = 9) come first, so the light ones fill the end.
-// Floor   As in sentiment_joined.cu. What can be gained is the ends of three of four launches: 64 * 16 blocks each, and
+//         block works for one convolution, and the heaviest blocks (K = 9) come first, so the light ones fill the tail.
+// Floor   As in sentiment_joined.cu. What can be gained is the tails of three of four launches: 64 * 16 blocks each, and
 //         an H200 runs 396 at a time.
 // Layout  x (B, C, L); of convolution i, one after the other: windows (B/16, C*K_i, 16*STEPS_i), w (C_out, C*K_i), bias
 //         (C_out,), y (B, C_out, STEPS_i). K_i = L + 1 - STEPS_i.

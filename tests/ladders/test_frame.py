@@ -318,7 +318,7 @@ def test_the_lists_as_tables(monkeypatch):
     assert few.split() == ["few", "fp32", "1.500", "-"]  # its work is not counted
     assert elsewhere.split() == ["cluster", "fp32", "0.7000†", "0.4000", "48", "64"]
     assert marked.split() == ["marked~", "fp32", "-", "-"]
-    assert "† in the report on 16 GPUs over 4 nodes" in lines
+    assert "† in the report on 16 GPUs over 4 nodes: cluster (9 rows)" in lines
     assert "~ two runs may differ: marked: the order of the atomics" in lines
 
 

@@ -182,7 +182,7 @@ class Naive(CudaRung):
 class Im2colWmma(CudaRung):
     name = "im2col-wmma"
     idea = "every window a column, padded to 16; a gemm per sentence on tensor cores, fragments from global memory"
-    why = "tensor cores multiply; but windows are written and read, and each sentence loads all weights again"
+    why = "tensor cores multiply; but windows are written and read, and a loaded weight still serves one sentence"
     report_ms, report_on = reported(4_710, ONE_NODE)
     warps: ClassVar[int] = 16  # per block, 16 channels each
     gemm = Program(KERNELS / "sentiment_wmma.cu", "matmul_wmma")

@@ -156,9 +156,13 @@ def _rungs_table(ladder: Mapping[str, Any]) -> Table:
 
 def _marks(ladder: Mapping[str, Any]) -> list[str]:
     """What the marks in the table mean."""
-    machines = dict.fromkeys(machine for rung in ladder["rungs"] for machine in rung["report_on"].values())
+    machines: dict[str, list[str]] = {}
+    for rung in ladder["rungs"]:
+        for machine in dict.fromkeys(rung["report_on"].values()):
+            rows = ", ".join(f"{int(B):,}" for B, on in rung["report_on"].items() if on == machine)
+            machines.setdefault(machine, []).append(f"{rung['name']} ({rows} rows)")
     reasons = {rung["name"]: rung["nondeterministic"] for rung in ladder["rungs"] if rung["nondeterministic"]}
-    return [*(f"† in the report on {machine}" for machine in machines),
+    return [*(f"† in the report on {machine}: {'; '.join(rungs)}" for machine, rungs in machines.items()),
             *(f"~ two runs may differ: {name}: {reason}" for name, reason in reasons.items())]  # fmt: skip
 
 

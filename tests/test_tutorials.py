@@ -71,8 +71,7 @@ def test_what_a_page_tells_to_type_works(page, cli, vocabulary, monkeypatch):
     monkeypatch.delenv("ONCHIP_DATA", raising=False)
     names = {"__name__": "page"}
     for kind, text in blocks(page):
-        # Signatures; run by test_add_a_layer.py; excerpts of rungs.
-        if kind == "python" and (page.name in ("api.md", "add-a-kernel.md") or page.parent.name == "ladders"):
+        if kind == "python" and page.name in ("api.md", "add-a-kernel.md"):  # signatures; test_add_a_layer.py
             continue
         if kind == "python" and not why_skipped(text):
             exec(compile(text, str(page), "exec"), names)

@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page):
 
 def test_files_that_the_architecture_names_are_there():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    for name in re.findall(r"`(tests/[\w/.]+|(?:network|plan|kernels|cpu)/[\w/]+\.py)`", text):
+    for name in re.findall(r"`(tests/[\w/.]+|\w+/[\w/]+\.(?:py|cu|cuh))`", text):
         where = [ROOT / name, ROOT / "src/onchip" / name, ROOT / "src/onchip/kernels" / name]
         assert any(path.exists() for path in where), name
 

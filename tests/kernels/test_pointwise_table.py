@@ -1,4 +1,4 @@
-"""The table of pointwise operations: all columns of a row compute the same, on ordinary and special values."""
+"""Every pointwise operation: the same results on both devices and in NumPy, on ordinary and special values."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Layers of the reference without windows: against their definitions, number by number, and torch where it is."""
+"""Layers without windows in NumPy (network/layers/): against their definitions, value by value, and torch if any."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Pools of the reference against their definitions, number by number, and against torch where it is."""
+"""Pools in NumPy (network/layers/): against their definitions, value by value, and torch if any."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The truth itself: gradients against finite differences, whole networks, dtypes. (Layers: test_reference_*.py.)"""
+"""The truth itself: gradients against finite differences, whole networks, dtypes. (Layers: the other files here.)"""
 
 import numpy as np
 import pytest

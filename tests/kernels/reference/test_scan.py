@@ -1,4 +1,4 @@
-"""The reference's scan: against plain Python, number by number."""
+"""The reference's scan: against plain Python, value by value."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Choices, resizes and row norms of the reference: against NumPy's and torch's own."""
+"""Selections, resizes and row norms in NumPy (network/layers/): against NumPy's own functions and torch's."""
 
 import numpy as np
 import pytest

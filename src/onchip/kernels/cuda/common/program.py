@@ -1,4 +1,4 @@
-"""A CUDA kernel as the runtime sees it: source, resources, launch configuration, arguments. Plain data, no CUDA."""
+"""A kernel launch as data: source, launch configuration, resources. The arguments are in arguments.py. No CUDA here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from onchip.kernels.cuda.common.arguments import Argument, StatusWord
 from onchip.plan.device import Device
 
-# All target architectures. ARCHITECTURES in a kernel's module lists the ones it supports.
+# All target architectures. ARCHITECTURES of a kernel's module: those it supports, if not all.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 OVERLAPPING = ("sm_90a", "sm_100", "sm_120")  # with programmatic dependent launch
 
@@ -83,10 +83,8 @@ class Lowering(Protocol):
 
 @dataclass(frozen=True)
 class Instance:
-    """One compilable case of a kernel, for `make check-kernels`; INSTANCES of a kernel's module lists its cases.
-
-    `make test` compiles the first of the list.
-    """
+    """A launch to compile, for `make check-kernels`. INSTANCES of a kernel's module lists them; `make test` compiles
+    the first."""
 
     name: str  # "decode fp16": the network and the precision
     launch: Callable[[Device], KernelLaunch]  # for any device whose architecture is in ARCHITECTURES

@@ -1,4 +1,4 @@
-"""What the kernels of every device repeat: the checks before a claim, and the claim of one layer."""
+"""The base class of the kernels of all devices: the checks before a claim, and the claim of one layer."""
 
 from __future__ import annotations
 
@@ -60,12 +60,11 @@ class LayerKernel:
 
     def claim(self, net: Network, node: Node, facts: object, layout: str = ROWS, **changes: Any) -> Claim:
         """The claim of one layer, its inputs and output in this layout; `changes` replace fields."""
-        is_other = layout != ROWS
         fields: dict[str, Any] = {
             "kernel": self.name, "label": self.label(net, node), "nodes": (node.name,), "cost": self.cost(net, node),
             "why": "single layer", "order": self.order, "facts": facts,
-            "reads": dict.fromkeys(node.inputs, Use(layout)) if is_other else {},
-            "writes": {node.name: layout} if is_other else {},
+            "reads": {} if layout == ROWS else dict.fromkeys(node.inputs, Use(layout)),
+            "writes": {} if layout == ROWS else {node.name: layout},
         }  # fmt: skip
         return Claim(**(fields | changes))
 
@@ -77,6 +76,6 @@ class LayerKernel:
         return Cost(net.row_flop(node), sum(net.types[value].row_bytes for value in (*node.inputs, node.name)))
 
 
-def bytes_of(recipes: Mapping[str, Recipe]) -> int:
+def recipe_bytes(recipes: Mapping[str, Recipe]) -> int:
     """Bytes of the weights that a launch reads."""
     return sum(recipe.nbytes for recipe in recipes.values())

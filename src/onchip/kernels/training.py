@@ -124,17 +124,17 @@ class JointTrainer(Protocol):
         """Compile the kernels before the first step."""
         ...
 
-    def begin(self, pieces: Sequence[Epochs | None]) -> None:
-        """Train each run on its piece, without a wait between its orders; None: the run is skipped."""
+    def begin(self, runs: Sequence[Epochs | None]) -> None:
+        """Train each run on its epochs, without a wait between them; None: the run is skipped."""
         ...
 
     def end(self) -> list[Trained]:
-        """Wait for the pieces that were begun, and return their results; nothing for a skipped run."""
+        """Wait for the epochs that were begun, and return their results; nothing for a skipped run."""
         ...
 
     @property
     def seconds(self) -> float:
-        """The time of the pieces that ended last, excluding other host work."""
+        """The time of the epochs that ended last, excluding other host work."""
         ...
 
 

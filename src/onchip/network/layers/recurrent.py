@@ -77,7 +77,7 @@ class Recurrent(Layer, abstract=True):
             states = _first_states(self, xs, w, d)
             steps: list[Array] = [states[0]] * len(order)
             for s in order:
-                states = _step(self, _gate_input(self, xs[0], w, d, s), states, w, d)
+                states = _step(self, _gate_input(xs[0], w, d, s), states, w, d)
                 steps[s] = states[0]
             outputs.append(np.stack(steps, -2) if self.output == "sequence" else states[_last_state(self)])
         return np.concatenate(outputs, -1)
@@ -89,7 +89,7 @@ class Recurrent(Layer, abstract=True):
         for d, order in enumerate(_orders(self, xs[0])):
             before = [_first_states(self, xs, w, d)]
             for s in order:
-                before.append(_step(self, _gate_input(self, xs[0], w, d, s), before[-1], w, d))
+                before.append(_step(self, _gate_input(xs[0], w, d, s), before[-1], w, d))
             dstates = [np.zeros_like(state) for state in before[0]]
             units = dy[..., d * H : (d + 1) * H]
             if self.output != "sequence":
@@ -97,7 +97,7 @@ class Recurrent(Layer, abstract=True):
             for s, states in zip(order[::-1], before[-2::-1], strict=True):
                 if self.output == "sequence":
                     dstates[0] = dstates[0] + units[..., s, :]
-                gates = _gate_input(self, xs[0], w, d, s)
+                gates = _gate_input(xs[0], w, d, s)
                 dgates, dstates = _step_back(self, gates, states, w, d, dstates, dw)
                 width = self.gates * H
                 dx[..., s, d * width : (d + 1) * width] = dgates
@@ -172,7 +172,7 @@ def _last_state(layer: Recurrent) -> int:
     return 1 if layer.attributes()["output"] == "cell" else 0
 
 
-def _gate_input(layer: Recurrent, x: Array, w: Weights, d: int, s: int) -> Array:
+def _gate_input(x: Array, w: Weights, d: int, s: int) -> Array:
     """The input contribution to the gates of a step (B, ..., G * H)."""
     width = w["recurrence"].shape[1]
     return x[..., s, d * width : (d + 1) * width]

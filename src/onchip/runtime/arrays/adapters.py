@@ -90,7 +90,7 @@ class ArrayAdapter(abc.ABC):
         buffer = self._gpu.allocate(nbytes, stream)
         return Scratch(buffer.pointer, buffer)
 
-    def hand_out(self, y: Any) -> Any:
+    def export(self, y: Any) -> Any:
         """What the caller receives for an array from `empty`, once the work that fills it is enqueued."""
         return y
 
@@ -129,8 +129,8 @@ class Torch(ArrayAdapter):
         self.raw_stream: Callable[[int], int] = raw or (lambda i: int(cuda.current_stream(i).cuda_stream))
         is_capturing = getattr(c_api, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
         current = getattr(c_api, "_cuda_getDevice", None) or cuda.current_device
-        # Whether the current stream cannot run a graph: it is capturing, or belongs to another GPU. The driver refuses
-        # a kernel in another GPU's context, but would run a graph, in the order of that GPU's stream.
+        # Whether the current stream cannot launch a graph: it is being captured, or belongs to another GPU. The driver
+        # refuses to launch a kernel on another GPU's stream, but would launch a graph there.
         self.refuses_graphs: Callable[[], bool] = is_capturing
         if cuda.device_count() > 1:
             self.refuses_graphs = lambda: current() != gpu.index or is_capturing()
@@ -229,7 +229,7 @@ class DlpackArrays(ArrayAdapter):
         super().__init__(gpu)
         self._type = of
         self.name = f"a {of.__name__}"
-        # Re-registered, so that it runs at exit before the handlers of the array's library, which is loaded by now.
+        # Handlers run in reverse order. The array's library is loaded by now, so this one runs before its handlers.
         atexit.unregister(DlpackArrays.release_all)
         atexit.register(DlpackArrays.release_all)
 
@@ -283,7 +283,7 @@ class Jax(DlpackArrays):
     def describe(self, x: Any, stream: int) -> ArrayView:
         return replace(super().describe(x, stream), is_writable=isinstance(x, DeviceArray))
 
-    def hand_out(self, y: Any) -> Any:
+    def export(self, y: Any) -> Any:
         return importlib.import_module("jax.dlpack").from_dlpack(y)  # `import jax` alone may not load it
 
 

@@ -61,7 +61,7 @@ class DeviceCalls:
             with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
                 kind.launched([view.owner for view in (*inputs.values(), *outputs)], out is not None)
-        results = outs if out is not None else tuple(kind.hand_out(y) for y in outs)
+        results = outs if out is not None else tuple(kind.export(y) for y in outs)
         return results if len(results) > 1 else results[0]
 
     # -- before the launch -----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def check_threads(threads: int | None) -> int:
 
 
 PRECISION = "fp32"  # the only precision of the CPU kernels
-L3_CORE_BYTES = 12 << 20  # at most: an EPYC 9684X has 1,152 MiB for 96 cores (data sheet), others 1.4 to 5 per core
+L3_CORE_BYTES = 12 << 20  # per core, at most: an EPYC 9684X's 1,152 MiB for 96 (data sheet); others 1.4 to 5 MiB
 
 
 def this_cpu(measure: bool = False) -> Device:
@@ -64,7 +64,7 @@ def this_cpu(measure: bool = False) -> Device:
     folder = private_folder("rates")
     cached = read_entry(folder, key)
     rates = earlier = json.loads(cached) if cached is not None else None
-    if rates is None:  # printed first on a first run: planning and loading the compiler take a second
+    if rates is None:  # printed before planning and loading the compiler, which take a second
         print_unless_quiet("onchip: first run on this machine: measuring the CPU, then compiling kernels", once="new")
     if rates is None or measure:
         rates = {"flops": measure_flops(), "bandwidth": measure_bandwidth(cores)}
@@ -77,8 +77,8 @@ def this_cpu(measure: bool = False) -> Device:
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
         flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=HOST.launch_us, fast_bytes=l2_bytes(),
         memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=HOST.call_us,
-        # A library's gemm of this size reaches at least three quarters of the cores' rate; a copy may move three
-        # bytes for two, as a line is fetched before it is written; a core loads two vectors for two multiply-adds.
+        # A library's gemm of this size reaches at least three quarters of the cores' rate. A copy may move three
+        # bytes for two, as a line is fetched before it is written. A core loads a vector per multiply-add, 2 B/flop.
         peak=Peak({PRECISION: flops * 4 / 3}, bandwidth * 3 / 2, flops * 8 / 3, launch_us=0.0),
         source="measured: float32 gemms of size 768 and a copy, all cores; launches and calls assumed; "
         "peak: 4/3 and 3/2 of these",
@@ -108,7 +108,7 @@ def l2_bytes() -> int:
 
 
 def _last_cache_bytes(cores: int) -> int:
-    """A virtual machine reports the whole L3 of its host: 300 MiB, of which two cores have a few."""
+    """Capped per core: a virtual machine of two cores reports the whole L3 of its host, 300 MiB."""
     try:
         return min(cache_bytes(3), cores * L3_CORE_BYTES)
     except (OSError, ValueError, KeyError, IndexError):
@@ -147,7 +147,7 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     new: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # arrays that its outputs allocate
-    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # arrays that are views: name, the array viewed, row shape
+    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # views: name, the array that stores the values, row shape
     done: tuple[str, ...]  # arrays that no later step reads
 
 
@@ -281,19 +281,19 @@ class _OneRun:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainers, self.seconds = (trainer,), 0.0
-        self._piece: Epochs | None = None
+        self._epochs: Epochs | None = None
 
     def make_ready(self) -> None:
         from onchip.kernels.training import Epochs
 
         self.trainers[0].train(Epochs((np.zeros(0, np.int64),), (0.0,)))
 
-    def begin(self, pieces: Sequence[Epochs | None]) -> None:
-        (self._piece,) = pieces
+    def begin(self, runs: Sequence[Epochs | None]) -> None:
+        (self._epochs,) = runs
 
     def end(self) -> list[Trained]:
         begin = time.perf_counter()
-        trained = self.trainers[0].train(self._piece) if self._piece is not None else []
+        trained = self.trainers[0].train(self._epochs) if self._epochs is not None else []
         self.seconds = time.perf_counter() - begin
         return [trained]
 

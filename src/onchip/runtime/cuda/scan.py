@@ -76,7 +76,7 @@ def scan_on_gpu(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, ou
         scratch = kind.scratch(bound.scratch_bytes, stream)
         bound.enqueue(x_view.pointer, y_view.pointer, stream, scratch.pointer if scratch else 0)
         kind.launched([x_view.owner], out is not None)  # freeing y waits for the work; scratch is freed in stream order
-    return y if out is not None else kind.hand_out(y)
+    return y if out is not None else kind.export(y)
 
 
 def _check(view: ArrayView, gpu: Gpu, what: str) -> ArrayView:

@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, tensor_co
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.strides import Heads
 from onchip.kernels.cuda.common.weights import stretched
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul, Mul, Permute, Reshape, Slice
 from onchip.network.recipe import Array, Recipe, recipe_op
@@ -135,7 +135,7 @@ class AttentionFusedKernel(CudaKernel):
         gemm_flop = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
         moved = sum(net.types[name].row_bytes for name in values) + y.row_bytes
         rate = costs_of(device).attention.share
-        cost = tensor_core_cost(job.precision, gemm_flop, moved, bytes_of(recipes), rate=rate)
+        cost = tensor_core_cost(job.precision, gemm_flop, moved, recipe_bytes(recipes), rate=rate)
         lowering = AttentionLowering(
             job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts
         )

@@ -17,7 +17,7 @@ from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
 from onchip.kernels.cuda.conv.direct import bias_recipe, conv_recipes
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise
@@ -95,7 +95,7 @@ class DepthwiseKernel(CudaKernel):
                 net, node, DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
                 label=f"{self.name}<{','.join(labels)}>", nodes=tuple(each.name for each in nodes),
                 cost=Cost(
-                    sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, bytes_of(recipes),
+                    sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, recipe_bytes(recipes),
                     precision="fp32", rate=costs.share if windows.is_unrolled else costs.loop_share,
                     min_us=windows.h.taps * windows.w.taps * tap_us,
                 ),

@@ -15,7 +15,7 @@ from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise, Layer, Linear, TransposedConvolution
@@ -233,7 +233,7 @@ class ConvDirectKernel(CudaKernel):
                 continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
             # FFMA whatever the job's precision: the result is only more exact.
             cost = Cost(
-                sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, bytes_of(recipes),
+                sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, recipe_bytes(recipes),
                 precision="fp32", rate=lowering.rate(job.batch), min_us=lowering.min_us(job.batch),
             )  # fmt: skip
             yield self.claim(
@@ -255,7 +255,7 @@ class ConvDirectKernel(CudaKernel):
             net, node, ConvDirectLowering(g, dtypes, (True, True), "bias" in recipes, device.units, costs=costs),
             label=f"{self.name}<{g.C},{g.N}>", why="float64 on CUDA cores", recipes=recipes,
             cost=Cost(
-                net.row_flop(node), x.row_bytes + y.row_bytes, bytes_of(recipes),
+                net.row_flop(node), x.row_bytes + y.row_bytes, recipe_bytes(recipes),
                 precision="fp32", rate=rate,
             ),
             order=f"k in order, partial sums of {PART}", reads={node.inputs[0]: Use(is_read_often=True)},

@@ -1,4 +1,4 @@
-"""What the kernels of convolutions share: the layers fused with one, the claim of them, and the lowering's fields."""
+"""What the kernels of convolutions share: the layers that they fuse with one, the claim, and the lowering's fields."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ConvRun:
         return [node.layer.kind for node in after if not isinstance(node.layer, hidden)]
 
     def extended(self, net: Network, node: Node) -> ConvRun | None:
-        """The run and a node that reads only its output; None if any other node reads that."""
+        """The run extended by a node, if the node reads only the run's output, and no other node reads that."""
         follows = node.inputs == (self.output_name,) and is_closed(net, [*self.nodes, node])
         return ConvRun((*self.nodes, node), self.conv) if follows else None
 
@@ -110,7 +110,7 @@ def with_conversion(net: Network, start: int, run: ConvRun) -> ConvRun:
 
 
 def find_runs(net: Network, start: int, operand_dtype: str) -> list[ConvRun]:
-    """All fusions that begin at a node: the longest first, then every shorter one that includes the convolution.
+    """All fusions that begin at a node, longest first; each includes the convolution.
 
     operand_dtype  the tensor cores' operand dtype: a preceding Cast to it is fused
     """
@@ -162,12 +162,9 @@ class ConvLowering:
 
     @classmethod
     def of(cls, net: Network, run: ConvRun, geometry: Geometry, device: Device, job: Job, **fields: Any) -> Self:
-        """`fields` of a subclass."""
-        dtypes, has_bias = run.dtypes(net), "bias" in run.conv.weights
-        costs = costs_of(device)
-        return cls(
-            geometry, job.precision, dtypes, run.activation, has_bias, device.units, costs=costs, **fields
-        )  # fmt: skip
+        """The lowering of a run; `fields` are those that a subclass adds."""
+        dtypes, has_bias, costs = run.dtypes(net), "bias" in run.conv.weights, costs_of(device)
+        return cls(geometry, job.precision, dtypes, run.activation, has_bias, device.units, costs=costs, **fields)
 
     @property
     def bias(self) -> Argument:
@@ -175,13 +172,13 @@ class ConvLowering:
 
 
 class ConvKernel(CudaKernel):
-    """A convolution on the tensor cores, with the layers around it, from a Cast on."""
+    """A kernel of a convolution on the tensor cores; the layers that it fuses may begin with a Cast."""
 
     layers: ClassVar[tuple[type[Layer], ...]] = (Cast, Convolution, TransposedConvolution)
     dtypes = tuple(ELEMENT_TYPES)
 
     def claim_run(self, net: Network, run: ConvRun, lowering: ConvLowering, **changes: Any) -> Claim:
-        """By default in NHWC at both ends."""
+        """The claim of a run, by default in NHWC at both ends; `changes` replace fields."""
         fields = {
             "nodes": tuple(node.name for node in run.nodes), "label": f"{self.name}<{run.label(net)}>",
             "reads": {

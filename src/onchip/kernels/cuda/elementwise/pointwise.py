@@ -40,7 +40,7 @@ from onchip.kernels.cuda.elementwise.steps import (
     fits,
     is_elementwise,
 )
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Layer, Reshape
 from onchip.plan.device import Device
@@ -218,7 +218,7 @@ class PointwiseKernel(CudaKernel):
         claim = self.claim(
             net, nodes[0], PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
             label=f"{self.name}<{kinds}>", nodes=tuple(node.name for node in nodes),
-            cost=Cost(sum(map(net.row_flop, nodes)), moved, bytes_of(run.recipes), precision="fp32"),
+            cost=Cost(sum(map(net.row_flop, nodes)), moved, recipe_bytes(run.recipes), precision="fp32"),
             why="one pass over memory" if len(nodes) > 1 else "single layer",
             recipes=run.recipes, fast_bytes=run.slots * TILE_BYTES,
         )  # fmt: skip

@@ -139,7 +139,7 @@ class GatherKernel(CudaKernel):
             yield self._embedding(net, node, device)
             reader = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
             if y.dtype in FLOATS and _can_fuse_sum(net, node, reader):
-                yield self._sum(net, node, reader, device)
+                yield self._sum(net, node, reader)
 
     def _embedding(self, net: Network, node: Node, device: Device) -> Claim:
         ids, y = net.types[node.inputs[0]], net.types[node.name]
@@ -151,7 +151,7 @@ class GatherKernel(CudaKernel):
             recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), y.dtype)},
         )  # fmt: skip
 
-    def _sum(self, net: Network, node: Node, reader: Node, device: Device) -> Claim:
+    def _sum(self, net: Network, node: Node, reader: Node) -> Claim:
         ids, rows = net.types[node.inputs[0]], net.types[node.name]
         V, E = net.weights[node.weights["weight"]].shape
         status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(reader.layer, GlobalMean)

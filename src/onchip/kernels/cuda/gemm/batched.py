@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Recipe, as_is
@@ -119,7 +119,7 @@ def label_of(kernel: str, gemm: MatMulShape) -> str:
 def moved_bytes(net: Network, node: Node, recipes: Mapping[str, Recipe]) -> tuple[int, int]:
     """Bytes per row of the batch, and bytes of weights per launch."""
     values = dict.fromkeys((*node.inputs, node.name))
-    return sum(net.types[name].row_bytes for name in values), bytes_of(recipes)
+    return sum(net.types[name].row_bytes for name in values), recipe_bytes(recipes)
 
 
 def operands_of(net: Network, node: Node) -> tuple[MatMulShape, dict[str, Recipe]]:

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import OVERLAPPING, Budget, Instance, KernelLaunch, LaunchConfig, Program
 from onchip.kernels.cuda.gemm.linear import GemmKernel, LinearGemm, LinearLowering, plain_weight, residuals
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
@@ -121,7 +121,7 @@ class GemvKernel(GemmKernel):
                 net, linear, LinearLowering(gemm, linear.arrays(net, linear.residual_input(net)), device),
                 recipes=recipes, order=gemm.order, why="few rows: bound by reading the weights",
                 cost=Cost(
-                    *linear.work(net), bytes_of(recipes), precision="" if gemm.by_mma else "fp32",
+                    *linear.work(net), recipe_bytes(recipes), precision="" if gemm.by_mma else "fp32",
                     rate=planned.rate(device), min_us=planned.min_us(device),
                 ),
             )  # fmt: skip

@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.program import Instance, KernelLaunch, LaunchCon
 from onchip.kernels.cuda.common.weights import multiplied_weight, spread_taps
 from onchip.kernels.cuda.gemm.linear import FusedLinear, GemmKernel, LinearGemm, LinearLowering, large_layer
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.network.recipe import Recipe
 from onchip.network.types import DTYPE_BYTES
@@ -96,7 +96,7 @@ class GemmMmaKernel(GemmKernel):
         rate = share * replace(gemm, M=max(1, job.batch * gemm.M)).rate(device)
         yield self.claim_linear(
             net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,
-            cost=tensor_core_cost(job.precision, *linear.work(net), bytes_of(recipes), rate=rate),
+            cost=tensor_core_cost(job.precision, *linear.work(net), recipe_bytes(recipes), rate=rate),
             why="tensor cores, one tile per block", order=order_of(job.precision, "mma", PART),
         )  # fmt: skip
 

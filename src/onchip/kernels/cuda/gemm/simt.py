@@ -21,7 +21,7 @@ from onchip.kernels.cuda.gemm.linear import (
     large_layer,
     plain_weight,
 )
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -111,7 +111,7 @@ class GemmSimtKernel(GemmKernel):
             rate = replace(gemm, M=max(1, job.batch * gemm.M)).rate(device)
             yield self.claim_linear(
                 net, linear, LinearLowering(gemm, linear.arrays(net), device), recipes=recipes,
-                cost=Cost(*linear.work(net), bytes_of(recipes), precision="fp32", rate=rate),
+                cost=Cost(*linear.work(net), recipe_bytes(recipes), precision="fp32", rate=rate),
                 why="weights exceed the shared memory of a block",
             )  # fmt: skip
 

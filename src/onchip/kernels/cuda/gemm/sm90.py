@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.gemm.linear import FusedLinear, GemmKernel, residuals
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, MIN_WEIGHTS, PART, TMA_BYTES, WgmmaGemm
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Activation
 from onchip.network.recipe import Recipe
@@ -128,7 +128,7 @@ class GemmSm90Kernel(GemmKernel):
         return self.claim_linear(
             net, linear, lowering, label=f"{self.name}<{','.join(filter(None, (linear.label, split)))}>",
             cost=tensor_core_cost(
-                job.precision, *linear.work(net), bytes_of(recipes), launches=2 if copied_bytes else 1,
+                job.precision, *linear.work(net), recipe_bytes(recipes), launches=2 if copied_bytes else 1,
                 transposed_bytes=copied_bytes, rate=gemm.rate(units, overlaps=True), min_us=gemm.min_us(units),
             ),
             why="tensor cores, one tile per block", recipes=recipes,

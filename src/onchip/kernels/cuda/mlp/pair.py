@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, L
 from onchip.kernels.cuda.common.weights import multiplied_weight
 from onchip.kernels.cuda.mlp.tensor_core import fits_in_block
 from onchip.kernels.cuda.mma.wgmma_tile import ALIGN_BYTES, TMA_BYTES
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
@@ -169,7 +169,7 @@ class MlpPairKernel(ChainKernel):
         cost, min_us = forward_cost(net, chain), replace(pair, M=job.batch * pair.M).min_us(device)
         yield self.claim_chain(
             net, chain, MlpPairLowering(pair, (first.bias is not None, second.bias is not None)), recipes=recipes,
-            cost=replace(cost, fixed_bytes=bytes_of(recipes), min_us=min_us), why="hidden activations stay on chip",
+            cost=replace(cost, fixed_bytes=recipe_bytes(recipes), min_us=min_us), why="hidden activations stay on chip",
             fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
             order="k in steps of 16 by wgmma, then hidden units likewise",
         )  # fmt: skip

@@ -17,7 +17,7 @@ from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize
@@ -136,7 +136,7 @@ class ResizeKernel(CudaKernel):
             yield self.claim(
                 net, node, ResizeLowering(x.dtype, parts, device.units), layout, recipes=recipes, order="axis by axis",
                 cost=Cost(
-                    net.row_flop(node), x.row_bytes + y.row_bytes, bytes_of(recipes),
+                    net.row_flop(node), x.row_bytes + y.row_bytes, recipe_bytes(recipes),
                     precision="fp32", rate=costs.rows_share if layout == ROWS else costs.channels_last_share,
                 ),
             )  # fmt: skip

@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.recurrent.register_resident import MAX_BLOCKS, WITHOUT_CLUSTERS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Recurrent
 from onchip.network.recipe import Array, Recipe, recipe_op
@@ -194,11 +194,11 @@ class RecurrentMmaKernel(CudaKernel):
     def _claim(
         self, net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job
     ) -> Claim:
-        recipes, N = _recipes(net, nodes, lowering), job.batch * lowering.sequences
+        recipes, N = _recipes(nodes, lowering), job.batch * lowering.sequences
         values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
         cost = tensor_core_cost(
             job.precision, sum(map(net.row_flop, nodes)),
-            sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)), bytes_of(recipes),
+            sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)), recipe_bytes(recipes),
             why_slow="steps depend on each other",
         )  # fmt: skip
         flop, peak = cost.row_flop, device.flops[cost.precision or job.precision]
@@ -224,7 +224,7 @@ def _nodes(net: Network, start: int) -> list[Node]:
 # -- weights ---------------------------------------------------------------------------------------------------
 
 
-def _recipes(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering) -> dict[str, Recipe]:
+def _recipes(nodes: list[Node], lowering: RecurrentMmaLowering) -> dict[str, Recipe]:
     computed, octets = lowering.computed, lowering.blocks * lowering.warps
 
     def fragments(name: str, K: int) -> Recipe:

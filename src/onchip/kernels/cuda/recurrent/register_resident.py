@@ -13,7 +13,7 @@ from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, label_of, moved_bytes
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent
 from onchip.plan.device import Device
@@ -116,7 +116,7 @@ class RecurrentRegisterResidentKernel(CudaKernel):
             why=f"{shape.S} steps in one launch, the recurrence in registers",
             order=f"lanes in steps of {4 * lowering.slices}, then a tree",
             cost=Cost(
-                flop, moved_bytes(net, node), bytes_of(recipes), precision="fp32",
+                flop, moved_bytes(net, node), recipe_bytes(recipes), precision="fp32",
                 rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
                 min_us=lowering.wave_us(N), why_slow="steps depend on each other",
             ),

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
@@ -127,7 +127,7 @@ class RecurrentKernel(CudaKernel):
             net, node, lowering, label=label_of(self.name, node, shape), recipes=recipes,
             why=f"{shape.S} steps in one launch", fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
             cost=Cost(
-                net.row_flop(node), moved_bytes(net, node), bytes_of(recipes),
+                net.row_flop(node), moved_bytes(net, node), recipe_bytes(recipes),
                 rate=costs.share * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
                 min_us=shape.S * step_us, why_slow="steps depend on each other",
             ),

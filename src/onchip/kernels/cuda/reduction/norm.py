@@ -15,7 +15,7 @@ from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.weights import stretched
-from onchip.kernels.layer_kernel import bytes_of
+from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm
 from onchip.network.layers.norm import NormSegments
@@ -142,7 +142,7 @@ class NormKernel(CudaKernel):
         yield self.claim(
             net, norm, lowering, nodes=tuple(each.name for each in nodes),
             label=f"{layer.kind.lower()}<{segments.size}{',Add' if addend else ''}>",
-            cost=Cost(sum(map(net.row_flop, nodes)), values * x.row_bytes, bytes_of(recipes)),
+            cost=Cost(sum(map(net.row_flop, nodes)), values * x.row_bytes, recipe_bytes(recipes)),
             why="each row is read once" if addend else "single layer", recipes=recipes,
             order="in threads, then in a tree",
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""The pointwise operations: one or two elements in, one out. Layers declare them (network/layers/); here are the
-functions that the kernels of both devices compute.
+"""The pointwise operations: functions of one or two elements, as layers declare them (network/layers/) and as the
+kernels of both devices compute them.
 
 A test runs every operation on both devices, and in NumPy, on the same values.
 """
@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Operation:
-    """A layer, or one of its variants, as kernels compute it. Numbers in its expressions are Element(number)."""
+    """A layer, or one of its variants, as kernels compute it. A number in its expressions is Element(number)."""
 
     layer: type[Layer]
     struct: str  # in C++; "" if it has no expression there
@@ -82,7 +82,7 @@ def _operation(kind: type[Elementwise | Broadcast], variant: str) -> Operation:
     if len(parameters) > most:
         raise TypeError(f"{kind.__name__}: its expressions may have at most {most} attributes, not {parameters}")
     struct = variant.title() + kind.__name__ if cuda else ""
-    if struct and kind not in BUILT_IN:  # a name of its own: two layers of users may have one name
+    if struct and kind not in BUILT_IN:  # unique: two layers of users may have the same name
         struct += "_" + hashlib.sha256(repr((cuda, fast, parameters)).encode()).hexdigest()[:8]
     return Operation(kind, struct, variant, cuda, fast, cpu, parameters)
 
@@ -125,7 +125,7 @@ def operation_of(layer: Layer) -> Operation | None:
     return _BETWEEN_DTYPES.get((type(layer), layer.variant))
 
 
-# Codes that kernels know: of no activation, and of TRAINED. The CPU's gemm microkernel itself applies RELU.
+# Codes that kernels use by name: no activation, and those of TRAINED. The CPU's gemm microkernel applies RELU itself.
 IDENTITY = 0
 RELU, LEAKY, SIGMOID, TANH = (CODES[_declared(kind)[""]] for kind in TRAINED)
 

@@ -14,9 +14,9 @@ MAX_TEXT = 4 << 20  # characters, in a file
 
 @dataclass(frozen=True)
 class Meaning:
-    columns: tuple[str, ...] = ()  # of the table whose rows it reads
-    classes: tuple[str, ...] = ()  # of its outputs, which are logits
-    scale: float = 0.0  # bytes were divided by this in training; 0: they were not
+    columns: tuple[str, ...] = ()  # names of the columns of the table whose rows the network reads
+    classes: tuple[str, ...] = ()  # names of its outputs, which are logits
+    scale: float = 0.0  # training divided byte rows by this; 0: rows were not bytes
 
     def to_text(self) -> str:
         """JSON of the known fields; "" if there are none."""
@@ -37,7 +37,7 @@ class Meaning:
         return cls(_strings(parsed, "columns"), _strings(parsed, "classes"), scale)
 
     def check(self, inputs: int, outputs: int) -> None:
-        """FormatError if it describes a network with another number of inputs or outputs."""
+        """FormatError if the numbers of columns and classes are not those of the network's inputs and outputs."""
         for what, names, count in (("columns", self.columns, inputs), ("classes", self.classes, outputs)):
             if names and len(names) != count:
                 got, expected = f"{len(names)} {what}", str(count)

@@ -15,6 +15,7 @@ T = TypeVar("T")
 def fitted(value: T, what: str, source: str) -> T:
     """A field of a table.
 
+    what    its meaning, after its name and unit
     source  result files below benchmarks/results that hold its estimates, or what was measured, or "estimated"
     """
     return field(default_factory=lambda: value, metadata={"what": what, "source": source})

@@ -82,8 +82,8 @@ class Job:
         return self.training is not None
 
 
-def _normalise(of: Job | TrainingStep, field: str, known: Iterable[str]) -> None:
-    object.__setattr__(of, field, known_name(getattr(of, field), known, field, hint=next(iter(known))))
+def _normalise(of: Job | TrainingStep, name: str, known: Iterable[str]) -> None:
+    object.__setattr__(of, name, known_name(getattr(of, name), known, name, hint=next(iter(known))))
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,11 @@ def describe_network(net: Network, batch: int = 1024) -> NetworkInfo:
         {name: str(net.types[name]) for name in net.outputs},
         dict(Counter(node.layer.kind for node in net.nodes).most_common()),
         net.parameters, net.weight_bytes, sum(map(net.row_flop, net.nodes)),
-        tuple(describe_on(net, device, batch) for device in devices),
+        tuple(_describe_on(net, device, batch) for device in devices),
     )  # fmt: skip
 
 
-def describe_on(net: Network, device: Device, batch: int) -> DeviceInfo:
+def _describe_on(net: Network, device: Device, batch: int) -> DeviceInfo:
     try:
         plan = make_plan(net, device, kernels_for(device), Job(batch=batch), whole=False)
     except OnchipError as error:

@@ -13,7 +13,7 @@ from onchip.bench.report.results import Results, Row, machine_title
 from onchip.errors import InputError
 
 RESAMPLES, COVERAGE = 2000, 0.99  # of the bootstrap
-MIN_CHANGE = 0.02  # samples of one run do not show what differs from run to run: smaller changes count as noise
+MIN_CHANGE = 0.02  # smaller changes count as noise: the samples of one run do not show the spread between runs
 
 FASTER, SLOWER, SAME, WRONG, GONE, NEW = "faster", "slower", "same", "wrong now", "gone", "new"
 
@@ -50,13 +50,13 @@ def compare_results(old: Results, new: Results) -> list[Change]:
 
 
 def peer_drift(changes: Sequence[Change]) -> float | None:
-    """The median speedup of the peers, whose code did not change: what the machine and the versions changed."""
+    """The median speedup of the peers: the effect of the machine and of their versions, not of onchip."""
     found = [each.speedup for each in changes if each.is_peer and each.speedup is not None]
     return statistics.median(found) if found else None
 
 
 def bootstrap_speedup(old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
-    """The interval of median(old) / median(new) over resampled runs; the same on every call."""
+    """The bootstrap interval of median(old) / median(new): COVERAGE of RESAMPLES. Deterministic."""
     random = np.random.default_rng(0)
     medians = [
         np.median(random.choice(np.asarray(samples, np.float64), (RESAMPLES, len(samples))), axis=1)

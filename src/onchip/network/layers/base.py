@@ -5,7 +5,7 @@ One with attributes is a dataclass(frozen=True, eq=False, repr=False): the share
 method that a dataclass generates adds to the import time.
 
 `forward` and `backward` define what a layer computes, in NumPy and in any float dtype. In float64 they are the
-reference of every kernel.
+reference for every kernel.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,as
 
 
 class Spelling:
-    """A layer's name elsewhere, and the names of its attributes there."""
+    """A layer's name in another library, and the names of its attributes there."""
 
     def __init__(self, name: str, **attributes: str) -> None:
         self.name, self.attributes = name, attributes  # their name -> ours
@@ -115,7 +115,7 @@ Expression = str | Mapping[str, str]  # or one per `variant` of the layer
 
 
 class Elementwise(Layer, abstract=True):
-    """A function of one element: `function` and its `derivative` in NumPy, and how others call it.
+    """A function of one element: `function` and its `derivative` in NumPy, and its names in other libraries.
 
     `cuda` and `cpu` are its expressions of x and of its attributes in C++ and in Python: in terms of the functions of
     kernels/cuda/common/elementwise.cuh and of kernels/cpu/microkernels/. Numbers in them have the type of x. The
@@ -158,7 +158,7 @@ class Activation(Elementwise, abstract=True):
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         if not (abstract or (cls.cuda and cls.cpu)):
             raise TypeError(f"{cls.__name__}: an Activation needs the expressions `cuda` and `cpu`; see Elementwise")
-        if not {*cls.__bases__}.isdisjoint(LAYERS.values()):  # kernels would take it for that one
+        if not {*cls.__bases__}.isdisjoint(LAYERS.values()):  # kernels would run it as that layer
             raise TypeError(f"{cls.__name__}: derive it from Activation, not from another layer")
         super().__init_subclass__(abstract, **kwargs)
 
@@ -186,6 +186,7 @@ def row_axis(axis: int, x: TensorType) -> int:
 
 
 def need_bias(weights: WeightTypes, width: int) -> None:
+    """ShapeError if there is a bias of another shape than [width]."""
     bias = weights.get("bias")
     if bias is not None and bias.shape != (width,):
         raise ShapeError("bias and weight do not fit", got=str(bias), expected=f"[{width}]")

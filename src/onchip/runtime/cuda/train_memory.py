@@ -103,7 +103,7 @@ def _bytes_per_network(lowering: TrainLowering, orders: Sequence[int], n: int) -
 def write_rows(
     gpu: Gpu, buffer: Buffer, shape: tuple[int, int], dtype: Any, fill: Callable[[Array, int], None]
 ) -> None:
-    """Write rows slice by slice: zeros, after `fill(rows, index of the first)` has changed them."""
+    """Write rows slice by slice. A slice is zeros, into which `fill(rows, index of its first row)` writes."""
     count, width = shape
     row_bytes = np.dtype(dtype).itemsize * width
     most = max(1, SLICE_BYTES // row_bytes)

@@ -1,4 +1,4 @@
-"""Functions of a float32 with an exponential or a logarithm, for the expressions of activations and functions.
+"""Functions of a float32 for the expressions of layers: those with an exponential or a logarithm, and clip.
 
 The exponential is implemented here, in arithmetic that LLVM vectorises: an element's bits depend neither on its
 position nor on the installed math library.

@@ -1,4 +1,4 @@
-"""Functions of two int64, for the expressions of elementwise layers: those that differ from function.py's."""
+"""Functions of two int64 for the expressions of layers: they replace those of the same name in function.py."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 An expression calls the functions of exponential.py and function.py (of int_function.py for ints), and abs, sqrt, floor,
 ceil and rint. Or it names a loop of function.py, where one element at a time would be slow. Each loop is compiled
-separately, once, when a network needs it.
+separately, when a network needs it.
 
-The loops slice rows first: Numba supports negative indices, and LLVM only vectorises loops whose index is known to be
-non-negative, as one that counts from 0 is.
+Each loop counts from 0 over a slice of the row. LLVM vectorises only if it knows that the index is non-negative, since
+Numba supports negative ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FLOAT_SCOPE = {
     "rint": np.rint, "Element": np.float32,
 }  # fmt: skip
 _SCOPES = {"float32": _FLOAT_SCOPE, "int64": {**_functions(int_function), "abs": abs, "Element": np.int64}}
-_PAIRS: dict[tuple[np.float32, ...], Array] = {}  # parameters, kept alive: loops get their addresses
+_PAIRS: dict[tuple[np.float32, ...], Array] = {}  # parameters; kept alive, as loops receive their addresses
 
 
 def parameters_word(layer: Layer) -> int:

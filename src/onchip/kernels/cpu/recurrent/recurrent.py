@@ -1,11 +1,11 @@
 """recurrent on the CPU: an LSTM, a GRU or an RNN, all steps in one call.
 
-Idea      A task is a tile of sequences in one direction, over all steps. Per step, states times the recurrence are
-          added to the gates' inputs, then the gates update the states. States and gates stay in the core's caches; x
-          is read and y written once. One compiled kernel handles every size. A preceding Linear that computes the
-          gates' inputs is fused: its outputs stay in cache, too.
+Idea      A task is a tile of sequences in one direction, over all steps. Per step, a gemm of the states and the
+          recurrent weights is added to the gates' inputs, then the gates update the states. States and gates stay in
+          the core's caches; x is read and y written once. One compiled kernel handles every size. A preceding Linear
+          that computes the gates' inputs is fused: its outputs stay in cache, too.
 Floor     2 G H^2 flop per step and direction. 256 sequences, 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
-Same bits A gate sums over the units in order, in chunks of dense's size, however sequences are tiled.
+Order     A gate sums over the hidden units in order, in chunks of CHUNK, independent of the tiles of sequences.
 Limits    float32; `plain` runs other dtypes.
 """
 
@@ -98,7 +98,8 @@ def copy_floats(source: int, target: int, count: int) -> None:
 
 @linked(*(types.int64,) * 8)
 def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row: int, rows: int, H: int) -> None:
-    """What the recurrence is added to: the gates' inputs; the bias for a GRU's new gate, which is reset first."""
+    """Initialise the gates of a step with their inputs; with `reset_after`, a GRU's new gate with its bias: the reset
+    gate multiplies the recurrent part before the input is added."""
     width = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
     for r in range(rows):
         inputs, out = floats_at(x + r * x_row, width), floats_at(gates + r * gates_row, width)
@@ -123,8 +124,8 @@ def _clamped(x: np.float32) -> np.float32:
 
 @linked(*(types.int64,) * 3)
 def next_cell(gates: int, c: int, H: int) -> None:
-    """Update an LSTM's cell in place; the state overwrites its first gate. With one more array LLVM's alias checks
-    would be too many to vectorise."""
+    """Update an LSTM's cell in place; the state overwrites its first gate, as with one more array LLVM would need too
+    many alias checks to vectorise the loop."""
     i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
     f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
     for n in range(H):
@@ -218,7 +219,7 @@ def _tile(worker: int, task: int, sizes: Array, ptrs: Array) -> None:
                 feed(x + (begin * S + low) * K * 4, S * K * 4, rows, steps, K, w, all_gates, start, fed, gates_row)
             inputs = fed + (s - low) * rows * gates_row
         init, init_row = inputs, inputs_row
-        # Part of it is a bias, or the inputs are not whole vectors.
+        # A copy, if part of the initial gates is a bias, or the inputs are not whole vectors.
         if kind in (_GRU_AFTER, _GRU_BEFORE) or (K == 0 and wide != G * H):
             first_gates(kind, inputs, inputs_row, bias + d * H * 4, gates, gates_row, rows, H)
             init, init_row = gates, gates_row
@@ -239,8 +240,8 @@ def _tile(worker: int, task: int, sizes: Array, ptrs: Array) -> None:
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """x (N, S, D * G * H), or (N, S, K) with a fused Linear; y (N, S, D * H), or (N, D * H) of the last step; the code
-    of a CompiledLaunch.
+    """The code of a CompiledLaunch: x (N, S, D * G * H), or (N, S, K) with a fused Linear; y (N, S, D * H), or
+    (N, D * H) of the last step.
 
     facts  the addresses of the next three, and the sequences per batch row
     sizes  N, S, D, G, H, kind, output, is_reverse for one direction, rows of a tile, bytes per row of gates, scratch
@@ -273,7 +274,7 @@ class Facts:
 class RecurrentKernel(CpuKernel):
     name = "recurrent"
     layers = (Linear, Recurrent)
-    dtypes = DTYPE_BYTES  # silent about a Linear of another dtype
+    dtypes = DTYPE_BYTES  # `offers` checks: no Refusal for a Linear of another dtype
 
     def applies(self, net: Network, start: int) -> bool:
         return isinstance(net.nodes[start].layer, Recurrent) or _input_linear(net, start) is not None
@@ -324,7 +325,7 @@ class RecurrentKernel(CpuKernel):
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
         for activation in (Sigmoid(), Tanh()):
-            code_of(activation)  # makes it available
+            code_of(activation)  # compiles the loop that `activate` calls
         reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4

@@ -1,4 +1,4 @@
-"""What the kernels of Linear layers share: the layers they begin at, the check of dtypes, the claim of a chain."""
+"""The base class of kernels of Linear layers: where they begin, which dtypes they support, the claim of a chain."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from onchip.kernels.layer_kernel import LayerKernel
 
 
 class CudaKernel(LayerKernel):
-    """A general kernel by default: of any float dtype, computed in float32 or float64, on every chip."""
+    """By default a general kernel: any float dtype, computed in float32 or float64, on every chip."""
 
     device_kind: ClassVar[str] = "cuda"
     precisions: ClassVar[tuple[str, ...]] = tuple(PRECISIONS)

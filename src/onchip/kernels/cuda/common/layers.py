@@ -1,4 +1,5 @@
-"""common/layers.cuh, a header that is not a file: a C++ struct per elementwise layer, from its expressions."""
+"""The header common/layers.cuh, generated when a kernel is compiled: a C++ struct per elementwise layer, from its
+expressions."""
 
 from __future__ import annotations
 
@@ -10,19 +11,22 @@ _OF_USERS: dict[str, Operation] = {}  # by struct
 
 
 def struct_of(op: Operation) -> str:
-    """The name of the operation's struct, for a name expression."""
+    """The name of the operation's struct, for a name expression; layers_header then knows a user's layer."""
     if op.layer not in BUILT_IN:
         _OF_USERS[op.struct] = op
     return op.struct
 
 
 def layers_header(name_expression: str) -> str:
-    """The header of a program. A struct of a user's layer is in it only if the program names it: other programs need
-    not be compiled again."""
+    """The header of a program. It contains the struct of a user's layer only if the program names it, so that defining
+    a layer does not recompile other programs."""
     declared = [op for op in OPERATIONS if op.cuda] + [
         op for name, op in sorted(_OF_USERS.items()) if name in name_expression
     ]
-    cases = " ".join(f"CASE({code}, {op.struct}, v{', a, b'[: 3 * len(op.parameters)]})" for op, code in CODES.items())
+    cases = " ".join(
+        f"CASE({', '.join([str(code), op.struct, *('v', 'a', 'b')[: 1 + len(op.parameters)]])})"
+        for op, code in CODES.items()
+    )
     return f"""#pragma once
 {"".join(map(_struct, declared))}
 // The activations that common/epilogue.cuh selects at run time: code, struct, arguments.

@@ -158,9 +158,9 @@ def _tiles(
 
 
 def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Axes of a column of a tile (the last of y) and of a line (the last of x), numbered as in x.
+    """The axes of a tile's columns (the last axes of y) and of its lines (the last axes of x), numbered as in x.
 
-    The smaller group takes its next axis until both have SIDE elements; the groups share no axis.
+    The smaller group is extended by its next axis until both have SIDE elements; the groups share no axis.
     """
     orders = list(axes), list(range(len(axes)))
     groups = [orders[0].pop()], [orders[1].pop()]
@@ -202,7 +202,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
-    """From (size, stride) pairs. The first may have any size."""
+    """The Axes of (size, stride) pairs, outermost first. The first may have any size."""
     (_, s0), *others = axes or [(1, 0)]
     missing = [(1, 0)] * (MAX_GROUP_AXES - 1 - len(others))
     (n1, s1), (n2, s2), (n3, s3) = *missing, *others

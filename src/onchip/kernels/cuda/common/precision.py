@@ -37,7 +37,7 @@ PRECISIONS = {
 
 
 def tensor_core_cost(precision: str, flop: int, row_bytes: int, fixed_bytes: int, **fields: Any) -> Cost:
-    """Of gemms with `flop` per row: 3xTF32 computes three for each of fp32."""
+    """The cost of gemms with `flop` per row; 3xTF32 computes three gemms for one in fp32."""
     is_split = PRECISIONS[precision].splits > 1
     computed = "tf32" if is_split else ""
     return Cost(flop * (3 if is_split else 1), row_bytes, fixed_bytes, precision=computed, **fields)

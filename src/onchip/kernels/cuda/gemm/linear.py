@@ -1,4 +1,4 @@
-"""What the GEMM kernels of a Linear share: the layers fused with one, the claim of them, and the lowering."""
+"""What the GEMM kernels of a Linear share: the layers that they fuse with it, the claim and the lowering."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 }
 
-// ldmatrix.x4 of four 8 x 16 B matrices: lane l addresses row l % 8 of matrix l / 8, gets word l % 4 of each row l / 4.
+// ldmatrix.x4 of four 8 x 16 B matrices: lane l addresses row l % 8 of matrix l / 8; it receives 32-bit element l % 4
+// of row l / 4 of each matrix.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&to)[4], const char* at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");

@@ -5,10 +5,11 @@
 //         thread, or eight warps for longer columns, hold V adjacent columns in registers. Longer columns, and rows
 //         (softmax_rows, a block each), take three passes (max, sum, result), the second and third from cache.
 // Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions per float in that time, half for 16-bit dtypes. On sm_90a a thread takes 887 for 32 floats
-//         in softmax_columns<.., 4, 8, 8>, 864 in softmax_lanes<.., 256, 32>, 1,304 (f16: 983) for 64 in softmax_short.
-// Order   In registers: sums in the accumulator type, at most 64 per thread (short rows in 8 chains, float64 in 2;
-//         lanes in 4), then a tree; columns line by line. Else float64 per thread, then a tree. Depends on N alone.
+//         instructions per float in that time, half for 16-bit dtypes. On sm_90a a thread issues, for 32 floats, 887 in
+//         softmax_columns<.., 4, 8, 8> and 864 in softmax_lanes<.., 256, 32>; for 64, 1,304 (f16: 983) in softmax_short.
+// Order   In registers: at most 64 elements per thread, in the accumulator type, in 8 partial sums (softmax_short;
+//         float64: 2) or 4 (softmax_lanes), then a tree; columns line by line. Else float64 per thread, then a tree.
+//         Depends on N alone.
 // Layout  x, y (outer, N, inner), row-major; may alias.
 // Shared  softmax_short: short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V values, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.

@@ -14,7 +14,7 @@ from onchip.network.graph import Node
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Normalise(Activated):
-    """In place on y."""
+    """Softmax or log-softmax of a vector, in place on y."""
 
     order = "softmax in order"
     how: int  # a value of NORMALISERS

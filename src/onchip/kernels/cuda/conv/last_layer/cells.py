@@ -33,7 +33,7 @@ class CellAxis:
         return math.ceil(self.side_out / self.cell)
 
     def pixels(self, cells: int) -> int:
-        """Pixels of x under `cells` cells."""
+        """Pixels of x that `cells` adjacent cells read."""
         return (cells - 1) * self.step + (self.taps - 1) * self.dilation + 1
 
 

@@ -1,6 +1,6 @@
 """backprop: epochs of full-batch training of 784-56-28-10, on MNIST if available, else on random patterns.
 
-Patterns are pixels, which a GPU stores as bytes, and the same pixels standardised.
+Two cases each: with pixels, which a GPU stores as bytes, and with the same pixels standardised.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from onchip.network.layers import (
 from onchip.network.layers.conv import geometry
 
 TAP_CHANNELS = 64  # from here on, one gemm per tap pays off; with fewer channels, K runs over the window
-DOT_OUTPUTS = min(4, 2 * LANES // 5)  # with at most so many outputs, lanes over outputs would be mostly empty
+DOT_OUTPUTS = min(4, 2 * LANES // 5)  # with at most this many outputs, vectors of outputs would be mostly empty
 
 
 class Algo(enum.Enum):
@@ -148,7 +148,7 @@ class Lowering:
         return Algo.TAPS if C >= TAP_CHANNELS or one_by_one or dilation[-1] > 1 else Algo.WINDOWS
 
     def side(self, node: Node) -> int:
-        """How many neighbouring outputs of a convolution by windows share a vector.
+        """How many adjacent outputs of a convolution with Algo.WINDOWS share a vector.
 
         Together they read (side - 1) * SX more pixels than one output, and each multiplies pixels outside its window by
         zero: this pays off where windows overlap.

@@ -1,4 +1,4 @@
-"""Launches of compiled code, and several in one call: with few rows, Python takes longer than the kernels."""
+"""Launches of compiled code. Several run in one call: with few rows, Python would take longer than the kernels."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def _launch(code: int, facts: int, operands: int, count: int, B: int, threads: i
     return 0
 
 
-# Fields of a worker's task for run_launches: the number of launches, operands and arrays; then the addresses of
-# the launches: code, facts, first operand, whether it checks values
-# the operands: the index of each one's value
-# the values: the ids of the arrays, then the offset of each intermediate value, in bytes per row
-# the operands' addresses, overwritten
-# memory for intermediate values
-# the bytes per row of each array
+# Fields of a worker's task for run_launches: the numbers of launches, operands and arrays, then the addresses of
+#   launches       four words each: code, facts, first operand, whether it checks values
+#   value_of       of each operand: the index of its value
+#   values         of each array: its id; of each intermediate value: its offset, in bytes per row
+#   addresses      of each operand: its address, overwritten
+#   intermediates  memory for intermediate values
+#   row_bytes      of each array
 _COUNT, _OPERANDS, _ARRAYS, _LAUNCHES, _VALUE_OF, _VALUES, _ADDRESSES, _INTERMEDIATES, _ROW_BYTES, _FIELDS = range(10)
 
 

@@ -30,7 +30,7 @@ from onchip.kernels.cpu.train.model import (
 from onchip.kernels.training import BETA1, BETA2, CLIP_EPS, EPS
 from onchip.network.recipe import Array
 
-SUM_ROWS = 128  # rows per partial sum of a gradient: their inputs stay in L1 for all of a weight tile
+SUM_ROWS = 128  # rows per partial sum of a gradient: they stay in L1 while a whole weight tile is computed
 TASK_K = 64  # rows of a weight tile
 TASK_FLOATS = TASK_K * PANEL
 _ROWS = 4  # of a tile of a panel; a divisor of TASK_K
@@ -152,7 +152,7 @@ def _add(total: Array, part: Array, first: bool) -> None:
 
 @linked(types.int64, types.int64)
 def square_task(model_ptr: int, task: int) -> None:
-    """The sum of a tile's squared batch gradients, including its biases, to model.squares."""
+    """Store the sum of a tile's squared batch gradients, including its biases, in model.squares."""
     model = model_at(model_ptr)
     at, size = weights_of_task(model_ptr, task)
     total = _sum_squares(model.gw[at : at + size])
@@ -164,7 +164,7 @@ def square_task(model_ptr: int, task: int) -> None:
 
 @compiled()
 def _sum_squares(g: Array) -> float:
-    """In four independent sums: widths are multiples of LANES, and padding is zeros."""
+    """In four independent sums. The size of g is a multiple of LANES; padding is zeros."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     for i in range(0, len(g), 4):
         a += np.float64(g[i]) * np.float64(g[i])

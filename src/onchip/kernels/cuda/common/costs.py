@@ -59,7 +59,7 @@ class WgmmaTileCosts:
         "of an SM in 0.8 us, the prologue and epilogue of a tile",
         "H200: 64 x 32 tiles took 1.1 us with one slice of k, 3.4 us with nine",
     )
-    block_us: float = fitted(1.0, "of a block where every SM has one", _FEW_ROWS)
+    block_us: float = fitted(1.0, "fixed, of a launch with one block per SM", _FEW_ROWS)
     slice_us: float = fitted(0.106, "of a slice of k", _FEW_ROWS)
     column_us: float = fitted(0.00085, "per slice and column of the tile", _FEW_ROWS)
     bytes_per_us: float = fitted(98_000, "loaded per block: the least time of a slice", _FEW_ROWS)
@@ -174,7 +174,7 @@ class FirstLayerCosts:
     tile_instructions: int = fitted(40, "per warp tile and 8 channels", _COUNTED)
     step_instructions: int = fitted(24, "per step", _COUNTED)
     mma_instructions: int = fitted(6, "per step and 8 channels", _COUNTED)
-    launch_us: float = fitted(2.0, "more than an empty kernel", "H200: hardly any weights")
+    launch_us: float = fitted(2.0, "more than an empty kernel", "H200: a layer with few weights")
     weight_us: Mapping[int, float] = fitted(
         {1: 0.00045, 2: 0.0013},
         "per weight and launch, by tf32 splits",
@@ -218,7 +218,7 @@ class LastLayerCosts:
     bytes_per_clock: float = fitted(64, "pixels loaded into shared memory", _LAST_LAYER)
     launch_us: float = fitted(1.2, "per launch", "H200: one image took 4 us for 36 steps (fp16), 18 for 54 (fp32)")
     step_us: Mapping[int, float] = fitted({1: 0.08, 2: 0.22}, "of a warp's step, by tf32 splits", "H200: the same")
-    partial_factor: float = fitted(1.2, "time of partial rows: whole ones are stored together", _ESTIMATED)
+    partial_factor: float = fitted(1.2, "time of storing partial rows; whole ones are stored together", _ESTIMATED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,8 +286,8 @@ class ResizeCosts:
 
 @dataclass(frozen=True, eq=False)
 class RecipeCosts:
-    """Factors on the fp32 rate. Tables run on the tensor cores of sm_90a, at 12 times it in 16 bits, 2.3 times in
-    3xTF32; some of that is lost."""
+    """Factors on the fp32 rate. Tables run on the tensor cores of sm_90a, whose rates are 12 times that in 16 bits and
+    2.3 times in 3xTF32; the factors are lower."""
 
     token_tables_factor: float = fitted(0.75, "token_tables", "H200")
     narrow_tables_factor: float = fitted(10.0, "narrow_tables", _ESTIMATED)
@@ -320,9 +320,9 @@ class TrainTilingCosts:
 class TrainStreamCosts:
     bytes_per_clock: float = fitted(28, "weights from L2", _STREAM)
     mma_clocks: float = fitted(4.0, "of an mma of 16 x 8 x 16", _STREAM)
-    tile_clocks: float = fitted(8_000, "the other time of a row tile", _STREAM)
+    tile_clocks: float = fitted(8_000, "fixed, per row tile", _STREAM)
     separate_clocks: float = fitted(
-        30_000, "instead of it: train_head, the split of its dz and two more launches", "H200: 1,024 rows"
+        30_000, "without train_stream: train_head, the split of its dz and two more launches", "H200: 1,024 rows"
     )
 
 
@@ -338,9 +338,9 @@ class TrainLaunchCosts:
         {"fp32": 0.26, "tf32": 0.4, "bf16": 0.26, "fp16": 0.23},
         "of the tensor cores' rate (fp32: of tf32's, 3xTF32 included): operands come from L2", _LARGE_BATCHES,
     )  # fmt: skip
-    float_us_per_gflop: float = fitted(16.6, "in addition, of the first layer of float rows", _LARGE_BATCHES)
+    float_us_per_gflop: float = fitted(16.6, "of the first layer of float rows, in addition", _LARGE_BATCHES)
     few_rows_us: float = fitted(
-        2.6, "latency per launch with hardly any rows: a bound, 2.3 in fp32 and 1.6 in bf16 (64 rows)",
+        2.6, "latency per launch with few rows: an upper bound; 64 rows take 2.3 in fp32, 1.6 in bf16",
         "H200, digits: 24 and 19 us per step in fp32 and bf16 with 64 rows, 38, 32 and 29 in fp32, tf32, bf16 with 256",
     )  # fmt: skip
     many_rows_us: Mapping[str, float] = fitted(
@@ -354,11 +354,11 @@ class ThreeLaunchCosts:
 
     step_us: Mapping[str, float] = fitted(
         {"fp32": 19.8, "tf32": 15.1, "bf16": 11.4, "fp16": 15.1},
-        "of a step of at most few_gflop: a bound for less", _HUNDREDS,
+        "of a step of few_gflop; an upper bound for less", _HUNDREDS,
     )  # fmt: skip
     few_gflop: float = fitted(0.34, "784-320-160-10 with 256 rows", _HUNDREDS)
     us_per_gflop: Mapping[str, float] = fitted(
-        {"fp32": 51.0, "tf32": 46.0, "bf16": 41.0, "fp16": 46.0}, "of what a step has more", _HUNDREDS
+        {"fp32": 51.0, "tf32": 46.0, "bf16": 41.0, "fp16": 46.0}, "of a step's flop above few_gflop", _HUNDREDS
     )
     forward_tiles: int = fitted(4, "row tiles that fit in the load latency of the weights", "H200")
 

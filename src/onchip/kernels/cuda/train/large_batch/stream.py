@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent / "stream.cu"
 WARPS, TILE_ROWS, MAX_TILES = 16, 16, 2  # per block, as in train/large_batch/stream.cu
 OUT_PITCH = 36
 THREADS = 32 * WARPS
-BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20: loop invariants
+BUDGET = Budget(registers=128, spill_bytes=40)  # loop invariants spill: 40 bytes on sm_100, 20 on sm_90a
 _MMAS = {1: 1, 2: 3, 3: 6}  # bf16 mmas per fp32 mma, by bf16 splits
 
 
@@ -40,7 +40,7 @@ class StreamPass:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 16 rows per block: as few waves as possible, then few rows."""
+        """Tiles of 16 rows per block: the fewest waves, then the fewest rows."""
         fitting = [n for n in range(1, MAX_TILES + 1) if self._bytes(n) <= self.fast_bytes]
         return min(fitting, key=lambda n: (self._rounds(n), n))
 
@@ -62,7 +62,7 @@ class StreamPass:
     def _bytes(self, tiles: int) -> int:
         """SharedLayout::bytes of train/large_batch/stream.cu."""
         splits, rows, (D, N) = SPLITS[self.precision], TILE_ROWS * tiles, self.widths[-2:]
-        pitches = [8 * (_steps(width + 1) | 1) for width in self.widths[:-1]]  # 32-bit words per row; half its floats
+        pitches = [8 * (_steps(width + 1) | 1) for width in self.widths[:-1]]  # words per bf16 row; half a float row
         words = rows * (splits * (sum(pitches) + 8 * (_steps(N) | 1)) + 2 * sum(pitches) + OUT_PITCH)
         last = 16 * _steps(N) * (16 * _steps(D + 1) + 4)
         sums = min(_steps(D + 1), WARPS) * rows * (round_up(8 * -(-N // 8) - 8, 16) + 8)

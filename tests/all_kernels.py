@@ -49,10 +49,10 @@ def weight(*shape: int) -> np.ndarray:
 def all_kernels(width: int = 2100) -> Network:
     """Branches over words, pairs and an image, which meet in a sum.
 
-    words, pairs  (B, S) ids of an Embedding and of a TokenConv; the running totals of words look into a third table
+    words, pairs  (B, S) ids of an Embedding and of a TokenConv; the prefix sums of words are ids of a third table
     image         (B, 3, 10, 9)
     lengths       (B,) of words
-    width         of the largest layer: by default more than a multiprocessor holds
+    width         of the largest layer: by default more than an SM holds
     """
     nodes = (
         Node("words.rows", Embedding(), ("words",), {"weight": "words.table"}),
@@ -102,7 +102,7 @@ def all_kernels(width: int = 2100) -> Network:
 
 
 def inputs(B: int, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Ids of words are small, so that their totals are in the table, too."""
+    """Ids of words are small, so that their prefix sums are valid ids, too."""
     rng = np.random.default_rng(seed)
     words = rng.integers(0, COUNTS // S, (B, S))
     pairs = rng.integers(0, PAIRS, (B, S)).astype(np.int32)
@@ -111,7 +111,7 @@ def inputs(B: int, seed: int = 0) -> tuple[np.ndarray, ...]:
 
 
 class EmulatedArrays:
-    """Arrays of the emulated GPU; a stream is a number, at which they are told to be ready."""
+    """Arrays of the emulated GPU; a stream is an int, on which they are ready."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

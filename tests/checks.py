@@ -41,7 +41,7 @@ def narrow_sums(net: Network, x: np.ndarray) -> np.ndarray:
 
 
 def assert_error_within(got, truth, baseline, factor: float = 2.0, ulps: float = 4.0) -> None:
-    """got may be off by at most `factor` times the yardstick's worst error plus a few ulp of the largest value."""
+    """got may be off by at most `factor` times the baseline's worst error plus a few ulp of the largest value."""
     got, truth, baseline = (np.asarray(a, np.float64) for a in (got, truth, baseline))
     assert got.shape == truth.shape, f"shape {got.shape}, expected {truth.shape}"
     if truth.size == 0:

@@ -138,8 +138,8 @@ class Kernel:
             found_in = [f"-I{each}" for each in (folder, _compiled_header(), HEADER.parent)]
             command = [*COMPILE, *SANITIZED, *program.options, *found_in, str(source)]
             for made in ([*command, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):
-                told = subprocess.run(made, capture_output=True, text=True)
-                assert told.returncode == 0, told.stderr
+                completed = subprocess.run(made, capture_output=True, text=True)
+                assert completed.returncode == 0, completed.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static
         sizes = (ctypes.c_int * 32)()
         self.parameter_sizes = tuple(sizes[: int(loaded.parameter_sizes(sizes))])
@@ -170,8 +170,8 @@ def copy_headers(folder: Path) -> None:
 
 
 def guarded_bytes(nbytes: int) -> tuple[int, np.ndarray]:
-    """Where so many bytes begin, and what keeps them: behind the last, but for 15 at most, lies a page that nobody may
-    touch."""
+    """The address of new memory of this size, and its owner. At most 15 bytes after the last one, a page begins that
+    cannot be accessed."""
     libc = ctypes.CDLL(None, use_errno=True)
     place = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [*place, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -203,7 +203,7 @@ class EmulatedDriver(FakeDriver):
         return ctypes.string_at(address, size) if size > 8 else super().argument(kernel, number, address)
 
     def _run_kernel(self, launched: Launched) -> None:
-        # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
+        # ctypes ignores an exception raised in this callback; pytest reports it as an error of the test.
         assert (launched.grid[2], *launched.block[1:]) == (1, 1, 1)
         kernel = kernel_of(self.programs[launched.kernel])
         sizes = launched.grid[1], launched.cluster, launched.shared_bytes

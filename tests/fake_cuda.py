@@ -78,7 +78,7 @@ class FakeDriver:
         self.launches: list[Launched] = []
         self.run: Callable[[Launched], None] = lambda launched: None  # the kernel
         self.answers: dict[str, int] = {}  # function -> the code it answers with
-        self.locked: set[int] = set()  # host memory that is page-locked
+        self.locked: set[int] = set()  # pinned host memory
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
         self.max_bytes = 1 << 40
         self.lazy = False
@@ -174,7 +174,7 @@ class FakeDriver:
         if self.lazy:
             self.pending.setdefault(stream, []).append(action)
         else:
-            with self._working:  # a graph's kernels run one behind the other, whoever else launches
+            with self._working:  # a graph's kernels run in sequence, even if other threads launch
                 action()
 
     def cuEventRecord(self, event, stream):
@@ -346,7 +346,7 @@ class FakeDriver:
         return ctypes.c_uint64.from_address(address).value
 
     def _on_encode(self, to, dtype, rank, pointer, shape, strides, box, steps, interleave, swizzle, ahead, fill) -> int:
-        """What is recorded: the pointer, and behind it the sizes, rank by rank."""
+        """The fake descriptor: the pointer, then the rank, the sizes, the strides, the tile and the swizzle mode."""
         assert to % 64 == 0
         sizes = (ctypes.c_uint64 * rank).from_address(shape), (ctypes.c_uint64 * (rank - 1)).from_address(strides)
         boxes = (ctypes.c_uint32 * rank).from_address(box)
@@ -359,7 +359,8 @@ class FakeDriver:
         self, to, dtype, rank, pointer, shape, strides, lower, upper, channels, pixels, steps, interleave, swizzle,
         ahead, fill,
     ) -> int:  # fmt: skip
-        """The pointer; C, W, H, B; bytes of a number; channels and pixels of a box; corners and steps along W and H."""
+        """The fake descriptor: the pointer; C, W, H, B; bytes per element; channels and pixels of a tile; corners and
+        steps along W and H."""
         assert (to % 64, rank) == (0, 4)
         sizes = (ctypes.c_uint64 * 4).from_address(shape)
         element_bytes = (ctypes.c_uint64 * 3).from_address(strides)[0] // sizes[0]

@@ -174,10 +174,10 @@ def digest(*parts: bytes) -> str:
 
 def compare(old: Record, new: Record, renames: Mapping[str, str]) -> list[str]:
     """What differs, a line each."""
-    told = compare_code(old["code"], new["code"])
+    differences = compare_code(old["code"], new["code"])
     for section in ("results", "trainings"):
-        told += compare_named(section, old[section], new[section])
-    return told + compare_named("plans", json.loads(renamed(json.dumps(old["plans"]), renames)), new["plans"])
+        differences += compare_named(section, old[section], new[section])
+    return differences + compare_named("plans", json.loads(renamed(json.dumps(old["plans"]), renames)), new["plans"])
 
 
 def compare_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -186,20 +186,20 @@ def compare_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     for side, record in enumerate((old, new)):
         for name, code in record.items():
             by_digest[code][side].append(name)
-    told = []
+    differences = []
     for before, after in by_digest.values():
         if len(before) != len(after):
-            told.append(f"code: {len(before)} instances before ({few(before)}), {len(after)} now ({few(after)})")
-    return told
+            differences.append(f"code: {len(before)} instances before ({few(before)}), {len(after)} now ({few(after)})")
+    return differences
 
 
 def compare_named(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    told = [f"{section}: {name} is gone" for name in old if name not in new]
-    told += [f"{section}: {name} is new" for name in new if name not in old]
+    differences = [f"{section}: {name} is gone" for name in old if name not in new]
+    differences += [f"{section}: {name} is new" for name in new if name not in old]
     for name in old:
         if name in new and old[name] != new[name]:
-            told.append(f"{section}: {name} differs: {shorten(old[name])} -> {shorten(new[name])}")
-    return told
+            differences.append(f"{section}: {name} differs: {shorten(old[name])} -> {shorten(new[name])}")
+    return differences
 
 
 def renamed(text: str, renames: Mapping[str, str]) -> str:
@@ -270,11 +270,11 @@ def main() -> int:
         old, new = (json.loads(path.read_text()) for path in (given.old, given.new))
     else:
         old, new = kept_record(given.commit), json.loads(json.dumps(record()))
-    told = compare(old, new, renames)
-    print("\n".join(told[:100]))
+    differences = compare(old, new, renames)
+    print("\n".join(differences[:100]))
     counts = ", ".join(f"{len(new[section])} {section}" for section in new)
-    print(f"{len(told)} differences; {counts}")
-    return 1 if told else 0
+    print(f"{len(differences)} differences; {counts}")
+    return 1 if differences else 0
 
 
 if __name__ == "__main__":

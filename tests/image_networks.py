@@ -45,7 +45,7 @@ def weight(*shape, seed=0):
 
 
 def chain(row_shape, *layers, name="net") -> Network:
-    """Layers one behind the other; a pair (layer, weight shapes by role) gets random weights."""
+    """A chain of layers; a pair (layer, weight shapes by role) gets random weights."""
     named, weights = [], {}
     for i, entry in enumerate(layers):
         layer, shapes = entry if isinstance(entry, tuple) else (entry, {})

@@ -109,7 +109,7 @@ class Case:
     rows: tuple[tuple[int, ...], ...]  # the shape of a row of each input
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reads: tuple[int, ...] = ()  # which input each operand is, if not each once
-    positive: bool = False  # its numbers are: logarithms, roots and quotients
+    positive: bool = False  # its values are positive: for logarithms, roots and quotients
 
     def __str__(self) -> str:
         return f"{self.layer}-{'+'.join('x'.join(map(str, row)) for row in self.rows)}-{','.join(self.weights)}"

@@ -41,7 +41,7 @@ def seeded(seed: int) -> Pick:
 
 
 class Grow:
-    """A network in the making: each method adds a layer behind a value and says the new value's name."""
+    """Builds a network: each method adds a layer that reads a value, and returns the new value's name."""
 
     def __init__(self, pick: Pick, *row_shape: int, dtype: str = "float64") -> None:
         self.pick = pick

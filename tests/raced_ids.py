@@ -14,7 +14,7 @@ from onchip.network.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Ide
 from onchip.network.types import TensorType
 from onchip.runtime.engine import compile
 
-V, FAR = 50, 2**31 - 1  # rows of the table, and an id far behind its end
+V, FAR = 50, 2**31 - 1  # rows of the table, and an id far past its end
 SECONDS = 0.6  # of calls, each way
 
 # How ids come to their look-up: the layer that makes them, the input's dtype, the rewrites that are left out.

@@ -215,7 +215,7 @@ def test_its_gradient_is_that_of_finite_differences(package):
 
 
 def test_its_kernel_runs_on_the_cpu(package, monkeypatch, net):
-    kernel = package("on_cpu").CubeOnCpu()
+    kernel = package("on_cpu").CubeKernel()
     monkeypatch.setattr("onchip.kernels.cpu.INFERENCE", (kernel, *INFERENCE))
     monkeypatch.setattr("onchip.kernels.cpu.KERNELS", (kernel, *CPU_KERNELS))
     engine = onchip.compile(net, "cpu")

@@ -182,7 +182,7 @@ def test_what_it_refuses():
 
 
 def verify(net, x, precision):
-    """Plan without tensor cores, run, and hold against the float64 reference with the naive run as a yardstick."""
+    """Plan without tensor cores, run, and compare with the float64 reference; the naive run is the baseline."""
     device, backend, chosen = find_device("cuda")
     kernels = [k for k in KERNELS if k.name not in OTHERS]
     engine = Engine(make_plan(net, device, kernels, Job(precision)), backend, chosen)

@@ -25,7 +25,7 @@ class OnnxSummary:
 
 
 def summarise_onnx(path: str | os.PathLike[str]) -> OnnxSummary:
-    """FormatError if the file is missing or no ONNX model."""
+    """What the file holds; FormatError if it is missing or no ONNX model."""
     with open_input(Path(path)) as file, naming_file(Path(path)):
         model = parse_model(file.read())
     graph = model.graph

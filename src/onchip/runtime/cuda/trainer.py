@@ -129,7 +129,7 @@ class CudaTrainer:
     ) -> None:
         self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
         self._gpu, self._stream = launches.gpu, launches.stream
-        self._lowering = replace(launches.lowering, networks=1, apart=0)
+        self._lowering = replace(launches.lowering, networks=1, stride_bytes=0)
         self._training, self._layers = self._lowering.training, self._lowering.layers
         self._weights = np.zeros(
             (0, 0)
@@ -309,9 +309,9 @@ class TrainingBound:
         all runs that share them. Each run has its own row_weights."""
         lowering = self._lowering.for_networks(len(networks))
         data = send_data(self.gpu, lowering, x, y, shared)
-        apart, extra_memory = allocate_memory(self.gpu, lowering, orders, len(x))
+        stride_bytes, extra_memory = allocate_memory(self.gpu, lowering, orders, len(x))
         memories = [data | memory for memory in extra_memory]
-        launches = JointLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
+        launches = JointLaunches(self.gpu, replace(lowering, stride_bytes=stride_bytes), memories[0], orders)
         each = zip(networks, row_weights, memories, strict=True)
         trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
         return CudaJointTrainer(launches, trainers)

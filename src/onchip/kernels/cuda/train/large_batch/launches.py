@@ -74,12 +74,12 @@ class TrainLowering:
     order (rows,) int64; per_step_values (steps, STEP_FLOATS); progress (2,) int64
     w<l> and, depending on the optimiser, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l> (row_count, width<l>): activations of layer l; without a rows_pass, dz<l>: gradients by its pre-activations
-    losses, hits (row_count,) per row; step_losses float64, step_correct int64 (steps,)
+    losses, correct (row_count,) per row; step_losses float64, step_correct int64 (steps,)
     row_weights (n,), if rows have weights
     parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates the weights
     squares (blocks,) float64, with clipping: sums of squared gradients
     w_split, dz_split: the first layer's weights and dz as a bf16 split (bytes.cuh), for uint8 rows
-    With several networks per launch these belong to the first; those of the next are `apart` bytes further on. x, bytes
+    With several networks per launch these belong to the first; those of the next are `stride_bytes` further on. Rows
     and targets are shared.
     """
 
@@ -89,7 +89,7 @@ class TrainLowering:
     batch: int  # rows per step
     device: Device
     networks: int = 1  # per launch
-    apart: int = 0
+    stride_bytes: int = 0  # between networks
 
     def for_networks(self, count: int) -> Self:
         """The lowering for as many of `count` networks as one launch trains, with bit-identical results."""
@@ -265,7 +265,7 @@ class TrainLowering:
     def _step_struct(self, index: int, batch: int) -> Struct:
         return Step.of(
             progress=State("progress"), order=State("order"), per_step_values=State("per_step_values"), offset=index,
-            batch=batch, networks=Networks.of(stride_bytes=self.apart),
+            batch=batch, networks=Networks.of(stride_bytes=self.stride_bytes),
         )  # fmt: skip
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
@@ -291,7 +291,7 @@ class TrainLowering:
         return self._launch(program, blocks, _GEMM_BUDGETS[tiling.R], 0, *arguments)
 
     def _advance(self, count: int) -> KernelLaunch:
-        return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
+        return self._launch_rows("train_advance", 1, Int64(self.stride_bytes), State("progress"), Int64(count))
 
     def _dz(self, layer: int) -> State | Int64:
         """dz buffer, or nullptr if train_rows computes dW itself."""

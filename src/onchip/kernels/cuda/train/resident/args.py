@@ -48,7 +48,8 @@ def pack_args(structs: dict[int, type[CStruct]], lowering: TrainLowering, layers
     names = ("targets", "order", "per_step_values", "progress", "step_losses", "step_correct", "status")
     return structs[len(layers)].of(
         x=State("bytes" if byte_rows else "x"), layers=layers, batch=lowering.batch,
-        x_stride=byte_rows.stride if byte_rows else first.stride, networks=Networks.of(stride_bytes=lowering.apart),
+        x_stride=byte_rows.stride if byte_rows else first.stride,
+        networks=Networks.of(stride_bytes=lowering.stride_bytes),
         scale=lowering.training.byte_scale or 1.0, deadline_ms=DEADLINE_MS, facts=facts,
         **{name: State(name) for name in names}, **extra,
     )  # fmt: skip

@@ -8,7 +8,7 @@ A record holds, without a GPU:
   code       a digest of the machine code of each CUDA kernel instance (names of kernels are not part of it)
   results    a digest of the outputs of random networks on the CPU
   trainings  a digest of the losses and weights of random trainings on the CPU
-  plans      groups, costs and launches of networks on a CPU and on an H200
+  plans      groups, costs and launches of networks, and of training MLPs, on a CPU and on an H200
 
 Moved files, renamed kernels and new comments leave all of it as it is. Renames: a JSON object, old -> new, of the names
 in plans and instances; whole words are replaced. Prose (why a kernel was chosen or refused) is not compared.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -38,6 +39,7 @@ NETWORKS, TRAININGS = 200, 50
 KERNEL_PACKAGES = ("onchip.kernels.cuda", "onchip.ladders")
 CODE = (b".text.", b".nv.constant", b".nv.global", b".nv.shared.")  # sections of a cubin
 BATCHES = (1, 7, 1024)
+TRAINED, TRAINED_BATCHES = ((784, 320, 160, 10), (784, 128, 10), (20, 33, 5)), (16, 64, 256, 4096)  # MLPs
 Record = dict[str, Any]
 
 
@@ -139,19 +141,49 @@ def plans_of(part: int, parts: int) -> dict[str, Any]:
                 except PlanError as refused:
                     shown = type(refused).__name__
                 found[f"{name}, {device.kind}, {precision}, {batch} rows"] = shown
+    return found if part else found | training_plans()
+
+
+def training_plans() -> dict[str, Any]:
+    """Of steps of MLPs."""
+    from onchip.errors import PlanError
+    from onchip.network.build import mlp
+    from onchip.plan.device import H200
+    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.plan.planner import make_plan
+    from onchip.runtime.placement import kernels_for
+    from takers import CPU
+
+    steps = [
+        TrainingStep("cross_entropy", optimiser, clip_norm=clip, is_weighted=clip > 0, byte_scale=scale)
+        for optimiser in ("sgd", "adam") for clip in (0.0, 1.0) for scale in (0.0, 1 / 255)
+    ]  # fmt: skip
+    found = {}
+    for widths, batch, step in itertools.product(TRAINED, TRAINED_BATCHES, steps):
+        for device, precision in ((CPU, "fp32"), (H200, "fp32"), (H200, "bf16")):
+            try:
+                (group,) = make_plan(mlp(*widths), device, kernels_for(device), Job(precision, batch, step)).groups
+                shown: Any = show_group(group.claim, batch)
+            except PlanError as refused:
+                shown = type(refused).__name__
+            found[f"{widths}, {device.kind}, {precision}, {batch} rows, {step}"] = shown
     return found
 
 
 def show_group(claim: Any, batch: int) -> list[Any]:
     """Kernel, label, layers, cost, and the launches of a GPU with a digest of their arguments."""
-    launches = []
+    steps = None
     if hasattr(claim.facts, "at") and not claim.is_view:
-        for launch in claim.facts.at(batch).launches:
-            config = launch.config
-            launches.append([
-                launch.program.name_expression, config.grid, config.block, config.shared_bytes, config.cluster,
-                len(launch.arguments), digest(repr(launch.arguments).encode()),
-            ])  # fmt: skip
+        steps = claim.facts.at(batch)
+    elif hasattr(claim.facts, "steps"):  # of a training
+        steps = claim.facts.steps(2)
+    launches = []
+    for launch in steps.launches if steps is not None else ():
+        config = launch.config
+        launches.append([
+            launch.program.name_expression, config.grid, config.block, config.shared_bytes, config.cluster,
+            len(launch.arguments), digest(repr(launch.arguments).encode()),
+        ])  # fmt: skip
     return [claim.kernel, claim.label, list(claim.nodes), dataclasses.astuple(claim.cost), launches]
 
 

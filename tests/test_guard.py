@@ -2,7 +2,7 @@
 
 import pytest
 
-from guard import code_digest, compare, compare_code, renamed, sections, training_of
+from guard import code_digest, compare, compare_code, renamed, sections, training_of, training_plans
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
@@ -58,3 +58,10 @@ def test_what_differs_is_named():
 def test_a_training_has_the_same_digest_every_time():
     assert training_of(3) == training_of(3)
     assert training_of(3)[1] != training_of(4)[1]
+
+
+def test_plans_of_trainings_have_launches():
+    plans = training_plans()
+    on_a_gpu = [shown for name, shown in plans.items() if ", cuda, " in name]
+    assert len({shown[0] for shown in on_a_gpu}) >= 3
+    assert all(launches for *_, launches in on_a_gpu)

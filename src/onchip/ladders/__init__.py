@@ -39,6 +39,7 @@ def ladder_devices(name: str) -> tuple[str, ...]:
 def find_ladder(name: str, device: str = "cpu") -> Ladder[Any]:
     name, devices = known_name(name, LADDERS, "ladder", "onchip ladder"), ladder_devices(name)
     if device not in devices:
-        raise InputError(f"ladder {name} has no rungs for this device", got=device, expected=", ".join(devices))
+        expected, hint = ", ".join(devices), f"onchip ladder {name} --list, which needs no GPU"
+        raise InputError(f"ladder {name} has no rungs for this device", got=device, expected=expected, hint=hint)
     ladder: Ladder[Any] = importlib.import_module(_HOME[name, device]).LADDER
     return ladder

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.batch_norm import batch_norm_ops
+from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import LinkedFunction, address, address_of
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.block import (
@@ -347,6 +348,7 @@ class PointwiseKernel(CpuKernel):
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
         assert isinstance(run, Run)
+        queue_functions((run_blocks, *run.functions))
         constants = [_as_computed(weights[name]) for name in run.weights]
         constants += [_gather_indices(row, to, run.size) for row, to in run.broadcasts]
         arrays = max((slot for where, slot, *_ in run.values if where in (IN_MEMORY, BROADCAST)), default=0) + 1

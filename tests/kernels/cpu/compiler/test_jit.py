@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import pytest
 from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.compiler import jit
-from onchip.kernels.cpu.compiler.jit import compiled
+from onchip.kernels.cpu.compiler.jit import compiled, floats_at
 from onchip.kernels.cpu.compiler.machine_code import _target_machine
+from onchip.kernels.cpu.compiler.numba_cache import compile_linked
 from onchip.kernels.cpu.conv.operation import _TUPLES, Call, _tuple_type
 from onchip.kernels.vectors import VECTOR_BYTES
 
@@ -201,6 +203,19 @@ def test_loops_are_compiled_for_whole_vectors():
     (made,) = double._called.inspect_llvm().values()
     assert f'"prefer-vector-width"="{VECTOR_BYTES * 8}"' in made
     assert f"<{VECTOR_BYTES // 4} x float>" in made
+
+
+def test_so_are_those_of_linked_functions():
+    """LLVM inlines a short one into its wrapper, whose attributes count then."""
+
+    def double(where: int, count: int) -> None:
+        x = floats_at(where, count)
+        for n in range(count):
+            x[n] = x[n] + x[n]
+
+    made = compile_linked(double, (numba.int64,) * 2, numba.void)
+    _, _, wrapper = str(made.owner._library._final_module).partition(f"@{made.name}(")
+    assert f"<{VECTOR_BYTES // 4} x float>" in wrapper
 
 
 def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):

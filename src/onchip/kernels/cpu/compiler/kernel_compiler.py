@@ -1,7 +1,8 @@
 """The compiler of the CPU's kernels: Numba's, with two changes.
 
 Width   On CPUs that reduce their clock for 512-bit vectors, LLVM prefers 256 bits. The register tile (tile.py) reduces
-        the clock anyway, so all other loops use full vectors, too: tanh and the like take a third less time.
+        the clock anyway, so all other loops use full vectors, too: tanh and the like take a third less time. A function
+        needs the attribute, and so does one that it is inlined into.
 Inline  Numba would also optimise and emit inlined functions separately: a third of the compile time, for unused code.
 """
 
@@ -23,13 +24,13 @@ from onchip.kernels.vectors import VECTOR_BYTES
 # Kernels have loops, but neither closures nor arithmetic on whole arrays.
 _UNUSED_PASSES = InlineClosureLikes, NopythonRewrites
 _NOT_CALLABLE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
-_FULL_WIDTH = f'"prefer-vector-width"="{VECTOR_BYTES * 8}"'
+FULL_WIDTH = f'"prefer-vector-width"="{VECTOR_BYTES * 8}"'
 
 
 class _Lower(Lower):  # type: ignore[misc]
     def setup_function(self, fndesc: Any) -> None:
         super().setup_function(fndesc)
-        set.add(self.function.attributes, _FULL_WIDTH)  # llvmlite's own `add` rejects an attribute with a value
+        set.add(self.function.attributes, FULL_WIDTH)  # llvmlite's own `add` rejects an attribute with a value
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

@@ -27,7 +27,7 @@ from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.compiler.compile_ahead import WAIT_S, lock_function, unlock_function
-from onchip.kernels.cpu.compiler.kernel_compiler import InlinedCompiler, KernelCompiler
+from onchip.kernels.cpu.compiler.kernel_compiler import FULL_WIDTH, InlinedCompiler, KernelCompiler
 from onchip.kernels.cpu.compiler.notice import notice
 
 _OPTIONS = {"error_model": "numpy"}
@@ -120,6 +120,7 @@ class _PlainContext(CPUContext):  # type: ignore[misc]
         kinds = [self.get_value_type(kind) for kind in fndesc.argtypes]
         writes = self.get_value_type(fndesc.restype) if fndesc.restype is not numba.void else ir.VoidType()
         wrapper = ir.Function(module, ir.FunctionType(writes, kinds), fndesc.llvm_cfunc_wrapper_name)
+        set.add(wrapper.attributes, FULL_WIDTH)  # a short function is inlined into it
         b = ir.IRBuilder(wrapper.append_basic_block())
         _, result = self.call_conv.call_function(b, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
         if fndesc.restype is numba.void:

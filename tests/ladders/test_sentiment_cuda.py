@@ -203,7 +203,7 @@ def test_floors(monkeypatch):
 
 
 @needs_gxx
-@pytest.mark.sample(6)  # every rung, each with another network
+@pytest.mark.sample(len(NETWORKS))  # every rung
 @pytest.mark.parametrize("B", NETWORKS)
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_is_right_when_emulated(name, B, monkeypatch):

@@ -87,7 +87,7 @@ class DeviceRun:
     def _launch_ms(self) -> list[float]:
         """The time of each launch, gaps before it included: enough to tell the heavy kernels from the light ones.
 
-        The launches run one after the other, also where they have branches: concurrent ones have no time of their own.
+        The launches run one after the other, also where they have branches: the time of concurrent ones overlaps.
         """
         launches = tuple(dataclasses.replace(launch, after=None) for launch in self._steps.launches)
         in_order = BoundSteps(self._gpu, dataclasses.replace(self._steps, launches=launches), *self._operands)

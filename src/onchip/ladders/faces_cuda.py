@@ -146,7 +146,7 @@ class Pinned(HostRung):
 class Overlapped(HostRung):
     name = "overlapped"
     idea = "the host copies the images of a batch while the GPU computes the next"
-    why = "the host's copies are hidden behind kernels"
+    why = "the host's copies overlap with kernels"
     report_ms: ClassVar[Mapping[int, float]] = {B: seconds[_BEST_GPUS[B]] * 1e3 for B, seconds in REPORT_S.items()}
     report_on: ClassVar[Mapping[int, str]] = {B: f"{gpus} GPUs" for B, gpus in _BEST_GPUS.items()}
 

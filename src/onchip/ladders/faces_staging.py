@@ -20,7 +20,7 @@ from onchip.runtime.cuda.pinned import PinnedBuffer
 
 
 class HostRun:
-    """A run over all faces, a batch at a time. It has no clock of its own: the host's clock times it."""
+    """A run over all faces, a batch at a time. The host's clock times it."""
 
     def __init__(
         self, gpu: Gpu, net: Network, method: Method, z: Array, run_batches: Callable[[HostRun], None]

@@ -3,7 +3,7 @@
 // Idea    A block of 4 warps computes a tile of 16 x 16. It loads 64 elements of K per step, rounds them to fp16 in
 //         shared memory, and each warp multiplies a slice of 16 by two mma.sync.m16n8k16; at the end the four partial
 //         sums are added. Gradients need no loss scaling: dz = p - y is not divided by B until the update, in fp32.
-//         The report names wmma::mma_sync. That is this instruction behind a header (<mma.h>) that NVRTC cannot find
+//         The report names wmma::mma_sync. That wraps this instruction in a header (<mma.h>) that NVRTC cannot find
 //         without a CUDA toolkit, and with a fragment layout that is not documented.
 // Floor   The tensor cores are idle nearly always: a step of K loads 8 KB and costs 8 mma.sync.
 // Order   As in digits_tiled.cu, with 4 partial sums per element; biases by atomicAdd: non-deterministic.

@@ -147,7 +147,6 @@ def test_full_batch_training_on_an_h200(case, precision):
     assert_near(step_estimate_us(backprop.network(), job), measured_us("h200", "backprop", case, precision=precision))
 
 
-@pytest.mark.xfail(strict=False, reason="never compared: needs torch, whose networks these are")
 @pytest.mark.parametrize(("case", "precision"), rows_of("imported", "4096 rows"))
 def test_imported_networks_on_an_h200(case, precision):
     pytest.importorskip("torch", reason="the networks are torch's")

@@ -22,7 +22,7 @@ class CStruct(ctypes.Structure):
     def of(cls, **values: Any) -> Struct:
         """The kernel argument: a value per field.
 
-        A pointer field takes a Memory (an Int64 is an address; 0 is null), a nested struct the Struct of its own `of`,
+        A pointer field takes a Memory (an Int64 is an address; 0 is null), a nested struct what its `of` returns,
         an array a sequence; elements past the end of the sequence are zero.
         """
         kinds: dict[str, Any] = {name: kind for name, kind, *_ in cls._fields_}

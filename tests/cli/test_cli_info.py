@@ -7,6 +7,7 @@ import pytest
 
 import onchip
 from every_network import every_network
+from onchip.runtime.info import describe_network
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
@@ -103,3 +104,10 @@ def test_written_networks(cli, tmp_path, name):
     onchip.save(every_network()[name].net, tmp_path / "net.onnx")
     ran = cli("info", tmp_path / "net.onnx")
     assert ran.code == 0, ran.err
+
+
+def test_memory_counts_values_between_kernels(monkeypatch):
+    monkeypatch.setattr("onchip.runtime.info.cuda_devices", list)
+    (_, found) = describe_network(onchip.load("digits"), 64).devices  # an H200
+    assert found.kernels > 1
+    assert found.row_bytes == (784 + 10) * 4 + (320 + 160) * 4

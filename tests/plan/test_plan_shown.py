@@ -46,3 +46,10 @@ def test_a_notebook_shows_tables_of_what_it_says():
     shown = made._repr_html_()
     assert shown.startswith("<p>decode on NVIDIA H200")
     assert "mlp_tensor_core&lt;72,64,64,4,ReLU&gt;" in shown
+
+
+def test_a_precision_is_refused_where_a_kernel_applies():
+    """Not at every layer: the convolution kernel that computes in 16 bits says nothing of an MLP."""
+    refused = {(each.kernel, each.node): each.why for each in plan(decode.network(), "h200", Job()).refusals}
+    assert refused["mlp_pair", "fc1"] == "computes in fp16, bf16, not fp32"
+    assert not any(kernel == "conv_last_layer_sm90" for kernel, _ in refused)

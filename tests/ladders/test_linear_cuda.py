@@ -44,7 +44,7 @@ def _nvrtc():
 def test_every_kernel_compiles_as_the_header_says(program, shared, arch):
     binary = compile_program(program, arch)
     assert binary.spill_bytes == 0
-    assert binary.registers <= 64
+    assert binary.registers <= 80
     assert static_shared_bytes(binary) == shared
 
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_transposed(const float* from, float (&tile)
 }
 
 template <int TS, int TSK, int W>
-__global__ void __launch_bounds__(TS / W * (TS / W))
+__global__ void __launch_bounds__(TS / W * (TS / W), 3)
 linear_tiled(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
              float* __restrict__ y, long long M, long long N, long long K) {
     constexpr int SIDE = TS / W, THREADS = SIDE * SIDE;

@@ -51,13 +51,11 @@ matmul_all(const f16* __restrict__ w, const f16* __restrict__ windows, const flo
         bias += C_out;
         y += B * C_out * steps;
     }
-    const auto run = [&](auto convolve_steps, int steps) {
-        const int rows = C * (L + 1 - steps);
-        convolve_steps(w, windows + 1LL * group * rows * JOINED * steps, bias, y, tiles, CHANNELS * blockIdx.x, C_out,
-                       rows, JOINED * group, B);
-    };
-    if (convolution == 0) run(convolve<S0>, S0);
-    else if (convolution == 1) run(convolve<S1>, S1);
-    else if (convolution == 2) run(convolve<S2>, S2);
-    else run(convolve<S3>, S3);
+    const int rows = C * (L + 1 - steps_of<S0, S1, S2, S3>(convolution)), first = JOINED * group;
+    windows += 1LL * group * rows * JOINED * steps_of<S0, S1, S2, S3>(convolution);
+    const int n0 = CHANNELS * blockIdx.x;
+    if (convolution == 0) convolve<S0>(w, windows, bias, y, tiles, n0, C_out, rows, first, B);
+    else if (convolution == 1) convolve<S1>(w, windows, bias, y, tiles, n0, C_out, rows, first, B);
+    else if (convolution == 2) convolve<S2>(w, windows, bias, y, tiles, n0, C_out, rows, first, B);
+    else convolve<S3>(w, windows, bias, y, tiles, n0, C_out, rows, first, B);
 }

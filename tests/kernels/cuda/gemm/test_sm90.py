@@ -282,7 +282,7 @@ def test_few_rows_on_a_gpu(monkeypatch, precision, io, eps, N, K):
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "gemv"))
     net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
     (facts,) = (g.claim.facts for g in engine.plan.groups if g.claim.kernel == "gemm_sm90")  # a Cast may be before it
-    assert facts.split_k > 1
+    assert facts.gemm.split_k > 1
     x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
     exact = reference.forward(net, x.astype(np.float32))
     got = engine(x)

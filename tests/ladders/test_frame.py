@@ -283,7 +283,8 @@ NOT_COUNTED = {  # lists of objects; a library's passes; the engine, where they 
     ("decode", "cpu", "python"), ("backprop", "cpu", "numpy"), ("digits", "cuda", "onchip"),
     ("backprop", "cuda", "onchip"), ("faces", "cuda", "onchip"), ("sentiment", "cuda", "onchip-direct"),
     ("sentiment", "cuda", "onchip-folded"),
-    *(("decode", device, name) for device in ("cpu", "cuda") for name in ("scatter-gather", "chunks-on-demand")),
+    *((name, device, rung.name) for name in LADDERS for device in ladder_devices(name)
+      for rung in find_ladder(name, device).over_ranks),
 }  # fmt: skip
 
 

@@ -109,7 +109,8 @@ import dataclasses, sys
 import numpy as np
 from pathlib import Path
 from onchip.errors import KernelError
-from onchip.kernels.cuda.common.program import *
+from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Weight
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import find_device, kernels_for

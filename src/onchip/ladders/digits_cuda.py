@@ -114,7 +114,7 @@ class Fused(Separate):
 class Tiled(Fused):
     name = "tiled"
     idea = "gemms from 16 x 16 tiles in shared memory"
-    why = "a value in shared memory serves 16 threads: fewer loads through the L1 cache"
+    why = "a value in shared memory serves 16 threads; slower where the L1 cache does so: blocks wait for each tile"
     file, kernels = "digits_tiled.cu", "{}<0>"
 
     def update(self, step: Step, layer: int) -> Launches:
@@ -183,7 +183,7 @@ class AtomicBias(SequentialLoss):
 class Restrict(AtomicBias):
     name = "restrict"
     idea = "__restrict__: no operand aliases another"
-    why = "loads may use the read-only path; there is nothing else to reorder"
+    why = "no change: loads may use the read-only path, but there is nothing to reorder"
     directives: ClassVar[tuple[str, ...]] = ("-DRESTRICT=__restrict__",)
 
 

@@ -18,6 +18,7 @@ from onchip.ladders.device import DeviceRows, DeviceRun, rung_instances
 from onchip.ladders.faces_staging import HostRun
 from onchip.ladders.faces_steps import EVERY_TCONV, MAX_REGISTERS, Method, Sizes
 from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.ranks import RANK_RUNGS
 from onchip.measure.truth import Verdict, relative_error
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
@@ -97,7 +98,7 @@ class FourGemms(CudaRung):
 class TwoGemms(CudaRung):
     name = "two-gemms"
     idea = "the first two layers are gemms, the last two direct, one face per launch"
-    why = "slower in the report: the direct kernel loads both operands of each multiply-add"
+    why = "slower: the direct kernel loads both operands of each multiply-add, and runs once per face"
     method = Method(direct=2)
 
 
@@ -134,7 +135,7 @@ class Pageable(HostRung):
 class Pinned(HostRung):
     name = "pinned"
     idea = "images are copied to pinned memory, then by the host to their destination"
-    why = "the copy engine writes pinned memory directly, at the rate of the bus"
+    why = "copies at the rate of the bus; but no faster, as the host then copies the images once more"
 
     def run_batches(self, run: HostRun) -> None:
         for batch in run.batches:
@@ -221,6 +222,7 @@ LADDER = Ladder(
     rows=max(REPORT_S),
     truth=FacesTruth,
     device="cuda",
+    over_ranks=RANK_RUNGS,
 )
 
 

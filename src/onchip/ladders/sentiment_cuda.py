@@ -17,10 +17,11 @@ from onchip.errors import PlanError
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda.common.arguments import Int64, Scratch, Weight
 from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program
-from onchip.ladders.device import KERNELS, DeviceRows, grid_1d, rung_instances
+from onchip.ladders.device import KERNELS, DeviceRows, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.launch_list import LaunchList, moved
 from onchip.ladders.plan_run import PlanRun
+from onchip.ladders.ranks import RANK_RUNGS
 from onchip.ladders.sentiment_report import (
     COLUMNS,
     NO_FIGURE,
@@ -71,7 +72,8 @@ class JoinedSamples(FourStreams):
     def convolve(self, run: LaunchList, sizes: Sizes, B: int, K: int, x: Scratch, y: Scratch) -> None:
         groups, rows, steps = -(-B // COLUMNS), sizes.E * K, sizes.steps(K)
         windows = run.scratch(groups * rows * COLUMNS * steps, itemsize=2)
-        run.add(self.spread, grid_1d(groups * rows, 128), x, windows, *map(Int64, (B, sizes.L, sizes.E, K)))
+        per_channel = LaunchConfig((sizes.E, groups, 1), (128, 1, 1), 0)
+        run.add(self.spread, per_channel, x, windows, *map(Int64, (B, sizes.L, sizes.E, K)))
         grid = LaunchConfig((-(-sizes.C_out // 64), groups, 1), (128, 1, 1), 0)
         weights = Weight(f"conv{K}.weight"), windows, Weight(f"conv{K}.bias")
         run.add(self.joined(steps), grid, *weights, y, *map(Int64, (B, sizes.C_out, rows)))
@@ -111,8 +113,8 @@ class OneIm2col(JoinedSamples):
         windows = run.scratch(groups * sizes.E * COLUMNS * columns, itemsize=2)
         y = run.scratch(B * sizes.C_out * sum(steps))
         spread, gemm = (self.of_all(kernel, sizes) for kernel in ("spread_all", "matmul_all"))
-        tall = LaunchConfig((sizes.E * max(sizes.kernels), 4 * groups, 1), (128, 1, 1), 0)
-        run.add(spread, tall, x, windows, *map(Int64, (B, sizes.L, sizes.E)))
+        per_channel = LaunchConfig((sizes.E, 4 * groups, 1), (128, 1, 1), 0)
+        run.add(spread, per_channel, x, windows, *map(Int64, (B, sizes.L, sizes.E)))
         grid = LaunchConfig((-(-sizes.C_out // 64), 4 * groups, 1), (128, 1, 1), 0)
         weights = Weight("convs.weight"), windows, Weight("convs.bias")
         run.add(gemm, grid, *weights, y, *map(Int64, (B, sizes.L, sizes.E, sizes.C_out)))
@@ -200,6 +202,7 @@ LADDER = Ladder(
     truth=SentimentTruth,
     checked=40,  # two groups of joined sentences and a part of one; a float64 run takes a second per four sentences
     device="cuda",
+    over_ranks=RANK_RUNGS,
 )
 
 

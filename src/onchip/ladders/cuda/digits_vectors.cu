@@ -50,15 +50,16 @@ __device__ __forceinline__ void gemm_tile(const float* __restrict__ a, const flo
     const int first_row = TILE * blockIdx.y, first_column = TILE * blockIdx.x;
     const Position at = in_tile();
     for (int first = 0; first < K; first += TILE) {
-        float v[QUAD];
-        if (IS_A_TRANSPOSED) load_quad(v, a, first + at.row, first_row + at.column, K, M);
-        else load_quad(v, a, first_row + at.row, first + at.column, M, K);
-#pragma unroll
-        for (int j = 0; j < QUAD; ++j) (IS_A_TRANSPOSED ? as[at.row][at.column + j] : as[at.column + j][at.row]) = v[j];
+        float u[QUAD], v[QUAD];  // both are loaded before one is stored: their latencies overlap
+        if (IS_A_TRANSPOSED) load_quad(u, a, first + at.row, first_row + at.column, K, M);
+        else load_quad(u, a, first_row + at.row, first + at.column, M, K);
         if (IS_B_TRANSPOSED) load_quad(v, b, first_column + at.row, first + at.column, N, K);
         else load_quad(v, b, first + at.row, first_column + at.column, K, N);
 #pragma unroll
-        for (int j = 0; j < QUAD; ++j) (IS_B_TRANSPOSED ? bs[at.column + j][at.row] : bs[at.row][at.column + j]) = v[j];
+        for (int j = 0; j < QUAD; ++j) {
+            (IS_A_TRANSPOSED ? as[at.row][at.column + j] : as[at.column + j][at.row]) = u[j];
+            (IS_B_TRANSPOSED ? bs[at.column + j][at.row] : bs[at.row][at.column + j]) = v[j];
+        }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < TILE; ++k) {

@@ -10,15 +10,13 @@
 // Limits  Any B; C divisible by 8; sm_80 up.
 #include "sentiment_joined.cuh"
 
-// Grid (B/16 * C*K, 1): a block writes a row of 16*STEPS columns.
+// Grid (C, B/16): a block writes the rows of a channel.
 __global__ void __launch_bounds__(GEMM_THREADS)
 spread_joined(const float* __restrict__ x, u32* __restrict__ windows, long long B, long long L, long long C,
               long long K) {
-    const int rows = C * K, row = blockIdx.x % rows, steps = L - K + 1;
-    const float* channel = x + row / K * L + row % K;
-    for (int j = threadIdx.x; j < JOINED / 2 * steps; j += GEMM_THREADS)
-        windows[1LL * JOINED / 2 * steps * blockIdx.x + j] =
-            two_windows(channel, 2 * j, steps, JOINED * (blockIdx.x / rows), B, C * L);
+    const int channel = blockIdx.x, group = blockIdx.y, steps = L - K + 1;
+    windows += K * (JOINED / 2 * steps) * (group * C + channel);
+    spread_channel(x + channel * L, windows, K, steps, JOINED * group, B, C * L);
 }
 
 // Grid (C_out / 64, B/16): blocks that run at the same time read the same windows.

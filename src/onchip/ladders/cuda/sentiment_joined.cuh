@@ -27,6 +27,15 @@ __device__ __forceinline__ u32 two_windows(const float* x, int j, int steps, int
     return pack<f16>(v[0], v[1]);
 }
 
+// The windows of one channel and 16 sentences from `first`, K rows of 16*steps columns; all 128 threads call this. x
+// points at x[0][c][0]. A block per row would read its 1 KB of x for each of the K rows, and be done after a store or two.
+__device__ __forceinline__ void spread_channel(const float* x, u32* windows, int K, int steps, int first, int B,
+                                               long long sentence_size) {
+    const int pairs = JOINED / 2 * steps;
+    for (int i = threadIdx.x; i < K * pairs; i += GEMM_THREADS)
+        windows[i] = two_windows(x + i / pairs, 2 * (i % pairs), steps, first, B, sentence_size);
+}
+
 // ldmatrix.x4.trans: as ldmatrix_x4, each matrix transposed; a lane gets two rows' elements of one column.
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&to)[4], const f16* at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

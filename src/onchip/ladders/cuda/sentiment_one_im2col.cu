@@ -18,21 +18,19 @@ __device__ __forceinline__ int steps_of(int convolution) {
     return convolution == 0 ? S0 : convolution == 1 ? S1 : convolution == 2 ? S2 : S3;
 }
 
-// Grid (C*K_4, 4 * B/16): a block writes a row of 16*STEPS columns, if its convolution has that row.
+// Grid (C, 4 * B/16): a block writes the rows of a channel for one convolution.
 template <int S0, int S1, int S2, int S3>
 __global__ void __launch_bounds__(GEMM_THREADS)
 spread_all(const float* __restrict__ x, u32* __restrict__ windows, long long B, long long L, long long C) {
     const int groups = gridDim.y / CONVOLUTIONS, group = blockIdx.y % groups, convolution = blockIdx.y / groups;
-    const int row = blockIdx.x, steps = steps_of<S0, S1, S2, S3>(convolution), K = L + 1 - steps;
-    if (row >= C * K) return;
+    const int channel = blockIdx.x, steps = steps_of<S0, S1, S2, S3>(convolution);
+    const long long K = L + 1 - steps;
     for (int i = 0; i < convolution; ++i) {
         const int skipped = steps_of<S0, S1, S2, S3>(i);
         windows += groups * C * (L + 1 - skipped) * JOINED / 2 * skipped;
     }
-    const float* channel = x + row / K * L + row % K;
-    for (int j = threadIdx.x; j < JOINED / 2 * steps; j += GEMM_THREADS)
-        windows[1LL * JOINED / 2 * steps * (group * C * K + row) + j] =
-            two_windows(channel, 2 * j, steps, JOINED * group, B, C * L);
+    windows += K * (JOINED / 2 * steps) * (group * C + channel);
+    spread_channel(x + channel * L, windows, K, steps, JOINED * group, B, C * L);
 }
 
 // Grid (C_out / 64, 4 * B/16): the last convolution's blocks first.

@@ -327,25 +327,36 @@ class TrainStreamCosts:
 
 
 _LARGE_BATCHES = "h200/digits.json, 1,024 and 4,096 rows; h200/backprop.json"
-_HUNDREDS = "h200/digits.json, 256 rows; H200: 128 rows 22.6 and 15.1 us per step, fp32 and bf16, 512 rows 43 and 31"
+_HUNDREDS = (
+    "h200/digits.json, 256 rows; H200, us per step of fit() on MNIST: 784-1024-10 fp32 29.7 and 52.4 with 200 and 400 "
+    "rows, tf32 20.4 and 52.2 with 100 and 512; 784-128-10 fp32 19.8 with 400; 784-512-256-10 fp16 44.3 with 400; "
+    "784-56-28-10 bf16 7.9 and 8.5 with 65 and 128; within 20 %"
+)
+_BELOW_512 = (
+    "H200, us per step of fit() on MNIST: 784-320-160-10 fp32 24 and 38 with 64 and 256 rows, bf16 19 and 29; "
+    "784-1024-10 fp32 50.8 and 94.9 with 200 and 400, tf32 27.4 with 100, bf16 25.0 with 128; "
+    "784-512-256-10 fp16 49.3 with 400; within 20 %, except 1.3x of bf16 with 64 rows"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainLaunchCosts:
-    """mlp_train: a step takes the latency of its launches and the time of its flop, in sequence. fp16: estimated."""
+    """mlp_train: a step takes the latency of its launches and the time of its flop, in sequence."""
 
+    few_rows_us: float = fitted(2.6, "latency per launch below 512 rows", _BELOW_512)
+    us_per_gflop: Mapping[str, float] = fitted(
+        {"fp32": 56.0, "tf32": 38.0, "bf16": 25.0, "fp16": 28.0}, "below 512 rows", _BELOW_512
+    )
+    many_rows_us: Mapping[str, float] = fitted(
+        {"fp32": 7.2, "tf32": 4.6, "bf16": 3.8, "fp16": 7.2}, "latency per launch from 512 rows on",
+        _LARGE_BATCHES + "; fp16: 784-1024-10 with 512 rows, 67.2 us per step",
+    )  # fmt: skip
     shares: Mapping[str, float] = fitted(
         {"fp32": 0.26, "tf32": 0.4, "bf16": 0.26, "fp16": 0.23},
-        "of the tensor cores' rate (fp32: of tf32's, 3xTF32 included): operands come from L2", _LARGE_BATCHES,
+        "of the tensor cores' rate (fp32: of tf32's, 3xTF32 included) from 512 rows on: operands come from L2",
+        _LARGE_BATCHES + "; fp16: estimated",
     )  # fmt: skip
     float_us_per_gflop: float = fitted(16.6, "of the first layer of float rows, in addition", _LARGE_BATCHES)
-    few_rows_us: float = fitted(
-        2.6, "latency per launch with few rows: an upper bound; 64 rows take 2.3 in fp32, 1.6 in bf16",
-        "H200, digits: 24 and 19 us per step in fp32 and bf16 with 64 rows, 38, 32 and 29 in fp32, tf32, bf16 with 256",
-    )  # fmt: skip
-    many_rows_us: Mapping[str, float] = fitted(
-        {"fp32": 7.2, "tf32": 4.6, "bf16": 3.8, "fp16": 4.6}, "from 512 rows on", _LARGE_BATCHES
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,12 +364,13 @@ class ThreeLaunchCosts:
     """mlp_train_three_launch. fp16: as tf32, with as many splits."""
 
     step_us: Mapping[str, float] = fitted(
-        {"fp32": 19.8, "tf32": 15.1, "bf16": 11.4, "fp16": 15.1},
-        "of a step of few_gflop; an upper bound for less", _HUNDREDS,
-    )  # fmt: skip
-    few_gflop: float = fitted(0.34, "784-320-160-10 with 256 rows", _HUNDREDS)
-    us_per_gflop: Mapping[str, float] = fitted(
-        {"fp32": 51.0, "tf32": 46.0, "bf16": 41.0, "fp16": 46.0}, "of a step's flop above few_gflop", _HUNDREDS
+        {"fp32": 9.3, "tf32": 6.6, "bf16": 3.0, "fp16": 6.6}, "fixed, per step", _HUNDREDS
+    )
+    first_us_per_gflop: Mapping[str, float] = fitted(
+        {"fp32": 28.0, "tf32": 24.0, "bf16": 23.0, "fp16": 24.0}, "of the first layer's flop", _HUNDREDS
+    )
+    other_us_per_gflop: Mapping[str, float] = fitted(
+        {"fp32": 70.0, "tf32": 45.0, "bf16": 55.0, "fp16": 45.0}, "of the other layers' flop, in clusters", _HUNDREDS
     )
     forward_tiles: int = fitted(4, "row tiles that fit in the load latency of the weights", "H200")
 

@@ -187,14 +187,14 @@ class TrainLowering:
     @property
     def step_us(self) -> float:
         """Estimated time per step, besides an empty kernel's per launch."""
-        costs, batch, precision = costs_of(self.device).train_launches, self.batch, self.precision
-        latency_us = costs.few_rows_us
-        latency_us += (costs.many_rows_us[precision] - costs.few_rows_us) * min(1.0, batch / MIN_BATCH)
-        us = latency_us * self.launches_per_step + self.row_flop * batch / self._flops * 1e6
+        costs, precision, flop = costs_of(self.device).train_launches, self.precision, self.row_flop * self.batch
+        if self.batch < MIN_BATCH:
+            return costs.few_rows_us * self.launches_per_step + costs.us_per_gflop[precision] * 1e-9 * flop
+        us = costs.many_rows_us[precision] * self.launches_per_step + flop / self._flops * 1e6
         if self.byte_rows:
             return us
         first = self.layers[0]
-        return us + costs.float_us_per_gflop * 4e-9 * first.terms * first.N * batch
+        return us + costs.float_us_per_gflop * 4e-9 * first.terms * first.N * self.batch
 
     @property
     def _flops(self) -> float:

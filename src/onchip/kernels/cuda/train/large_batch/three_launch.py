@@ -74,8 +74,9 @@ class ThreeLaunchLowering(TrainLowering):
     @property
     def step_us(self) -> float:
         costs, precision = costs_of(self.device).three_launch, self.precision
-        more_gflop = max(0.0, self.row_flop * self.batch * 1e-9 - costs.few_gflop)
-        return costs.step_us[precision] + costs.us_per_gflop[precision] * more_gflop
+        first = 4 * self.layers[0].terms * self.layers[0].N
+        us = first * costs.first_us_per_gflop[precision] + (self.row_flop - first) * costs.other_us_per_gflop[precision]
+        return costs.step_us[precision] + 1e-9 * self.batch * us
 
     @property
     def fast_bytes(self) -> int:

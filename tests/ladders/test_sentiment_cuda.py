@@ -200,6 +200,8 @@ def test_floors(monkeypatch):
     assert floor_ms(net, 1024, "fp16") == pytest.approx(flop / 989.5e12 * 1e3, rel=1e-2)
     assert floor_ms(net, 1024, "fp32") == pytest.approx(flop / 66.9e12 * 1e3, rel=1e-2)
     assert floor_ms(net, 1024, FOLDED) < floor_ms(net, 1024, "fp16") / 20
+    assert floor_ms(net, 1024, "3xtf32") == pytest.approx(3 * flop / 494.7e12 * 1e3, rel=2e-2)  # of ranks: not folded
+    assert floor_ms(net, 65_536, "3xtf32") < 64 * floor_ms(net, 1024, "3xtf32") / 5  # folded
 
 
 @needs_gxx

@@ -17,8 +17,8 @@ from onchip.kernels.cuda.common.program import EVERY_CHIP, Budget, KernelLaunch,
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover, grid_1d, rung_instances
-from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.ranks import RANK_RUNGS
+from onchip.ladders.frame import Ladder, Rung, split_gemms
+from onchip.ladders.ranks import SPLIT_RANK_RUNGS
 from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.network.graph import Network
 from onchip.network.io import with_io
@@ -313,8 +313,7 @@ def fused_cost(net: Network, precision: str) -> Cost:
     """The minimum bytes and flop. Launches cost nothing here: a replayed graph hides most of their cost."""
     matrices, size = weight_matrices(net), np.dtype(DTYPES[precision]).itemsize
     weights, row_values = sum(w.size for w in matrices), matrices[0].shape[1] + len(matrices[-1])
-    flop = (6 if precision == "3xtf32" else 2) * weights  # 3xTF32: three gemms for one
-    return Cost(flop, row_values * size, fixed_bytes=weights * size, launches=0)
+    return Cost(split_gemms(2 * weights, precision)[0], row_values * size, fixed_bytes=weights * size, launches=0)
 
 
 def hidden_passes(net: Network, passes: int) -> Cost:
@@ -324,7 +323,7 @@ def hidden_passes(net: Network, passes: int) -> Cost:
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
-    rate = "tf32" if precision == "3xtf32" else precision
+    _, rate = split_gemms(0, precision)
     return fused_cost(net, precision).floor_us(Gpu.get().device, rate, B) / 1e3
 
 
@@ -342,7 +341,7 @@ LADDER = Ladder(
     rows=MANY,
     truth=DecodeTruth,
     device="cuda",
-    over_ranks=RANK_RUNGS,
+    over_ranks=SPLIT_RANK_RUNGS,
 )
 
 

@@ -17,8 +17,8 @@ from onchip.kernels.cuda.common.program import EVERY_CHIP, Program
 from onchip.ladders.device import DeviceRows, DeviceRun, rung_instances
 from onchip.ladders.faces_staging import HostRun
 from onchip.ladders.faces_steps import EVERY_TCONV, MAX_REGISTERS, Method, Sizes
-from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.ranks import RANK_RUNGS
+from onchip.ladders.frame import Ladder, Rung, split_gemms
+from onchip.ladders.ranks import SPLIT_RANK_RUNGS
 from onchip.measure.truth import Verdict, relative_error
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
@@ -202,9 +202,7 @@ def inputs(B: int, latent: int = faces.LATENT) -> DeviceRows:
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
     """The network's multiply-adds, without those with zeros; z read and images written once. Copies are not in it."""
-    flop, rate = sum(map(net.row_flop, net.nodes)), precision
-    if precision == "3xtf32":
-        flop, rate = 3 * flop, "tf32"
+    flop, rate = split_gemms(sum(map(net.row_flop, net.nodes)), precision)
     weights = sum(w.nbytes for w in net.weights.values())
     cost = Cost(flop, net.input.row_bytes + net.output.row_bytes, weights, launches=0)
     return cost.floor_us(Gpu.get().device, rate, B) / 1e3
@@ -222,7 +220,7 @@ LADDER = Ladder(
     rows=max(REPORT_S),
     truth=FacesTruth,
     device="cuda",
-    over_ranks=RANK_RUNGS,
+    over_ranks=SPLIT_RANK_RUNGS,
 )
 
 

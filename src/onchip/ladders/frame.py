@@ -218,6 +218,11 @@ def climb(
     return Climb(ladder.name, ladder.title, B, threads if ladder.device == "cpu" else None, steps, skipped)
 
 
+def split_gemms(flop: int, precision: str) -> tuple[int, str]:
+    """Flop, and the precision of their rate: "3xtf32" and "3xbf16" are three gemms in the lower precision."""
+    return (3 * flop, precision[2:]) if precision.startswith("3x") else (flop, precision)
+
+
 def work_per_row(cost: Cost | None, B: int) -> dict[str, int | str]:
     """Bytes per row, with a row's share of the weights, and flop per row; empty if the work is not counted."""
     if cost is None:

@@ -15,7 +15,7 @@ from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, Weight
 from onchip.kernels.cuda.common.program import EVERY_CHIP, LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, cover, rung_instances
-from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.frame import Ladder, Rung, split_gemms
 from onchip.ladders.launch_list import LaunchList
 from onchip.ladders.plan_run import PlanRun
 from onchip.ladders.sentiment_truth import REPORT_LIMIT
@@ -135,9 +135,9 @@ class Onchip(Rung[DeviceRows]):
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
     """The minimum flop and bytes, without launches; 3xTF32 does three products for one."""
-    flop, rate = (3, "tf32") if precision == "3xtf32" else (1, precision)
+    flop, rate = split_gemms(sum(map(net.row_flop, net.nodes)), precision)
     ends = net.input.row_bytes + net.output.row_bytes
-    cost = Cost(flop * sum(map(net.row_flop, net.nodes)), ends, net.weight_bytes, launches=0)
+    cost = Cost(flop, ends, net.weight_bytes, launches=0)
     return cost.floor_us(Gpu.get().device, rate, B) / 1e3
 
 

@@ -152,7 +152,16 @@ class ChunksOnDemand(RankRung):
             _store(wait_for(ranks, None, "")[1], y)
 
 
+class SplitScatterGather(ScatterGather):
+    precision = "3xtf32"  # of the engine's gemms in fp32 on a GPU
+
+
+class SplitChunksOnDemand(ChunksOnDemand):
+    precision = "3xtf32"
+
+
 RANK_RUNGS: tuple[type[Rung[Any]], ...] = (ScatterGather, ChunksOnDemand)
+SPLIT_RANK_RUNGS: tuple[type[Rung[Any]], ...] = (SplitScatterGather, SplitChunksOnDemand)
 
 
 def _send_next(ranks: Ranks, rank: int, x: Array, left: Iterator[slice]) -> int:

@@ -21,7 +21,7 @@ from onchip.ladders.device import KERNELS, DeviceRows, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.launch_list import LaunchList, moved
 from onchip.ladders.plan_run import PlanRun
-from onchip.ladders.ranks import RANK_RUNGS
+from onchip.ladders.ranks import SPLIT_RANK_RUNGS
 from onchip.ladders.sentiment_report import (
     COLUMNS,
     NO_FIGURE,
@@ -171,11 +171,13 @@ def engine_plan(net: Network, B: int, without: tuple[str, ...]) -> Plan:
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
-    """The minimum flop and bytes; launches cost nothing here. Folded: of the plan's groups, which do less work."""
+    """The minimum flop and bytes; launches cost nothing here. Of engines that may fold: what their plan's groups do."""
     device = Gpu.get().device
-    if precision == FOLDED:
-        costs = [dataclasses.replace(g.claim.cost, launches=0) for g in engine_plan(net, B, ()).groups]
-        return sum(cost.floor_us(device, "fp16", B) for cost in costs) / 1e3
+    if precision in (FOLDED, "3xtf32"):
+        split = Job("fp32", B)
+        plan = engine_plan(net, B, ()) if precision == FOLDED else make_plan(net, device, ENGINE_KERNELS, split)
+        costs = [dataclasses.replace(g.claim.cost, launches=0) for g in plan.groups]
+        return sum(cost.floor_us(device, plan.job.precision, B) for cost in costs) / 1e3
     itemsize = 4 if precision == "fp32" else 2
     weights = sum(math.prod(weight.shape) for name, weight in net.weights.items() if name != "emb.weight")
     ends = net.input.row_bytes + net.output.row_bytes
@@ -202,7 +204,7 @@ LADDER = Ladder(
     truth=SentimentTruth,
     checked=40,  # two groups of joined sentences and a part of one; a float64 run takes a second per four sentences
     device="cuda",
-    over_ranks=RANK_RUNGS,
+    over_ranks=SPLIT_RANK_RUNGS,
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onchip.kernels.cuda.common.arguments import Argument, UInt32
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.ladders.device import KERNELS, DeviceRun
-from onchip.ladders.frame import Rung
+from onchip.ladders.frame import Rung, split_gemms
 from onchip.measure.truth import flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
@@ -168,8 +168,7 @@ def floor_ms(net: Network, B: int, precision: str, device: Device) -> float:
     precision  SPLIT: fp32 values as three bf16 terms on tensor cores; where one operand is a pixel, three products
     """
     widths = layer_widths(net)
-    flop = row_flop(widths)
-    flop, rate = (3 * flop, "bf16") if precision == SPLIT else (flop, precision)
+    flop, rate = split_gemms(row_flop(widths), precision)
     return Cost(row_flop=flop, row_bytes=widths[0], launches=0).floor_us(device, rate, B) / 1e3
 
 

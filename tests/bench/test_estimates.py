@@ -11,6 +11,7 @@ from onchip.bench.cases import decode, digits, mlp, product, sentiment, sentimen
 from onchip.bench.cases import scan as scans
 from onchip.bench.cases.gpu_inference import IO, GpuJob
 from onchip.bench.frame import ONCHIP
+from onchip.network.build import mlp as mlp_network
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
@@ -139,6 +140,34 @@ def test_training_on_an_h200(case, precision):
     steps = -(-digits.TRAIN_ROWS // B)
     epoch_us = steps * step_estimate_us(digits_workload.network(digits.WIDTH), job)
     assert_near(epoch_us, measured_us("h200", "digits", case, precision=precision))
+
+
+# Microseconds per step on an H200, uint8 rows of MNIST: fit() of 6 epochs minus 1, at 75bf4125 and d04d0d5e.
+STEPS = [  # widths, batch, precision, of mlp_train, of mlp_train_three_launch
+    ((784, 128, 10), 400, "fp32", 27.5, 19.8),
+    ((784, 128, 10), 400, "fp16", 20.9, 16.4),
+    ((784, 512, 256, 10), 400, "fp16", 49.3, 44.3),
+    ((784, 1024, 10), 100, "tf32", 27.4, 20.4),
+    ((784, 1024, 10), 100, "fp16", 24.4, 20.4),
+    ((784, 1024, 10), 128, "bf16", 25.0, 19.0),
+    ((784, 1024, 10), 200, "fp32", 50.8, 29.7),
+    ((784, 1024, 10), 400, "fp32", 94.9, 52.4),
+    ((784, 1024, 10), 512, "tf32", 46.1, 52.2),
+    ((784, 1024, 10), 512, "fp16", 67.2, 53.2),
+]
+
+
+@pytest.mark.parametrize(("widths", "batch", "precision", "one_us", "other_us"), STEPS)
+def test_the_faster_of_two_training_kernels_is_chosen_on_an_h200(widths, batch, precision, one_us, other_us):
+    """Each estimate is near its time, and the plan has the kernel with the lower one."""
+    net, job = mlp_network(*widths), Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
+    measured = {"mlp_train": one_us, "mlp_train_three_launch": other_us}
+    for kernel in kernels_for(H200):
+        if kernel.name in measured:
+            (claim,) = kernel.claims(net, 0, H200, job)
+            assert_near(claim.cost.estimate_us(H200, precision, batch), measured[kernel.name])
+    (group,) = make_plan(net, H200, kernels_for(H200), job).groups
+    assert group.claim.kernel == min(measured, key=measured.__getitem__)
 
 
 @pytest.mark.parametrize(("case", "precision"), rows_of("backprop"))

@@ -330,7 +330,7 @@ _LARGE_BATCHES = "h200/digits.json, 1,024 and 4,096 rows; h200/backprop.json"
 _HUNDREDS = (
     "h200/digits.json, 256 rows; H200, us per step of fit() on MNIST: 784-1024-10 fp32 29.7 and 52.4 with 200 and 400 "
     "rows, tf32 20.4 and 52.2 with 100 and 512; 784-128-10 fp32 19.8 with 400; 784-512-256-10 fp16 44.3 with 400; "
-    "784-56-28-10 bf16 7.9 and 8.5 with 65 and 128; within 20 %"
+    "784-56-28-10 bf16 7.9 and 8.5 with 65 and 128; all within 20 %"
 )
 _BELOW_512 = (
     "H200, us per step of fit() on MNIST: 784-320-160-10 fp32 24 and 38 with 64 and 256 rows, bf16 19 and 29; "

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from onchip.cache import cache_dir
 from onchip.runtime.cpu import backend as cpu
+from onchip.runtime.cuda import checked_launches
 
 SRC = Path(__file__).parent.parent / "src"
 KERNEL_FOLDERS = (SRC / "onchip" / "kernels" / "cuda", SRC / "onchip" / "ladders" / "cuda")
@@ -152,6 +153,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if never := kernels - seen - emulated_by_others - NOT_EMULATED:
             print(f"\nno test emulated the CUDA kernels {', '.join(sorted(never))}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _debug_ends_with_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--debug and debug=True hold for the rest of a process, which here runs other tests too."""
+    monkeypatch.setattr(checked_launches, "_is_on", False)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fake_cuda import FakeDriver, fake_gpu
 from onchip.kernels.cuda.common.arguments import Input, Output, Scratch, State, TensorMap, UInt32, Weight
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.checked_launches import check_every_launch
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.launches import GraphBuilder
 from onchip.runtime.cuda.nvrtc import compile_program
@@ -207,6 +208,21 @@ def test_a_graph_keeps_what_a_launch_says(gpu, driver):
     assert made[node].cluster == 16
     (node,), _ = BoundSteps(gpu, meeting(132)).add_to(GraphBuilder(gpu), [], [16], gpu.allocate(256).pointer)
     assert next(nodes[node] for nodes in driver.graphs.values() if node in nodes).cooperative
+
+
+def test_launches_that_are_checked_clear_first_and_run_in_order(gpu, driver):
+    check_every_launch()
+    builder, bound = gpu.graph_builder(), BoundSteps(gpu, branches())
+    scratch = gpu.allocate(256)
+    bound.add_to(builder, [], [16], scratch.pointer)
+    graph = builder.finish(None)
+    assert not driver.launches
+    for _ in range(2):
+        driver.calls.clear()
+        graph.launch(5)
+        done = ["cuLaunchKernelEx", "cuStreamSynchronize"]
+        assert [name for name in driver.calls if name in ("cuMemsetD8Async", *done)] == ["cuMemsetD8Async", *done * 3]
+    assert [launched.stream for launched in driver.launches] == [5] * 6
 
 
 def test_a_graphs_kernel_takes_the_arguments_that_its_launch_has(gpu, driver):

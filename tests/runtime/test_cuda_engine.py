@@ -105,31 +105,43 @@ def test_check_covers_the_gpu():
 # -- faults, and the first result ----------------------------------------------------------------------------
 
 FAULT = """\
-import dataclasses, sys
+import sys
 import numpy as np
+import onchip
 from pathlib import Path
 from onchip.errors import KernelError
-from onchip.kernels.cuda.common.arguments import Input, Int64, Output, Weight
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.plan.planner import make_plan
-from onchip.runtime.engine import Engine
-from onchip.runtime.placement import find_device, kernels_for
+from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.network.build import mlp
+from onchip.runtime.cuda.checked_launches import check_every_launch
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.train.loop import fit
 
-class Bad:
-    def at(self, B):
-        arguments = Input(0), Weight("weights"), Output(0), Int64(B)
-        program, config = Program(Path(sys.argv[1]), "bad"), LaunchConfig((1, 1, 1), (32, 1, 1), 0)
-        return Steps((KernelLaunch(program, config, arguments, Budget(255)),))
+source, work, debug = sys.argv[1:]
+if debug == "debug":
+    check_every_launch()
+prepare, prepared = Gpu.prepare, []
 
-device, backend, chosen = find_device("cuda")
-plan = make_plan(mlp(72, 64, 64, 4), device, kernels_for(device))
-(group,) = plan.groups
-group = dataclasses.replace(group, claim=dataclasses.replace(group.claim, facts=Bad(), label="planted<72,4>"))
-engine = Engine(dataclasses.replace(plan, groups=(group,)), backend, chosen, debug=sys.argv[2] == "debug")
+def plant(gpu, function, config, arguments):
+    prepared.append(function.name)
+    if len(prepared) == PLANTED[work]:
+        function, config = gpu.load(Program(Path(source), "planted")), LaunchConfig((1, 1, 1), (32, 1, 1), 0)
+    return prepare(gpu, function, config, arguments)
+
+def infer():
+    onchip.compile(mlp(72, 64, 64, 4), device="cuda")(np.zeros((3, 72), np.float32))
+
+def scan():
+    onchip.scan(np.ones(1_000_000, np.float32), device="cuda")
+
+def train():
+    net, x = mlp(784, 320, 160, 10), np.zeros((900, 784), np.float32)
+    fit(net, x, np.zeros(900, np.int64), batch_size=300, epochs=2, device="cuda")
+
+PLANTED = {"infer": 1, "scan": 2, "train": 2}  # the launch that gets another kernel, in the order they are prepared
+Gpu.prepare = plant
 for _ in range(2):
     try:
-        engine(np.zeros((3, 72), np.float32))
+        globals()[work]()
     except KernelError as error:
         print(error)
         print("--")
@@ -146,11 +158,11 @@ def run_python(text, *arguments, **environment):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_kernel_that_fails(tmp_path, debug):
-    source = "__global__ void bad(const float* x, const float* w, float* y, long long B) { y[1ll << 40] = x[0]; }\n"
-    (tmp_path / "bad.cu").write_text(source)
-    first, second, _ = run_python(FAULT, tmp_path / "bad.cu", "debug" if debug else "").split("--\n")
-    assert f"kernel {'planted<72,4>' if debug else 'unknown'} failed on the GPU: illegal address" in first
+@pytest.mark.parametrize("work", ["infer", "scan", "train"])
+def test_a_kernel_that_fails(tmp_path, work, debug):
+    (tmp_path / "bad.cu").write_text("__global__ void planted() { *(volatile float*)(1ll << 50) = 1; }\n")
+    first, second, _ = run_python(FAULT, tmp_path / "bad.cu", work, "debug" if debug else "").split("--\n")
+    assert f"kernel {'planted' if debug else 'unknown'} failed on the GPU: illegal address" in first
     assert ("compute-sanitizer" if debug else "debug=True") in first
     assert second.startswith("the CUDA context is lost: an earlier kernel failed")
 

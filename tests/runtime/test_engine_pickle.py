@@ -44,7 +44,7 @@ def image_network():
 # A network, its options, and rows for it.
 CASES = {
     "mlp": (lambda: mlp(9, 33, 4), {}, lambda: (rows(50, 9),)),
-    "one thread": (lambda: mlp(9, 33, 4), {"threads": 1, "batch_hint": 7, "debug": True}, lambda: (rows(50, 9),)),
+    "one thread": (lambda: mlp(9, 33, 4), {"threads": 1, "batch_hint": 7}, lambda: (rows(50, 9),)),
     "merged layers": (lambda: mlp(9, 7, 8, activation="Identity"), {}, lambda: (rows(50, 9),)),
     "not merged": (lambda: mlp(9, 7, 8, activation="Identity"), {"without": ("merge",)}, lambda: (rows(50, 9),)),
     "halves in memory": (lambda: mlp(9, 33, 4), {"io": "fp16"}, lambda: (rows(50, 9).astype(np.float16),)),

@@ -62,15 +62,12 @@ def engine(gpu, driver):
 def test_a_pickled_engine_finds_its_gpu_again_or_says_that_there_is_none(monkeypatch, gpu, driver):
     driver.run = compute
     monkeypatch.setattr(cuda_devices, "probe", lambda: ([H200], ""))
-    engine = compile(NET, device="cuda", debug=True)
+    engine = compile(NET, device="cuda")
     pickled, x = pickle.dumps(engine), rows(7, 6)
     twin = pickle.loads(pickled)
     assert str(twin.plan) == str(engine.plan)
     assert repr(twin) == repr(engine)
     assert np.array_equal(twin(x), expected(x))
-    driver.calls.clear()
-    twin(Array(gpu, x))
-    assert "cuStreamSynchronize" in driver.calls  # debug: after every launch
     monkeypatch.setattr(cuda_devices, "probe", lambda: ([], "there is no NVIDIA driver on this machine"))
     with pytest.raises(DeviceError, match="'cuda:0' is not available"):
         pickle.loads(pickled)
@@ -133,16 +130,6 @@ def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypat
     assert driver.calls[-chunks.SLOTS :] == ["cuStreamSynchronize"] * chunks.SLOTS
     driver.answers.clear()
     assert np.array_equal(engine(x), expected(x))
-
-
-def test_debug_names_the_kernel(gpu, driver):
-    debug = Engine(make_plan(NET, H200, [MlpFusedKernel()]), CudaBackend(0), "cuda:0", debug=True)
-    driver.answers["cuStreamSynchronize"] = 716
-    with pytest.raises(KernelError) as error:
-        debug(rows(3, 6))
-    assert "mlp_fused<6,5,4,ReLU>" in error.value.what
-    assert "misaligned address" in error.value.what
-    assert "compute-sanitizer" in error.value.hint
 
 
 def test_a_plan_for_another_chip_is_refused(gpu):

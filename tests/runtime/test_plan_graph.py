@@ -19,6 +19,7 @@ from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
+from onchip.runtime.cuda.checked_launches import check_every_launch
 from onchip.runtime.engine import Engine
 
 
@@ -93,6 +94,20 @@ def test_other_arrays_are_told_to_the_graph_that_is_there(two_groups, driver, gp
         told.append(driver.calls.count(update))
     assert told == [0, 1, 1, 1, 2, 0]
     assert len({graph for graph, _ in driver.replays}) == 1
+
+
+def test_launches_that_are_checked_use_the_arrays_of_each_call(two_groups, driver, gpu):
+    """No graph: the calls in its place read the addresses of the current call."""
+    check_every_launch()
+    u, v = (chain_of_two().weights[name] for name in "uv")
+    for i in range(4):
+        x, y = Array(gpu, rows(7, 6, seed=i)), Array(gpu, rows(7, 4))
+        driver.calls.clear()
+        two_groups(x, out=y)
+        assert np.allclose(y.now, x.values @ u.T @ v.T, rtol=1e-5)
+        waited = [name for name in driver.calls if name in ("cuLaunchKernelEx", "cuStreamSynchronize")]
+        assert waited == ["cuLaunchKernelEx", "cuStreamSynchronize"] * 2
+    assert not driver.graphs
 
 
 def test_an_update_that_fails_is_told_and_tried_again(two_groups, driver, gpu):

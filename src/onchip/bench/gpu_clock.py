@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onchip.bench.stage import Stage, Work
+from onchip.bench.stage import Stage, Work, repeat
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 
@@ -67,12 +67,6 @@ class HostClock:
 
 
 Run = GpuClock | HostClock
-
-
-def repeat(call: Work, calls: int) -> Any:
-    for _ in range(calls - 1):
-        call()
-    return call()
 
 
 def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iterator[tuple[str, Run]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onchip.bench import CASES
+from onchip.cli.debug import Debug, check_launches, check_no_results, warn_of_times
 from onchip.cli.options import Commit, Shape, completes, parse_shapes
 from onchip.cli.output import print_json, print_message, terminal_width
 from onchip.network.text import fitted_columns, plural
@@ -62,6 +63,7 @@ def bench(
         ),
     ] = None,
     commit: Commit = None,
+    debug: Debug = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         Option(metavar="OLD NEW", help="Compare two result files instead; exit code 1 if a case became slower."),
@@ -104,6 +106,10 @@ def bench(
         compare_files(*compare, as_json)
         return
 
+    check_no_results(debug, out=out)
+    check_launches(debug)
+    warn_of_times(debug)
+
     from onchip.bench.cases.model import is_model
     from onchip.bench.command import (
         QUICK_NAMES,
@@ -131,8 +137,8 @@ def bench(
             options = Options(each, check_threads(threads), peers, accuracy, *counts, sizes)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
-            folder = out or (RESULTS if is_whole(options) and not quick and not is_own else None)
-            if folder is None and not is_own:
+            folder = out or (RESULTS if is_whole(options) and not (quick or is_own or debug) else None)
+            if folder is None and not is_own and not debug:
                 reporter.log(
                     f"no file is written: only a complete run with --peers goes to {RESULTS}; use --out DIR for others"
                 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
+from onchip.cli.debug import Debug, check_launches
 from onchip.cli.options import Json, Model, Shape, Tables, parse_shapes
 from onchip.cli.output import print_json, print_message, progress, terminal_width
 from onchip.network.text import fitted_columns
@@ -22,6 +23,7 @@ def check(
     rows: Annotated[int | None, Option(help="Number of random rows; default 1000, fewer for large networks.")] = None,
     seed: Annotated[int, Option(help="Seed of the random rows.")] = 0,
     tables: Tables = "fp32",
+    debug: Debug = False,
     as_json: Json = False,
 ) -> None:
     """Compare every device and precision with a float64 reference.
@@ -40,6 +42,7 @@ def check(
     from onchip.runtime.check import MEASURE, check_network
     from onchip.workloads import load
 
+    check_launches(debug)
     net = load(model, shapes=parse_shapes(shapes))
     with progress(f"check {net.name}", 1) as update:
         report = check_network(net, rows, seed, update, tables)

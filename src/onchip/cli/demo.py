@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
+from onchip.cli.debug import Debug, check_launches, warn_of_times
 from onchip.cli.options import Json
 from onchip.cli.output import print_json, print_message, progress, rate, terminal_width
 from onchip.cli.train import show_epoch
@@ -19,6 +20,7 @@ def demo(
     out: Annotated[Path, Option(metavar="DIR", help="Folder for the network and the picture.")] = Path("onchip-demo"),
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 30,
     rows: Annotated[int, Option(help="Rows to time: the test images, repeated.")] = 20_000,
+    debug: Debug = False,
     as_json: Json = False,
 ) -> None:
     """Train a network, save, load, plan, run and time it.
@@ -33,6 +35,8 @@ def demo(
     from onchip.workloads.demo import check_rows_to_time, draw, plan_with_floor, save_and_load, time_rows, train_digits
 
     check_rows_to_time(rows)
+    check_launches(debug)
+    warn_of_times(debug)
     print_message("onchip demo: trains, saves, loads, runs and times a small network; the first run takes about 20 s")
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))

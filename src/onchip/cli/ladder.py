@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from onchip.cli.debug import Debug, check_launches, check_no_results, warn_of_times
 from onchip.cli.options import Commit, completes
 from onchip.cli.output import print_json, terminal_width
 from onchip.cli.ranks import start_ranks
@@ -47,6 +48,7 @@ def ladder(
     plot: Annotated[Path | None, Option(metavar="FILE", help="Also draw the times: .png, .svg or .pdf.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
     commit: Commit = None,
+    debug: Debug = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Time a job's versions from slow to fast: one idea per rung.
@@ -85,11 +87,14 @@ def ladder(
         width = terminal_width(sys.stdout) if sys.stdout.isatty() else 0
         show(show_diff(*find_rungs(name, device, diff), width))
         return
+    check_no_results(debug, out=out, plot=plot)
+    check_launches(debug)
     options = LadderOptions(device, rows, rung, threads, plot, out, counters, commit=commit)
     found = start_ranks(ranks, context.obj)
     if found.rank:
         follow(name, threads, found)
         return
+    warn_of_times(debug)
     try:
         with stderr_reporter() as reporter:
             options = dataclasses.replace(options, ranks=found if found.size > 1 else None)

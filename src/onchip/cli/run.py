@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from typer import Context, Exit
 
 from onchip.cli import run_options as opt
+from onchip.cli.debug import Debug, check_launches
 from onchip.cli.options import Device, Io, Json, Model, Precision, Seed, Shape, Tables, Threads, Verbose, Without
 from onchip.cli.output import print_device, print_message, progress, ranks_progress, rate
 from onchip.cli.run_report import RunResult, print_result
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.row_sources import FittedRows
 
 _LONG_S = 2.0  # longer building is logged
-_NOT_REQUESTED = ("context", "plan", "as_json", "verbose")  # about what is printed, not what is run
+_NOT_REQUESTED = ("context", "debug", "plan", "as_json", "verbose")  # not about what is run
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
     scale: opt.Scale = None,
     without: Without = None,
     tables: Tables = "fp32",
-    debug: opt.Debug = False,
+    debug: Debug = False,
     ranks: opt.Ranks = None,
     gpus: opt.Gpus = None,
     resume: opt.Resume = False,
@@ -94,6 +95,7 @@ def run(
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
     request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+    check_launches(debug)
 
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.supervise import Reporter, is_supervised

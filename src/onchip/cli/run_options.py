@@ -41,9 +41,6 @@ Weights = Annotated[
 Count = Annotated[int | None, Option(metavar="N", help="Random rows to run instead of INPUT.")]
 Batch = Annotated[int | None, Option(metavar="ROWS", help="Rows per launch; the results do not change.")]
 Scale = Annotated[float | None, Option(help="Convert rows to the network's float type and divide them by this.")]
-Debug = Annotated[
-    bool, Option("--debug", help="On a GPU: synchronise after every launch and name the kernel that failed.")
-]
 Ranks = Annotated[
     str | None,
     Option(metavar="N", help="Run as N MPI ranks on this machine, each with a GPU or some cores; or auto."),

@@ -45,7 +45,6 @@ class RunRequest:
     scale: float | None
     without: Sequence[str] | None
     tables: str
-    debug: bool
     ranks: str | None
     gpus: str | None
     resume: bool
@@ -117,7 +116,7 @@ class RunRequest:
         from onchip.runtime.run_job import RunOptions, parse_gpus
 
         gpus = () if self.gpus is None else parse_gpus(self.gpus)
-        return RunOptions(self.device, self.threads, gpus, self.batch, self.debug, self.deadline)
+        return RunOptions(self.device, self.threads, gpus, self.batch, self.deadline)
 
     def network(self) -> Network:
         from onchip.formats.tables.csv_writer import check_top

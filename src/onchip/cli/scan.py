@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from onchip.cli.debug import Debug, check_launches
 from onchip.cli.options import Device, Json, Threads
 from onchip.cli.output import print_json, print_message, progress, rate
 
@@ -20,6 +21,7 @@ def scan(
     axis: Annotated[int, Option(help="Axis to scan along.")] = -1,
     device: Device = "auto",
     threads: Threads = None,
+    debug: Debug = False,
     as_json: Json = False,
 ) -> None:
     """Prefix sums, maxima, minima or products of the values in a file.
@@ -37,6 +39,7 @@ def scan(
     from onchip.network.scan_op import ScanOp
     from onchip.runtime.io.scan_file import scan_file
 
+    check_launches(debug)
     how = ScanOp(op, exclusive)
     check_outputs({"FILE": file}, {"--output": output})
     with progress(f"scan {file.name}", 1.0) as update:

@@ -106,7 +106,14 @@ CheckpointEvery = Annotated[
     float | None, Option(metavar="SECONDS", help="Least time between checkpoints; 10 if not given.")
 ]
 Resume = Annotated[bool | None, Option("--resume", help="Continue from the newest checkpoint in --checkpoint, if any.")]
-Debug = Annotated[bool | None, Option("--debug", help="Stop at the first NaN or infinity and report where it appears.")]
+Debug = Annotated[
+    bool | None,
+    Option(
+        "--debug",
+        help="Stop at the first NaN or infinity and report where it appears; on a GPU also wait after each kernel and "
+        "name the one that fails.",
+    ),
+]
 Log = Annotated[Path | None, Option(metavar="FILE", help="Write a .jsonl: the options, then one line per epoch.")]
 Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the learning curve: .png, .svg or .pdf.")]
 Device = Annotated[

@@ -21,7 +21,7 @@ class Backend(Protocol):
         """The device name and thread count that find_device needs to find it again."""
         ...
 
-    def bind(self, plan: Plan, debug: bool = False) -> Bound:
+    def bind(self, plan: Plan) -> Bound:
         """Prepare a plan: compile its kernels, evaluate its recipes."""
         ...
 

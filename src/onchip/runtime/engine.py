@@ -57,10 +57,10 @@ class Engine:
     code, so only load pickles that you trust; prefer saving the network to a file.
     """
 
-    def __init__(self, plan: Plan, backend: Backend, chosen: str, debug: bool = False) -> None:
+    def __init__(self, plan: Plan, backend: Backend, chosen: str) -> None:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", the reason
-        self._backend, self._debug = backend, debug
+        self._backend = backend
         net = plan.network
         self._inputs = [_ArraySpec(name, tensor_type) for name, tensor_type in net.inputs.items()]
         self._outputs = [_ArraySpec(name, net.types[name]) for name in net.outputs]
@@ -69,7 +69,7 @@ class Engine:
         self._computed_ids = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
         are_distinct = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_direct = are_distinct and not self._computed_ids  # the backend writes each output to its destination
-        self._bound = backend.bind(plan, debug)
+        self._bound = backend.bind(plan)
         self._quick_call = self._bound.quick_call() if self._is_direct else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: host arrays
 
@@ -230,7 +230,7 @@ class Engine:
 
     def __reduce__(self) -> tuple[object, ...]:
         weights = array_weights(self.plan.network)
-        return bind_plan, (plan_to_json(self.plan), weights, self._backend.requested, self.chosen, self._debug)
+        return bind_plan, (plan_to_json(self.plan), weights, self._backend.requested, self.chosen)
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
@@ -284,22 +284,24 @@ def compile(
 ) -> Engine:
     """Plan the network for a device and prepare it to run; onchip.compile documents the options."""
     check_network(net)
+    if debug:
+        from onchip.runtime.cuda.checked_launches import check_every_launch  # imports what only a GPU needs
+
+        check_every_launch()
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
-    engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+    engine = Engine(*place(apply_io(net, io), device, job, threads))
     if engine.plan.device.kind == "cpu":  # the GPU's kernels are compiled at this point
         engine.warm_up()
     return engine
 
 
-def bind_plan(
-    plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], chosen: str, debug: bool
-) -> Engine:
+def bind_plan(plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], chosen: str) -> Engine:
     """The engine of a plan (JSON) from another process, on a device of the same kind.
 
     weights    array_weights of the plan's network
     requested  the device name and thread count, as for find_device
     """
-    return Engine(*read_plan(plan, weights, requested), chosen, debug)
+    return Engine(*read_plan(plan, weights, requested), chosen)
 
 
 def read_plan(

@@ -41,7 +41,6 @@ class RunOptions:
     threads: int | None = None
     gpus: tuple[int, ...] = ()  # GPUs of this process; empty: one device
     batch: int | None = None  # rows per chunk
-    debug: bool = False
     deadline_s: float = DEADLINE_S
 
 
@@ -90,8 +89,8 @@ def start_job(
         slices = None if output is None else output.slices
         meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        group.begin(Orders(text, weights, requested, how.threads, how.debug, packed, slices, how.deadline_s, meets))
-    engines = [Engine(*each, debug=how.debug) for each in placed]
+        group.begin(Orders(text, weights, requested, how.threads, packed, slices, how.deadline_s, meets))
+    engines = [Engine(*each) for each in placed]
     for engine in engines:
         engine.warm_up()
     return engines, chunks_of(cuts, total)

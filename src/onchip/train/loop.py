@@ -89,7 +89,8 @@ def fit(
     checkpoint  a folder for checkpoints, written at most every `checkpoint_every` seconds and at the end of the run
     resume      continue from the newest checkpoint, if there is one
     state       `state` of an earlier FitResult: the optimiser continues from it
-    debug       check every step; raise an error that locates the first non-finite value
+    debug       check every step; raise an error that locates the first non-finite value. On a GPU also wait after each
+                launch, as onchip.compile does with debug=True
     spread      under mpiexec: every rank makes this call and computes some row blocks of every batch, which must be
                 large. Block gradients are summed in a fixed order: results are bit-identical to one process
     other       learning_rate and optimizer are accepted as aliases; any other name is an error with a suggestion
@@ -100,6 +101,10 @@ def fit(
     arguments = locals()  # the parameters above, by name
     options = {field.name: arguments[field.name] for field in fields(TrainOptions)}
     check_network(net)
+    if debug:
+        from onchip.runtime.cuda.checked_launches import check_every_launch  # imports what only a GPU needs
+
+        check_every_launch()
     _add_aliases(options, other)
     options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
     _check_state(state)

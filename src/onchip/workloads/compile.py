@@ -25,7 +25,8 @@ def compile(model: Any, example: Any = None, *by_position: Any, **options: Any) 
              tables on a GPU are summed in float16. fp8 is e4m3 with one scale per channel: see its error with
              `onchip check --tables fp8`
     io       "fp32", "fp16" or "bf16": dtype of float inputs and outputs in memory; default: the network's own
-    debug    on a GPU: synchronise after every launch and name the kernel that failed
+    debug    on a GPU: wait after each launch, and name the kernel that failed. A fault breaks the GPU for the whole
+             process, so this holds for all that the process compiles, scans or trains from then on
     """
     if isinstance(example, str):  # an example is never a string
         example, by_position = None, (example, *by_position)

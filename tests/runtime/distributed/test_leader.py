@@ -150,7 +150,7 @@ def test_rows_and_results_travel_while_a_chunk_is_run(monkeypatch):
     thread.start()
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
     slices = Slices("/not/here", 0, (100, 3), "float32", "token")
-    ranks[0].broadcast(Orders(plan_to_json(plan), array_weights(plan.network), "cpu", 1, False, None, slices, 60.0))
+    ranks[0].broadcast(Orders(plan_to_json(plan), array_weights(plan.network), "cpu", 1, None, slices, 60.0))
     ready = wait_for(ranks[0], None, "")[1]
     assert (ready.can_read, ready.can_write) == (False, False)
     for chunk in chunks[:2]:
@@ -188,7 +188,7 @@ def test_another_kind_of_device_is_refused(meets):
     thread.start()
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
     text = plan_to_json(plan).replace(plan.device.arch, "riscv64, 128-bit vectors")
-    ranks[0].broadcast(Orders(text, array_weights(plan.network), "cpu", 1, False, None, None, 60.0, meets))
+    ranks[0].broadcast(Orders(text, array_weights(plan.network), "cpu", 1, None, None, 60.0, meets))
     if meets:
         with pytest.raises(DeviceError, match="another kind of device than rank 0's"):
             ranks[0].meet()
@@ -204,7 +204,7 @@ def test_a_rank_does_not_wait_for_ever_for_rank_0():
     ranks = ThreadRanks(2).all
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
     weights = array_weights(plan.network)
-    ranks[0].broadcast(Orders(plan_to_json(plan), weights, "cpu", 1, False, None, None, deadline_s=0.01))
+    ranks[0].broadcast(Orders(plan_to_json(plan), weights, "cpu", 1, None, None, deadline_s=0.01))
     with pytest.raises(RankError, match="rank 0 on host0 hangs"):
         follow(ranks[1])
     assert ranks[1].left_with == 1

@@ -18,10 +18,10 @@ from typing import Any
 from onchip.bench.cases.inference import PEER_SLACK
 from onchip.bench.cases.training import TrainingCase
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
-from onchip.bench.gpu_clock import HostClock, repeat
+from onchip.bench.gpu_clock import HostClock
 from onchip.bench.options import Options
 from onchip.bench.peers.cpu import explained
-from onchip.bench.stage import TorchStage, make_stage
+from onchip.bench.stage import TorchStage, make_stage, repeat
 from onchip.errors import DeviceError, KernelError, PlanError
 from onchip.measure.pace import Pace
 from onchip.measure.truth import TrainingTruth, Verdict

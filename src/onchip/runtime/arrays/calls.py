@@ -27,7 +27,7 @@ def device_run(x: Any, bound: BoundPlan) -> Run | None:
     calls = DeviceCalls(kind, bound)
     net = bound.plan.network
     is_simple = len(net.inputs) == len(net.outputs) == 1 and net.outputs[0] not in net.inputs
-    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and is_simple and not bound.debug else calls
+    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and is_simple else calls
 
 
 class DeviceCalls:

@@ -161,7 +161,7 @@ class CpuBackend:
         self.threads, self._ranks = check_threads(threads), ranks or OneRank()
         self.requested = "cpu", threads
 
-    def bind(self, plan: Plan, debug: bool = False) -> CpuBound:
+    def bind(self, plan: Plan) -> CpuBound:
         return CpuBound(plan, self.threads, self._ranks)
 
 

@@ -43,12 +43,12 @@ class CudaBackend:
         self.device = self.gpu.device
         self.requested: tuple[str, int | None] = f"cuda:{device_index}", None
 
-    def bind(self, plan: Plan, debug: bool = False) -> CudaBound | TrainingBound:
+    def bind(self, plan: Plan) -> CudaBound | TrainingBound:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
-        return TrainingBound(self.gpu, plan) if plan.job.is_training else self.bind_rows(plan, debug)
+        return TrainingBound(self.gpu, plan) if plan.job.is_training else self.bind_rows(plan)
 
-    def bind_rows(self, plan: Plan, debug: bool = False) -> CudaBound:
+    def bind_rows(self, plan: Plan) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
         built = make_weights(self.gpu, wanted, plan.network.weights, recipe_rates_of(KERNELS, self.device))
@@ -63,7 +63,7 @@ class CudaBackend:
                 t, units = plan.types[group.outputs[0]], self.device.units
                 lowering = PermuteLowering((t.dtype,) * 2, t.row_shape, tuple(range(len(t.shape))), units)
             weights = {name: built[recipe] for name, recipe in group.claim.recipes.items()}
-            groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
-        bound = CudaBound(self.gpu, plan, groups, debug)
+            groups.append(BoundGroup(lowering, inputs, weights, outputs))
+        bound = CudaBound(self.gpu, plan, groups)
         bound.at(plan.job.batch)  # compiles the job's kernels before it is timed
         return bound

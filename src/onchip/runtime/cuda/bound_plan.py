@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.launches import Call, GraphBuilder
+from onchip.runtime.cuda.launches import Call
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
@@ -36,7 +35,6 @@ CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes
 class BoundGroup:
     """One group, with its weights on the GPU."""
 
-    label: str
     lowering: Lowering
     inputs: tuple[str, ...]
     weights: Mapping[str, Buffer]
@@ -63,9 +61,8 @@ class _ThreadCache(threading.local):
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network on a stream and returns at once; `run` takes NumPy arrays."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], debug: bool) -> None:
+    def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup]) -> None:
         self.gpu, self.plan, self.groups = gpu, plan, tuple(groups)
-        self.debug = debug  # synchronise after every launch, so that a fault names its kernel
         net = plan.network
         self._between = {name: plan.types[name].row_bytes for name in plan.between}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
@@ -102,7 +99,7 @@ class BoundPlan:
         status = found.pointer(stream, first) if found is not None else 0
         if bound.arena_bytes == 0 and len(bound.steps) == 1:
             self._launch(bound, pointers, 0, stream, status)
-        elif self.debug or self.gpu.is_capturing(stream):
+        elif self.gpu.is_capturing(stream):
             self.launch(bound, pointers, stream, status)
         else:
             self._launch_repeated(bound, pointers, B, stream, status)
@@ -184,11 +181,9 @@ class BoundPlan:
 
     def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int) -> None:
         values = _values(bound, pointers, arena)
-        synchronises = self.debug and not self.gpu.is_capturing(stream)
         for (group, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
-            after_launch = functools.partial(self.gpu.synchronise, kernel=group.label) if synchronises else None
             inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
-            launches.enqueue(inputs, outputs, arena + scratch, stream, after_launch, status)
+            launches.enqueue(inputs, outputs, arena + scratch, stream, status=status)
             status += launches.status_bytes
 
     def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
@@ -205,7 +200,7 @@ class BoundPlan:
         nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # with the pointer arguments of the launch, by name
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
-            graph = GraphBuilder(self.gpu)
+            graph = self.gpu.graph_builder()
             for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
                 inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
                 graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)

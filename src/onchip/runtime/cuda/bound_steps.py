@@ -67,7 +67,7 @@ class BoundSteps:
         self.uses.append([])
         arguments = [self._to_ctypes(argument) for argument in launch.arguments]
         self.functions.append(function)
-        self.calls.append(Call(gpu, function, launch.config, arguments))
+        self.calls.append(gpu.prepare(function, launch.config, arguments))
 
     def _to_ctypes(self, argument: Argument) -> Any:
         """The argument as a ctypes value; pointers that change per call are recorded to be set later."""

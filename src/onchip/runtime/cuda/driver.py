@@ -38,7 +38,7 @@ def fail(code: int, doing: str, kernel: str = "") -> NoReturn:
         what = "the CUDA context is lost: an earlier kernel failed"
         raise KernelError(what, got=first_fault[0], hint="restart the program")
     # Launches are asynchronous, so a fault shows in some later call.
-    hint = "--debug (debug=True) synchronises after every launch and names the kernel"
+    hint = "--debug (debug=True) waits after each launch and names the kernel"
     if kernel:
         hint = "run it under compute-sanitizer, which reports the thread and the address"
     what = f"kernel {kernel or 'unknown'} failed on the GPU: {_FAULTS[code]}"

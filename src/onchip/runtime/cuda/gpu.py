@@ -17,9 +17,10 @@ from onchip.errors import DeviceError
 from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
+from onchip.runtime.cuda.checked_launches import CheckedCall, LaunchList, LaunchListBuilder, checks_launches
 from onchip.runtime.cuda.devices import probe
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
-from onchip.runtime.cuda.launches import Call, Function, Graph, Streams
+from onchip.runtime.cuda.launches import Call, Function, Graph, GraphBuilder, Streams
 from onchip.runtime.cuda.nvrtc import compile_program
 
 # The pool caches up to 1/8 of the GPU's memory for later allocations. Synchronising a stream returns free memory beyond
@@ -286,7 +287,14 @@ class Gpu:
         self, function: Function, config: LaunchConfig, arguments: Sequence[Any], stream: int | None = None
     ) -> None:
         """Launch a kernel on a stream. An int in `arguments` is a pointer, anything else a ctypes value."""
-        Call(self, function, config, arguments).launch(self.stream if stream is None else stream)
+        self.prepare(function, config, arguments).launch(self.stream if stream is None else stream)
+
+    def prepare(self, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> Call:
+        """A launch with prepared arguments, which are ctypes values, TensorMapArguments, or ints for pointers."""
+        return (CheckedCall if checks_launches() else Call)(self, function, config, arguments)
+
+    def graph_builder(self) -> GraphBuilder:
+        return (LaunchListBuilder if checks_launches() else GraphBuilder)(self)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -318,6 +326,8 @@ class Gpu:
 
         keeps  memory that the graph keeps alive
         """
+        if checks_launches():
+            return LaunchList(self, [enqueue], keeps)
         driver = self.driver
         with self, self.relaxed():
             stream = self.new_stream()

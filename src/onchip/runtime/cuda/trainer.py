@@ -28,7 +28,7 @@ from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
-from onchip.runtime.cuda.launches import Graph, GraphBuilder
+from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.train_memory import STATE_BUFFERS, Memory, allocate_memory, send_data
 
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
@@ -74,7 +74,7 @@ class JointLaunches:
     def build(self, steps: Steps, memory: Memory) -> Graph:
         bound = BoundSteps(self.gpu, steps, state=memory)
         with self.gpu, self.gpu.relaxed():
-            graph = GraphBuilder(self.gpu)
+            graph = self.gpu.graph_builder()
             bound.add_to(graph, (), (), 0)
             return graph.finish(None)
 

@@ -88,7 +88,7 @@ def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
         if orders.meets:
             ranks.meet(error)
         raise
-    engine = Engine(plan, backend, device, orders.debug)
+    engine = Engine(plan, backend, device)
     engine.warm_up()
     with contextlib.ExitStack() as stack:
         file = None

@@ -23,7 +23,6 @@ class Orders:
     weights: Mapping[str, Array]
     device: str  # "cpu", "cuda" (each rank its own), "cuda:N"
     threads: int | None
-    debug: bool
     sources: bytes | None  # pickled; None: only rank 0 has the rows
     slices: Slices | None  # of the output
     deadline_s: float

@@ -71,7 +71,7 @@ def test_emulated_launches_in_bf16(name, gpu):
 def test_emulated_bits_do_not_depend_on_where_graphs_end(gpu):
     net, x, y, training = case_of_pixels("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
-    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # one graph per step
+    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # no graphs
 
 
 @needs_gxx

@@ -54,6 +54,8 @@ def driver(monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch, driver):
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
+    monkeypatch.setattr("onchip.ladders.device.calls_per_sample", lambda ms: 3)  # not by the clock
+    monkeypatch.setattr("onchip.train.training_run.REPORT_SECONDS", 1e9)
     yield fake_gpu(monkeypatch, driver)
     gpu_scan.bound_scan.cache_clear()
 

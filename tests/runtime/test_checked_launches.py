@@ -153,12 +153,19 @@ def test_what_would_be_captured_is_launched_each_time(gpu, driver, launch):
     assert "cuGraphExecDestroy" not in driver.calls
 
 
-def test_one_kernel_at_a_time(gpu, driver, launch):
-    """Two threads: the second launches when the first has seen that its kernel is done."""
-    driver.calls.clear()
-    threads = [threading.Thread(target=lambda: [launch(gpu.stream) for _ in range(50)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert driver.calls == ["cuLaunchKernelEx", "cuStreamSynchronize"] * 200
+def test_one_kernel_at_a_time(gpu, driver, launch, monkeypatch):
+    """While a thread waits for its kernel, no other thread launches one: the wait would end with that one's fault."""
+    launched, other = threading.Event(), threading.Thread(target=launch, args=(gpu.stream,))
+    synchronise = driver.cuStreamSynchronize
+
+    def wait(stream):
+        if not other.ident:
+            driver.run = lambda _: launched.set()
+            other.start()
+            assert not launched.wait(0.1)
+        return synchronise(stream)
+
+    monkeypatch.setattr(driver, "cuStreamSynchronize", wait, raising=False)
+    launch(gpu.stream)
+    other.join()
+    assert launched.is_set()

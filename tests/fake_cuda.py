@@ -81,6 +81,7 @@ class FakeDriver:
         self.locked: set[int] = set()  # pinned host memory
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
         self.max_bytes = 1 << 40
+        self.clock: Callable[[], float] = time.perf_counter  # seconds: when events are recorded
         self.lazy = False
         self.pending: dict[int, list[Callable[[], object]]] = {}  # stream -> what it has to do
         self._argument_count = argument_count
@@ -93,6 +94,8 @@ class FakeDriver:
         self._streams: dict[int, int] = {}  # where those were recorded
         self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
         self.graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
+        self.events_of: dict[int, list[int]] = {}  # graph -> those that its nodes record
+        self.alive_events: set[int] = set()
         self.captured: list[Capture] = []
         self.built: dict[int, dict[int, frozenset[int]]] = {}  # graph -> node -> the nodes that it waits for
         self.begins_before: set[tuple[int, int]] = set()  # nodes of which the second may begin before the first ends
@@ -185,7 +188,7 @@ class FakeDriver:
             self._events.pop(event, None)
             self._times.pop(event, None)
             self._streams[event] = stream
-            self.put(stream, lambda: self._times.update({event: time.perf_counter()}))
+            self.put(stream, lambda: self._times.update({event: self.clock()}))
         return (self._told("cuEventRecord"),)
 
     def cuEventSynchronize(self, event):
@@ -205,7 +208,13 @@ class FakeDriver:
         return (self._told("cuStreamWaitEvent"),)
 
     def cuEventCreate(self, flags):
-        return self._told("cuEventCreate"), self._handle()
+        event = self._handle()
+        self.alive_events.add(event)
+        return self._told("cuEventCreate"), event
+
+    def cuEventDestroy(self, event):
+        self.alive_events.remove(event)
+        return (self._told("cuEventDestroy"),)
 
     def cuStreamIsCapturing(self, stream):
         return 0, int(stream in self._captures)
@@ -440,6 +449,12 @@ class FakeDriver:
         node = self._add_node(graph, lambda: ctypes.memset(told.dst, told.value, told.width), after)
         return self._told("cuGraphAddMemsetNode"), node
 
+    def cuGraphAddEventRecordNode(self, graph, after, count, event):
+        assert len(after) == count
+        self.events_of.setdefault(graph, []).append(event)
+        node = self._add_node(graph, lambda: self._times.update({event: self.clock()}), after)
+        return self._told("cuGraphAddEventRecordNode"), node
+
     def cuGraphAddDependencies(self, graph, before, behind, edges, count):
         (first,), (second,), (edge,) = before, behind, edges
         assert (edge.from_port, edge.to_port, edge.type, count) == (1, 0, 1, 1)
@@ -465,6 +480,9 @@ class FakeDriver:
         assert stream not in self._captures
         self.replays.append((graph, stream))
         actions = list(self.graphs[graph].values())  # later updates are for later launches
+        for event in self.events_of.get(graph, []):
+            assert event in self.alive_events
+            self._times.pop(event, None)  # the nodes record them again
         self.put(stream, lambda: [self._do(action) for action in actions])
         return 0
 

@@ -6,6 +6,7 @@ y      = engine(x)                            # NumPy in, NumPy out; inputs also
 result = onchip.fit(net, x, classes)          # trains the same network
 onchip.save(result.network, "trained.onnx")
 totals = onchip.scan(x)                       # prefix sums, maxima, minima, products
+with onchip.profile() as found: engine(x)     # where the time goes, kernel by kernel: print(found)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onchip.formats.load import save
+    from onchip.measure.profile import profile
     from onchip.network.build import mlp
     from onchip.network.graph import Network
     from onchip.plan.plan import Plan
@@ -32,15 +34,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "compile", "fit", "fit_many", "load", "mlp", "save", "scan",
+    "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
-    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build", "save": "formats.load",
-    "scan": "runtime.scan",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
+    "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.arguments import Int64, Output
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig
 from onchip.ladders import counters, decode_cuda
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
-from onchip.ladders.device import DeviceRows, occupancy
+from onchip.ladders.device import DeviceRows
 from onchip.ladders.frame import climb
 from onchip.measure.pace import Pace
 from onchip.measure.truth import relative_error
@@ -22,6 +22,7 @@ from onchip.plan.device import H200
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.kernel_check import find_modules, static_shared_bytes
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.occupancy import occupancy
 from onchip.workloads import decode
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}

@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 
     import typer
 
-COMMANDS = ("demo", "run", "train", "info", "plan", "scan", "check", "bench", "ladder", "data", "devices", "cache")
+COMMANDS = (
+    "demo",
+    "run",
+    "train",
+    "info",
+    "plan",
+    "profile",
+    "scan",
+    "check",
+    "bench",
+    "ladder",
+    "data",
+    "devices",
+    "cache",
+)
 STOPPED = "stopped: no file is half-written"
 
 HELP = """Small neural networks at the speed of the chip.
@@ -30,6 +44,7 @@ First steps:
   onchip run faces --count 64 -o a.png generate 64 images
   onchip train digits -o digits.onnx   train a new network
   onchip plan decode --device h200     what would run, and why; needs no GPU
+  onchip profile faces 64              where the time goes, kernel by kernel
   onchip scan x.npy -o sums.npy        prefix sums of the values in a file
 
 Every command has an example in its --help, or in onchip help COMMAND. Data goes to stdout, messages to stderr; --json

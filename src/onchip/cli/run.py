@@ -14,6 +14,7 @@ from onchip.cli import run_options as opt
 from onchip.cli.debug import Debug, check_launches
 from onchip.cli.options import Device, Io, Json, Model, Precision, Seed, Shape, Tables, Threads, Verbose, Without
 from onchip.cli.output import print_device, print_message, progress, ranks_progress, rate
+from onchip.cli.profiled import ShowProfile, Trace, profiled
 from onchip.cli.run_report import RunResult, print_result
 from onchip.cli.run_request import RunRequest
 from onchip.errors import InputError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.row_sources import FittedRows
 
 _LONG_S = 2.0  # longer building is logged
-_NOT_REQUESTED = ("context", "debug", "plan", "as_json", "verbose")  # not about what is run
+_NOT_REQUESTED = ("context", "debug", "plan", "profile", "trace", "as_json", "verbose")  # not about what is run
 
 
 def run(
@@ -56,6 +57,8 @@ def run(
     resume: opt.Resume = False,
     deadline: opt.Deadline = 120.0,
     plan: opt.ShowPlan = False,
+    profile: ShowProfile = False,
+    trace: Trace = None,
     as_json: Json = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -123,7 +126,7 @@ def run(
             job = request.job(total)
             if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
-            with request.open_output(net, job, total, all_ranks) as sink:
+            with request.open_output(net, job, total, all_ranks) as sink, profiled(profile, trace):
                 started = time.perf_counter()
                 log_building = functools.partial(_log_building, all_ranks)
                 engines, chunks = start_job(net, sources, sink, job, options, all_ranks, group, log_building)

@@ -17,10 +17,9 @@ from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.launches import Function, Graph
+from onchip.runtime.cuda.launches import Graph
+from onchip.runtime.cuda.occupancy import occupancy
 
-# Maximum warps per SM (CUDA C++ programming guide, technical specifications).
-_WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}
 _SAMPLE_MS, _MAX_CALLS = 5.0, 200
 KERNELS = Path(__file__).parent / "cuda"
 THREADS = 256  # per block, in most kernels
@@ -142,12 +141,6 @@ class DeviceRun:
 def calls_per_sample(once_ms: float) -> int:
     """Runs per sample, so that a sample takes a few milliseconds."""
     return min(max(round(_SAMPLE_MS / max(once_ms, 1e-6)), 1), _MAX_CALLS)
-
-
-def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
-    """The share of an SM's warps that the kernel's registers and shared memory allow."""
-    threads = math.prod(launch.config.block)
-    return function.blocks_per_sm(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
 
 
 def grid_1d(blocks: int, threads: int = THREADS) -> LaunchConfig:

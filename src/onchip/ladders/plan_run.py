@@ -6,11 +6,12 @@ import functools
 
 import numpy as np
 
-from onchip.ladders.device import calls_per_sample, occupancy
+from onchip.ladders.device import calls_per_sample
 from onchip.network.recipe import Array
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.gpu import Buffer
+from onchip.runtime.cuda.occupancy import occupancy
 
 
 class PlanRun:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +26,20 @@ from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.overlap import check_apart
-from onchip.runtime.backend import Backend
+from onchip.runtime.backend import Backend, Bound
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.io.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
 from onchip.runtime.placement import find_device, kernels_for, place
+from onchip.runtime.recording import recorded
 
 if TYPE_CHECKING:
     from onchip.runtime.arrays.calls import Run
     from onchip.runtime.distributed.ranks import Ranks
+    from onchip.runtime.spans import Recorder
+
+
+ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+ON_NEW: list[Callable[[Engine], None]] = []  # called with each new engine
 
 
 class _ArraySpec:
@@ -69,7 +76,16 @@ class Engine:
         self._computed_ids = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
         are_distinct = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_direct = are_distinct and not self._computed_ids  # the backend writes each output to its destination
-        self._bound = backend.bind(plan)
+        self._plain_bound = backend.bind(plan)
+        self.record(None)
+        ENGINES.add(self)
+        for notify in ON_NEW:
+            notify(self)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Record later calls in `recorder`, which takes longer; None: no more. Calls in flight end as they began."""
+        self._recorder = recorder
+        self._bound: Bound = self._plain_bound if recorder is None else recorded(self._plain_bound, recorder)
         self._quick_call = self._bound.quick_call() if self._is_direct else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: host arrays
 
@@ -171,7 +187,14 @@ class Engine:
         return convert_rows(x, spec.name, spec.type, net.name, meaning)
 
     def warm_up(self) -> None:
-        """Run one row of zeros, so that every kernel is compiled and loaded."""
+        """Run one row of zeros, so that every kernel is compiled and loaded. It is not recorded."""
+        recorder = self._recorder
+        self.record(None)
+        self._warm_up()
+        if recorder is not None:
+            self.record(recorder)
+
+    def _warm_up(self) -> None:
         with np.errstate(all="ignore"):  # the result of zeros is not used
             for value in (0, 1):  # a network that looks up ids minus one rejects 0
                 with contextlib.suppress(InputError):

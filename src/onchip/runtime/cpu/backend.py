@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import hashlib
 import json
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,7 @@ def measure_bandwidth(cores: int) -> float:
 
 @dataclass(frozen=True)
 class Step:
+    group: int  # index in the plan's groups
     launch: Launch
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -205,7 +207,7 @@ class CpuBound:
                 continue
             else:
                 launch = _copy
-            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, views, done))
+            self._steps.append(Step(i, launch, tuple(group.inputs), tuple(group.outputs), new, views, done))
         self.chunks = self._find_chunks()
         load_helpers(threads)  # at bind time, not in the first call
 
@@ -248,6 +250,13 @@ class CpuBound:
 
     def wait(self) -> None:
         return
+
+    def with_launches(self, change: Callable[[Step], Launch]) -> CpuBound:
+        """The same plan and weights, each step with another launch."""
+        changed = copy.copy(self)
+        changed._steps = [replace(step, launch=change(step)) for step in self._steps]
+        changed.chunks = changed._find_chunks()
+        return changed
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)

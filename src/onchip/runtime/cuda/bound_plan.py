@@ -18,7 +18,7 @@ from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.launches import Call
+from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
@@ -35,6 +35,7 @@ CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes
 class BoundGroup:
     """One group, with its weights on the GPU."""
 
+    index: int  # in the plan's groups
     lowering: Lowering
     inputs: tuple[str, ...]
     weights: Mapping[str, Buffer]
@@ -58,6 +59,14 @@ class _ThreadCache(threading.local):
         self.by_rows: dict[int, BoundRows] = {}
 
 
+StreamKey = tuple[int, int]
+
+
+def stream_key(stream: int) -> StreamKey:
+    """What tells streams apart: the handle of the per-thread default stream is the same in every thread."""
+    return stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
+
+
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network on a stream and returns at once; `run` takes NumPy arrays."""
 
@@ -70,7 +79,7 @@ class BoundPlan:
         self.max_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._is_read_often = plan.is_read_often
         self._cached = _ThreadCache()
-        self._arenas: dict[int, Buffer] = {}  # by stream: for its graphs, which run one at a time
+        self._arenas: dict[StreamKey, Buffer] = {}  # for the graphs of a stream, which run one at a time
         self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
         self._lock = threading.Lock()
         words = [word for group in groups for word in status_words(group.lowering.at(1))]
@@ -97,13 +106,16 @@ class BoundPlan:
         if bound.arena_bytes > self.max_arena_bytes and B > CHUNK_UNIT:  # the arena holds the values between groups
             return self._enqueue_chunks(pointers, B, stream, found, first)
         status = found.pointer(stream, first) if found is not None else 0
+        self._enqueue_chunk(bound, pointers, B, stream, status)
+        return (first,)
+
+    def _enqueue_chunk(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
         if bound.arena_bytes == 0 and len(bound.steps) == 1:
             self._launch(bound, pointers, 0, stream, status)
         elif self.gpu.is_capturing(stream):
             self.launch(bound, pointers, stream, status)
         else:
             self._launch_repeated(bound, pointers, B, stream, status)
-        return (first,)
 
     def _enqueue_chunks(
         self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int
@@ -191,8 +203,13 @@ class BoundPlan:
         arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes) if bound.arena_bytes else None
         self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
 
-    def graph(self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0) -> PlanGraph:
-        """The launches for B rows as a graph, for one stream."""
+    def graph(
+        self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0, builder: GraphBuilder | None = None
+    ) -> PlanGraph:
+        """The launches for B rows as a graph, for one stream.
+
+        builder  of the graph, if it is to have other nodes too
+        """
         bound = self.bind(B)
         arena = self._arena_of(stream, bound.arena_bytes)
         begin = arena.pointer if arena else 0
@@ -200,7 +217,7 @@ class BoundPlan:
         nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # with the pointer arguments of the launch, by name
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
-            graph = self.gpu.graph_builder()
+            graph = builder or self.gpu.graph_builder()
             for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
                 inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
                 graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)
@@ -213,8 +230,7 @@ class BoundPlan:
         """Memory for the graphs of a stream, which run one at a time."""
         if not nbytes:
             return None
-        # The handle of the per-thread default stream is the same in every thread.
-        key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
+        key = stream_key(stream)
         found = self._arenas.get(key)
         if found is None or found.nbytes < nbytes:
             if len(self._arenas) >= MAX_CALLS:
@@ -228,8 +244,7 @@ class BoundPlan:
 
     def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
         """From the second call with this batch size on a stream, launch one graph."""
-        thread = threading.get_ident() if stream == PER_THREAD_STREAM else 0
-        key = (B, stream, status, thread)
+        key = (B, status, *stream_key(stream))
         with self._lock:  # a graph is updated and launched by one thread at a time
             if key not in self._graphs:
                 self._graphs[key] = None

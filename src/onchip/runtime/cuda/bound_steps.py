@@ -148,6 +148,11 @@ class BoundSteps:
             ends = [*(node for node in ends if node not in waits), nodes[-1]]
         return nodes, ends
 
+    @property
+    def node_count(self) -> int:
+        """Nodes that `add_to` adds: the launches, and a memset of scratch memory that must begin as zeros."""
+        return len(self.calls) + bool(self._cleared_bytes)
+
     def _set(self, inputs: Sequence[int], outputs: Sequence[int], scratch: int, status: int) -> None:
         for argument, index in self._inputs:
             argument.value = inputs[index]

@@ -59,31 +59,31 @@ class Event:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._handle = call(gpu.driver.cuEventCreate, 0)
+        self.handle = call(gpu.driver.cuEventCreate, 0)
 
     def record(self, stream: int | None = None) -> None:
-        call(self._gpu.driver.cuEventRecord, self._handle, self._gpu.stream if stream is None else stream)
+        call(self._gpu.driver.cuEventRecord, self.handle, self._gpu.stream if stream is None else stream)
 
     def block_stream(self, stream: int) -> None:
         """Make later work on this stream wait for the event; the host does not wait."""
-        call(self._gpu.driver.cuStreamWaitEvent, stream, self._handle, 0)
+        call(self._gpu.driver.cuStreamWaitEvent, stream, self.handle, 0)
 
     def wait(self) -> None:
         """Wait on the host until the work before the event is done."""
-        call(self._gpu.driver.cuEventSynchronize, self._handle, doing="waiting for the GPU")
+        call(self._gpu.driver.cuEventSynchronize, self.handle, doing="waiting for the GPU")
 
     @property
     def is_done(self) -> bool:
-        return not self._gpu.driver.cuEventQuery(self._handle)[0]
+        return not self._gpu.driver.cuEventQuery(self.handle)[0]
 
     def ms_since(self, earlier: Event) -> float:
         """Milliseconds on the GPU from an earlier event to this one; waits for this one."""
         self.wait()
-        return float(call(self._gpu.driver.cuEventElapsedTime, earlier._handle, self._handle))
+        return float(call(self._gpu.driver.cuEventElapsedTime, earlier.handle, self.handle))
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_handle") and not is_ending():
-            self._gpu.driver.cuEventDestroy(self._handle)
+        if hasattr(self, "handle") and not is_ending():
+            self._gpu.driver.cuEventDestroy(self.handle)
 
 
 class SideStream:

@@ -158,6 +158,12 @@ class GraphBuilder:
         context = call(driver.cuCtxGetCurrent)
         return int(call(driver.cuGraphAddMemsetNode, self._graph, nodes, len(nodes), params, context))
 
+    def record(self, event: Any, after: Sequence[int]) -> int:
+        """Add a node that records an event, by its handle, after these nodes; returns it."""
+        driver = self._gpu.driver
+        nodes = [driver.CUgraphNode(node) for node in after]
+        return int(call(driver.cuGraphAddEventRecordNode, self._graph, nodes, len(nodes), event))
+
     def finish(self, keeps: object) -> Graph:
         """The executable graph; it keeps `keeps` alive."""
         return Graph(self._gpu, self._graph, keeps)

@@ -1,0 +1,36 @@
+"""--profile and --trace of commands that run engines."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from onchip.cli.output import print_message, terminal_width
+
+ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel: onchip profile.")]
+Trace = Annotated[
+    Path | None, Option("--trace", metavar="FILE", help="Also write a timeline of the kernels, for ui.perfetto.dev.")
+]
+
+
+@contextlib.contextmanager
+def profiled(show: bool, trace: Path | None) -> Iterator[None]:
+    """Record the calls inside, then print their profile to stderr and write their timeline."""
+    if not show and trace is None:
+        yield
+        return
+    from onchip.measure.profile import profile
+
+    with profile() as found:
+        yield
+    if show:
+        for each in found.engines:
+            print_message(each.fitted(terminal_width(sys.stderr)))
+    if trace is not None:
+        found.save_trace(trace)
+        print_message(f"wrote {trace}: open it with https://ui.perfetto.dev")

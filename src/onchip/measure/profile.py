@@ -1,0 +1,220 @@
+"""Where the time of a network's calls goes: per kernel, beside bytes, flop, floor and estimate."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.network.text import fitted_columns, plural, size_text
+from onchip.plan.plan import format_us
+from onchip.plan.step_info import StepInfo, steps_of
+from onchip.runtime import engine as engines
+from onchip.runtime.engine import Engine
+from onchip.runtime.spans import Call, Recorder, Resources
+
+HEAD = ["kernel", "layers", "calls", "total", "mean", "p95", "share", "bytes", "flop", "rate", "of floor", "estimate"]
+GPU_HEAD = ["launches", "registers", "shared", "occupancy"]
+
+
+_recording = threading.Lock()
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A group of the plan over all recorded calls. Bytes, flop, floor and estimate are those of a mean call."""
+
+    kernel: str
+    layers: tuple[str, ...]
+    calls: int
+    total_us: float
+    mean_us: float  # per call; where threads run different rows, of a thread
+    p95_us: float
+    share: float  # of all kernels' time
+    nbytes: float
+    flop: float
+    bytes_per_s: float
+    flop_per_s: float
+    of_floor: float  # the floor divided by the mean time
+    estimate_us: float
+    resources: Resources
+
+    def cells(self) -> list[str]:
+        return [
+            self.kernel, layers_text(self.layers), f"{self.calls:,}", format_us(self.total_us),
+            format_us(self.mean_us), format_us(self.p95_us), f"{self.share:.1%}", size_text(round(self.nbytes)),
+            f"{self.flop:.3g}", f"{self.bytes_per_s / 1e9:.3g} GB/s, {self.flop_per_s / 1e9:.3g} Gflop/s",
+            f"{self.of_floor:.0%}", format_us(self.estimate_us),
+        ]  # fmt: skip
+
+    def gpu_cells(self) -> list[str]:
+        used = self.resources
+        return [str(used.launches), str(used.registers), f"{used.shared_bytes:,} B", f"{used.occupancy:.0%}"]
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """The recorded calls of one engine."""
+
+    network: str
+    chosen: str  # its device, and why
+    rows: int  # of all calls
+    calls: int
+    recorded: int  # calls: of short ones only some are recorded
+    call_us: float  # mean time of a recorded call, on the host
+    kernel_us: float  # mean time of a call in kernels
+    threads: tuple[float, ...]  # CPU time of the calling thread and of each helper, as a share of the calls' time
+    imbalance: float  # the busiest thread's CPU time divided by their mean; 0 if it is not counted
+    kernels: tuple[KernelTime, ...]  # those with the most time first
+
+    @property
+    def text(self) -> str:
+        return self.fitted(1 << 30)
+
+    def fitted(self, width: int) -> str:
+        """The table, and what it leaves out, in lines of at most `width` characters."""
+        if not self.calls:
+            return f"{self.network} on {self.chosen}: no calls"
+        on_gpu = self.chosen.startswith("cuda")
+        head = HEAD + (GPU_HEAD if on_gpu else [])
+        rows = [kernel.cells() + (kernel.gpu_cells() if on_gpu else []) for kernel in self.kernels]
+        lines = [
+            f"{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
+            + (f"; {self.recorded:,} calls recorded" if self.recorded < self.calls else ""),
+            fitted_columns(head, rows, width, right=range(2, len(head))),
+            f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
+            f"{format_us(max(0.0, self.call_us - self.kernel_us))} before, between and after them",
+        ]
+        if self.threads:
+            used = ", ".join(f"{share:.0%}" for share in self.threads)
+            lines.append(f"CPU time per thread, of the calls' time: {used}; busiest: {self.imbalance:.2f}x the mean")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Profile:
+    """What engines did inside `with onchip.profile() as found:`. Print it; save_trace writes a timeline."""
+
+    recorded: list[tuple[str, Recorder]] = field(default_factory=list)  # each engine's device, and its calls
+
+    @property
+    def engines(self) -> tuple[EngineProfile, ...]:
+        """One per engine that was called."""
+        return tuple(summarise(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls)
+
+    def __str__(self) -> str:
+        return "\n\n".join(each.text for each in self.engines) or "no calls were recorded"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"engines": [each.to_dict() for each in self.engines]}
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the timeline in Chrome's trace format: open it with https://ui.perfetto.dev."""
+        from onchip.measure.trace import save_trace
+
+        save_trace(path, [(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls])
+
+
+@contextlib.contextmanager
+def profile() -> Iterator[Profile]:
+    """Record when each kernel of an engine runs: with onchip.profile() as found: engine(x), then print(found).
+
+    It records the calls of all engines of this process, also of those that are created inside. A recorded call returns
+    the same bits and takes somewhat longer; on a GPU its kernels run one after the other. Training is not recorded.
+    """
+    found = Profile()
+
+    def record(engine: Engine) -> None:
+        recorder = Recorder(engine.plan)
+        found.recorded.append((engine.chosen, recorder))
+        engine.record(recorder)
+
+    if not _recording.acquire(blocking=False):
+        raise InputError("two profiles at a time", got="a profile inside another", expected="one", hint="leave one out")
+    try:
+        engines.ON_NEW.append(record)
+        for engine in list(engines.ENGINES):
+            record(engine)
+        yield found
+    finally:
+        engines.ON_NEW.remove(record)
+        for engine in list(engines.ENGINES):
+            engine.record(None)
+        _recording.release()
+
+
+def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
+    """The times of each group over all calls."""
+    plan, calls = recorder.plan, recorder.calls
+    at = functools.cache(functools.partial(steps_of, plan))
+    of_groups = [_times(call, len(plan.groups)) for call in calls]
+    whole = sum(sum(times) * call.count for times, call in zip(of_groups, calls, strict=True)) or 1.0
+    kernels = [
+        _kernel_time(
+            [times[i] for times in of_groups], [at(call.rows)[i] for call in calls], [call.count for call in calls],
+            whole, recorder.resources.get(i, Resources()),
+        )
+        for i, group in enumerate(plan.groups)
+        if not group.claim.is_view or any(times[i] for times in of_groups)
+    ]  # fmt: skip
+    call_us = statistics.fmean((call.end_ns - call.begin_ns) / 1e3 for call in calls) if calls else 0.0
+    threads = _threads(calls)
+    return EngineProfile(
+        plan.network.name, chosen, sum(call.rows * call.count for call in calls), sum(call.count for call in calls),
+        len(calls), call_us,
+        statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
+        max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
+        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)),
+    )  # fmt: skip
+
+
+def _times(call: Call, groups: int) -> list[float]:
+    """Microseconds of each group in a call: of the mean thread where threads run different rows."""
+    times = [0.0] * groups
+    for span in call.spans:
+        if span.group >= 0:
+            times[span.group] += (span.end_ns - span.begin_ns) / 1e3 / call.workers
+    return times
+
+
+def _kernel_time(
+    times: Sequence[float], steps: Sequence[StepInfo], counts: Sequence[int], whole_us: float, resources: Resources
+) -> KernelTime:  # fmt: skip
+    total, first = sum(us * count for us, count in zip(times, counts, strict=True)), steps[0]
+    mean = total / sum(counts)
+    nbytes, flop, floor, estimate = (
+        statistics.fmean(values)
+        for values in zip(*((s.nbytes, s.flop, s.floor_us, s.estimate_us) for s in steps), strict=True)
+    )
+    seconds = mean / 1e6 or float("inf")
+    return KernelTime(
+        first.label, first.layers, sum(counts), total, mean, float(np.percentile(times, 95)), total / whole_us, nbytes,
+        flop, nbytes / seconds, flop / seconds, floor / mean if mean else 0.0, estimate, resources,
+    )  # fmt: skip
+
+
+def _threads(calls: Sequence[Call]) -> tuple[float, ...]:
+    """CPU time of each thread, as a share of the time of the calls in which it was counted."""
+    calls = [call for call in calls if call.cpu_ns]
+    most = max((len(call.cpu_ns) for call in calls), default=0)
+    wall = sum(call.end_ns - call.begin_ns for call in calls) or 1
+    used = [0] * most
+    for call in calls:
+        for i, ns in enumerate(call.cpu_ns):
+            used[i] += ns
+    return tuple(ns / wall for ns in used)
+
+
+def layers_text(layers: Sequence[str]) -> str:
+    return f"{layers[0]}..{layers[-1]}" if len(layers) > 1 else "".join(layers)

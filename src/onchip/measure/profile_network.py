@@ -1,0 +1,129 @@
+"""Profile a network on random rows: its plain calls, then recorded ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.measure.profile import EngineProfile, Profile, summarise
+from onchip.network.graph import Network
+from onchip.network.text import size_text
+from onchip.plan.kernel import Job
+from onchip.plan.plan import format_us
+from onchip.runtime.engine import Engine
+from onchip.runtime.io.row_sources import random_inputs
+from onchip.runtime.placement import place
+from onchip.runtime.spans import Recorder
+
+MIN_CALLS = 5
+WRONG = 1.5  # an estimate is reported if it is off by more: estimates choose the kernels
+ROUNDS = 4  # of plain and of recorded calls, interleaved: a slow second of the machine affects both
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """Times of one network on B rows in host memory."""
+
+    engine: EngineProfile  # of the recorded calls
+    B: int
+    plan_ms: float  # to choose the kernels
+    build_ms: float  # to compile or load them, and to compute their weights
+    first_call_us: float
+    call_us: float  # median of plain calls, from host to host
+    p95_us: float
+    overhead: float  # how much longer calls take while they are recorded, as a share
+    weight_bytes: int
+    peak_bytes: int  # the process's memory at its largest; 0 where the system does not report it
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.B / self.call_us * 1e6
+
+    @property
+    def utilisation(self) -> float:
+        """The share of a recorded call in which kernels run."""
+        return self.engine.kernel_us / self.engine.call_us
+
+    def fitted(self, width: int) -> str:
+        """The table, and the times around it, in lines of at most `width` characters."""
+        lines = [
+            self.engine.fitted(width),
+            f"plain calls: median {format_us(self.call_us)}, p95 {format_us(self.p95_us)}, "
+            f"{self.rows_per_s:,.0f} rows/s; recording them takes {self.overhead:+.1%}",
+            f"kernels run for {self.utilisation:.0%} of a call; first call {format_us(self.first_call_us)}, "
+            f"planned in {self.plan_ms:.1f} ms, built in {self.build_ms:.0f} ms",
+            f"{size_text(self.weight_bytes)} of weights"
+            + (f"; the process took {size_text(self.peak_bytes)} at most" if self.peak_bytes else ""),
+        ]  # fmt: skip
+        lines += [
+            f"estimate: {kernel.kernel} takes {kernel.mean_us / kernel.estimate_us:.1f}x its estimate"
+            for kernel in self.engine.kernels
+            if kernel.mean_us > 1 and not 1 / WRONG < kernel.mean_us / max(kernel.estimate_us, 1e-9) < WRONG
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rows_per_s": self.rows_per_s, "utilisation": self.utilisation}
+
+
+def profile_network(
+    net: Network, B: int, device: str, job: Job, threads: int | None = None, seconds: float = 2.0,
+    progress: Callable[[float, str], None] = lambda share, text: None,
+) -> tuple[NetworkProfile, Profile]:  # fmt: skip
+    """Run B random rows for about `seconds`, half of it recorded; returns the times, and what a timeline shows."""
+    begin = time.perf_counter()
+    placed = place(net, device, job, threads)
+    planned = time.perf_counter()
+    engine = Engine(*placed)
+    engine.warm_up()
+    built = time.perf_counter()
+    x = tuple(np.ascontiguousarray(source.read(0, B)) for source in random_inputs(net, B, seed=0))
+    first = _call_us(engine, x)
+    recorder, plain = Recorder(engine.plan), list[float]()
+    best = {False: float("inf"), True: float("inf")}  # mean time of a call in the fastest round: plain, recorded
+    for number in range(2 * ROUNDS):
+        is_recorded = number % 2 == 1
+        progress(number / (2 * ROUNDS), "recorded calls" if is_recorded else "plain calls")
+        engine.record(recorder if is_recorded else None)
+        if is_recorded:
+            _call_us(engine, x)  # the first compiles what records
+            del recorder.calls[-1]
+        times = _sample(engine, x, seconds / (2 * ROUNDS))
+        best[is_recorded] = min(best[is_recorded], statistics.fmean(times))
+        plain += [] if is_recorded else times
+    engine.record(None)
+    median, p95 = np.percentile(plain, [50, 95])
+    found = NetworkProfile(
+        summarise(engine.chosen, recorder), B, (planned - begin) * 1e3, (built - planned) * 1e3, first, float(median),
+        float(p95), best[True] / best[False] - 1, engine.plan.weight_bytes, _peak_bytes(),
+    )  # fmt: skip
+    return found, Profile([(engine.chosen, recorder)])
+
+
+def _sample(engine: Engine, x: tuple[Any, ...], seconds: float) -> list[float]:
+    times_us, until = list[float](), time.perf_counter() + seconds
+    while len(times_us) < MIN_CALLS or time.perf_counter() < until:
+        times_us.append(_call_us(engine, x))
+    return times_us
+
+
+def _call_us(engine: Engine, x: tuple[Any, ...]) -> float:
+    begin = time.perf_counter_ns()
+    engine(*x)
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+def _peak_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    import sys
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

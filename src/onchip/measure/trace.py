@@ -1,0 +1,49 @@
+"""A timeline of recorded calls in Chrome's trace format, for https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from onchip.files import atomic_write
+from onchip.runtime.spans import Recorder
+
+CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
+
+
+def save_trace(path: str | Path, recorded: Sequence[tuple[str, Recorder]]) -> None:
+    """Write the file, whole or not at all.
+
+    recorded  each engine's device and its calls; an engine is a process of the timeline, its threads are the tracks
+    """
+    document = {"traceEvents": list(trace_events(recorded)), "displayTimeUnit": "ns"}
+    with atomic_write(Path(path)) as file:
+        file.write(json.dumps(document).encode())
+
+
+def trace_events(recorded: Sequence[tuple[str, Recorder]]) -> Iterator[dict[str, Any]]:
+    """The events, from time 0: the begin of the first call. Times are in microseconds."""
+    zero = min((call.begin_ns for _, recorder in recorded for call in recorder.calls), default=0)
+    for process, (chosen, recorder) in enumerate(recorded):
+        tracks: dict[str, int] = {CALLS: 0}
+        for call in recorder.calls:
+            yield _event(process, 0, f"call, {call.rows} rows", call.begin_ns - zero, call.end_ns, call.begin_ns)
+            for span in call.spans:
+                track = tracks.setdefault(span.track, len(tracks))
+                event = _event(process, track, span.name, span.begin_ns - zero, span.end_ns, span.begin_ns)
+                yield event | {"args": {"rows": span.rows, "group": span.group}}
+        device = chosen.partition(" ")[0]
+        yield _name("process_name", process, 0, f"{recorder.plan.network.name} on {device}")
+        for name, number in tracks.items():
+            yield _name("thread_name", process, number, name)
+
+
+def _event(process: int, track: int, name: str, begin: int, end_ns: int, begin_ns: int) -> dict[str, Any]:
+    times = {"ts": begin / 1e3, "dur": (end_ns - begin_ns) / 1e3}
+    return {"name": name, "ph": "X", "pid": process, "tid": track, **times}
+
+
+def _name(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}

@@ -1,0 +1,73 @@
+"""What the calls of an engine did: when each group of its plan ran, and on which thread or stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from onchip.plan.plan import Plan
+
+MAX_CALLS = 100_000  # kept per engine
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Work on one track: a launch of a group of the plan, or a copy."""
+
+    track: str  # "thread 0", "stream 1"
+    name: str  # of the kernel, as the plan or the compiler has it
+    group: int  # index in the plan's groups; -1: a copy
+    begin_ns: int  # of time.perf_counter_ns, on every track
+    end_ns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the engine, on its host thread."""
+
+    begin_ns: int
+    end_ns: int
+    rows: int
+    spans: tuple[Span, ...]
+    workers: int = 1  # threads that ran different rows of the call, each through all groups
+    cpu_ns: tuple[int, ...] = ()  # CPU time of the caller's thread and of each helper, where the system counts it
+    count: int = 1  # calls that it stands for: itself, and the next ones, of which short ones are not recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the launches of a group use at most; of occupancy, the least. 0 where a device has no such thing."""
+
+    registers: int = 0  # per thread
+    shared_bytes: int = 0  # per block
+    occupancy: float = 0.0  # share of an SM's warps
+    launches: int = 1
+
+
+class Recorder:
+    """The calls of one engine, in order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.resources: dict[int, Resources] = {}  # by group, of a GPU
+        # Puts calls that are not yet in `calls` there: to do so after each call would delay the next one.
+        self.collect: Callable[[], None] = lambda: None
+        self._calls: list[Call] = []
+
+    @property
+    def calls(self) -> list[Call]:
+        self.collect()
+        return self._calls
+
+    def append(self, call: Call) -> None:
+        """Add a call; from MAX_CALLS on it only counts."""
+        if len(self._calls) < MAX_CALLS:
+            self._calls.append(call)
+        else:
+            self.repeat_last(1)
+
+    def repeat_last(self, times: int) -> None:
+        """So many calls after the last one were not recorded."""
+        if times and self._calls:
+            self._calls[-1] = replace(self._calls[-1], count=self._calls[-1].count + times)

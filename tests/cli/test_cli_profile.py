@@ -1,0 +1,48 @@
+"""onchip profile."""
+
+import json
+
+import numpy as np
+import pytest
+
+from onchip.cli.main import main
+
+
+def test_the_table(capsys):
+    assert main(["profile", "decode", "100", "--device", "cpu", "--seconds", "0.05"]) == 0
+    out = capsys.readouterr().out
+    assert "mlp_fused" in out
+    assert "plain calls" in out
+
+
+def test_json_and_a_timeline(capsys, tmp_path):
+    path = tmp_path / "t.json"
+    args = ["profile", "decode", "50", "--device", "cpu", "--seconds", "0.05", "--json", "--trace", str(path)]
+    assert main(args) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["B"] == 50
+    assert found["engine"]["kernels"][0]["kernel"].startswith("mlp_fused")
+    assert str(path) in captured.err
+    assert any(event["ph"] == "X" for event in json.loads(path.read_text())["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("args", "what"), [(["decode", "0"], "a profile needs rows"), (["decode", "5", "--seconds", "0"], "bad --seconds")]
+)
+def test_misuse(capsys, args, what):
+    assert main(["profile", *args]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_a_run_with_a_profile_and_a_timeline(capsys, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((500, 72), np.float32))
+    args = ["run", "decode", str(tmp_path / "x.npy"), "--device", "cpu", "-o", str(tmp_path / "y.npy")]
+    assert main([*args, "--profile", "--trace", str(tmp_path / "t.json"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert "mlp_fused" in captured.err
+    assert any(event["ph"] == "X" for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"])
+    assert main([*args[:-1], str(tmp_path / "z.npy")]) == 0
+    assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "z.npy").read_bytes()
+    assert "mlp_fused" not in capsys.readouterr().err

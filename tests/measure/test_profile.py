@@ -1,0 +1,143 @@
+"""onchip.profile: what it counts, what it prints, and the timeline that it writes."""
+
+import json
+
+import numpy as np
+import pytest
+
+import onchip
+from onchip.errors import InputError
+from onchip.measure.profile import Profile, profile, summarise
+from onchip.measure.profile_network import profile_network
+from onchip.network.build import mlp, sequential
+from onchip.network.layers import CumSum
+from onchip.network.types import TensorType
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.plan.step_info import steps_of
+from onchip.runtime.placement import kernels_for
+from onchip.runtime.spans import Call, Recorder, Resources, Span
+from takers import CPU
+
+
+def two_groups():
+    """A plan of two groups."""
+    net = sequential(TensorType(("B", 3000), "float64"), [("s", CumSum(1)), ("t", CumSum(1))], {})
+    return make_plan(net, CPU, kernels_for(CPU), Job(batch=4))
+
+
+def span(group, begin_us, end_us, track="thread 0", rows=4):
+    return Span(track, f"kernel {group}", group, begin_us * 1000, end_us * 1000, rows)
+
+
+def recorder_of(*calls):
+    recorder = Recorder(two_groups())
+    for call in calls:
+        recorder.append(call)
+    return recorder
+
+
+def test_the_times_of_a_group():
+    """Two calls: the second stands for three, and two threads shared its rows."""
+    found = summarise("cpu", recorder_of(
+        Call(0, 100_000, 4, (span(0, 10, 30), span(1, 30, 90))),
+        Call(200_000, 300_000, 4, (span(0, 200, 220, rows=2), span(0, 200, 240, "thread 1", 2), span(1, 240, 250)),
+             workers=2, count=3),
+    ))  # fmt: skip
+    assert (found.calls, found.recorded, found.rows, found.call_us) == (4, 2, 16, 100.0)
+    second, first = found.kernels if found.kernels[0].total_us < found.kernels[1].total_us else found.kernels[::-1]
+    by_layer = {kernel.layers: kernel for kernel in (first, second)}
+    s, t = by_layer["s",], by_layer["t",]
+    assert s.total_us == pytest.approx(20 + 3 * 30)  # threads with different rows: their mean
+    assert t.total_us == pytest.approx(60 + 3 * 5)
+    assert s.mean_us == pytest.approx(s.total_us / 4)
+    assert s.share + t.share == pytest.approx(1)
+    assert [kernel.total_us for kernel in found.kernels] == sorted((s.total_us, t.total_us), reverse=True)
+    step = steps_of(two_groups(), 4)[0]
+    assert (s.nbytes, s.flop, s.estimate_us) == (step.nbytes, step.flop, pytest.approx(step.estimate_us))
+    assert s.bytes_per_s == pytest.approx(step.nbytes / s.mean_us * 1e6)
+    assert s.of_floor == pytest.approx(step.floor_us / s.mean_us)
+
+
+def test_threads():
+    calls = [Call(0, 1000, 4, (span(0, 0, 1),), cpu_ns=(1000, 500)), Call(2000, 3000, 4, (span(0, 2, 3),))]
+    found = summarise("cpu", recorder_of(*calls))
+    assert found.threads == (1.0, 0.5)  # the second call was not counted
+    assert found.imbalance == pytest.approx(1 / 0.75)
+    assert "100%, 50%" in found.text
+
+
+def test_a_gpu_has_columns_of_its_own():
+    recorder = recorder_of(Call(0, 1000, 4, (span(0, 0, 1, "stream 1"), span(1, 0, 1, "stream 1"))))
+    recorder.resources[0] = Resources(64, 1024, 0.5, 2)
+    text = summarise("cuda:0", recorder).text
+    assert "registers" in text
+    assert "1,024 B" in text
+    assert "registers" not in summarise("cpu", recorder).text
+
+
+def test_the_timeline(tmp_path):
+    recorder = recorder_of(Call(5000, 9000, 4, (span(0, 6, 7), span(1, 7, 8, "thread 1"))))
+    found = Profile([("cpu (auto)", recorder), ("cpu", recorder_of())])
+    found.save_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in complete] == [
+        ("call, 4 rows", 0, 0.0, 4.0), ("kernel 0", 1, 1.0, 1.0), ("kernel 1", 2, 2.0, 1.0),
+    ]  # fmt: skip
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1"}
+    assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)
+
+
+# -- the context manager -------------------------------------------------------------------------------------
+
+
+def test_it_records_engines_that_exist_and_those_that_are_made():
+    old, x = onchip.compile(mlp(8, 4, name="old"), "cpu"), np.ones((3, 8), np.float32)
+    y = old(x)
+    with onchip.profile() as found:
+        np.testing.assert_array_equal(old(x), y)
+        new = onchip.compile(mlp(8, 5, name="new"), "cpu")
+        new(x)
+        new(x)
+    assert {each.network: each.calls for each in found.engines} == {"old": 1, "new": 2}
+    before = str(found)
+    old(x)  # no longer
+    assert str(found) == before
+    assert "old on cpu" in before
+    assert json.dumps(found.to_dict())
+
+
+def test_one_profile_at_a_time():
+    with profile(), pytest.raises(InputError, match="two profiles"), profile():
+        pass
+    with profile() as found:  # the first ended
+        pass
+    assert str(found) == "no calls were recorded"
+
+
+def test_an_error_ends_it():
+    engine = onchip.compile(mlp(8, 4), "cpu")
+    with pytest.raises(KeyError), profile() as found:
+        raise KeyError
+    engine(np.ones((3, 8), np.float32))
+    assert not found.engines
+
+
+# -- a network -----------------------------------------------------------------------------------------------
+
+
+def test_a_network():
+    found, calls = profile_network(mlp(72, 64, 4), 100, "cpu", Job(batch=100), seconds=0.05)
+    assert found.call_us > 0
+    assert found.B == 100
+    assert found.engine.rows == 100 * found.engine.calls
+    (kernel,) = found.engine.kernels
+    assert kernel.kernel.startswith("mlp_fused")
+    assert 0 < found.utilisation <= 1
+    text = found.fitted(200)
+    for word in ("plain calls", "recording them takes", "planned in", "mlp_fused"):
+        assert word in text
+    assert json.dumps(found.to_dict(), default=str)
+    assert calls.engines[0].calls == found.engine.calls

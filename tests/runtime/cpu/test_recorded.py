@@ -1,0 +1,141 @@
+"""Recorded calls on the CPU: when each group ran, on which thread, and the same bits as without."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import onchip
+from onchip.errors import InputError
+from onchip.kernels.cpu.threading import timed
+from onchip.network.build import mlp, sequential
+from onchip.network.layers import Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, Softmax
+from onchip.network.types import TensorType
+from onchip.runtime.cpu import recorded
+from onchip.runtime.spans import Recorder
+
+
+def weights(**shapes):
+    rng = np.random.default_rng(0)
+    return {name.replace("_", "."): rng.standard_normal(shape, dtype=np.float32) / 8 for name, shape in shapes.items()}
+
+
+def network(kind):
+    if kind == "one group":
+        return mlp(72, 64, 4)
+    if kind == "python launches":  # a long scan is not a compiled launch
+        t = TensorType(("B", 3000), "float64")
+        return sequential(t, [("s", CumSum(1)), ("t", CumSum(1))], {})
+    layers = [("c", Conv2d()), ("p", MaxPool2d((2, 2))), ("g", GlobalMean((2, 3))), ("f", Linear()), ("s", Softmax(1))]
+    return sequential(TensorType(("B", 3, 12, 12)), layers, weights(c_weight=(8, 3, 3, 3), f_weight=(5, 8)))
+
+
+def rows(engine, B, seed=1):
+    return np.random.default_rng(seed).standard_normal((B, *engine.input.row_shape)).astype(engine.input.dtype)
+
+
+def record(engine):
+    engine.record(recorder := Recorder(engine.plan))
+    return recorder
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("B", [1, 7, 3000])
+@pytest.mark.parametrize("kind", ["one group", "several groups", "python launches"])
+def test_every_group_of_every_call_is_recorded(kind, B, threads):
+    engine = onchip.compile(network(kind), "cpu", threads=min(threads, recorded_threads()))
+    x = rows(engine, B)
+    y = engine(x)
+    recorder = record(engine)
+    for _ in range(3):
+        np.testing.assert_array_equal(engine(x), y)
+    calls = recorder.calls
+    assert {call.rows for call in calls} == {B}
+    assert sum(call.count for call in calls) == 3
+    groups = {i for i, group in enumerate(engine.plan.groups) if not group.claim.is_view}
+    for call in calls:
+        assert {span.group for span in call.spans} == groups
+        for group in groups:
+            of_group = [span for span in call.spans if span.group == group]
+            assert sum(span.rows for span in of_group) == B
+            assert {span.name for span in of_group} == {engine.plan.groups[group].claim.label}
+        assert all(call.begin_ns <= span.begin_ns <= span.end_ns <= call.end_ns for span in call.spans)
+        assert {span.track for span in call.spans} <= {f"thread {i}" for i in range(call.workers)}
+    engine.record(None)
+    engine(x)
+    assert recorder.calls == calls
+
+
+def recorded_threads():
+    from onchip.runtime.cpu.backend import core_count
+
+    return core_count()
+
+
+def test_few_of_many_short_calls_are_recorded(monkeypatch):
+    monkeypatch.setattr(recorded, "RECORD_NS", 1 << 40)  # as if to record a call took 18 minutes
+    engine = onchip.compile(network("one group"), "cpu")
+    x, recorder = rows(engine, 2), record(engine)
+    for many in (50, 57):
+        for _ in range(many - sum(call.count for call in recorder.calls)):
+            engine(x)
+        assert [call.count for call in recorder.calls] == [many]
+    engine(x[::-1])  # rows that are copied first: not a quick call
+    engine(x)
+    assert [call.count for call in recorder.calls] == [57, 2]
+
+
+def test_more_runs_than_are_kept_between_two_collections(monkeypatch):
+    monkeypatch.setattr(recorded, "CAPACITY", 4)
+    monkeypatch.setattr(timed, "CAPACITY", 4)
+    monkeypatch.setattr(recorded, "RECORD_NS", 0)
+    engine = onchip.compile(network("several groups"), "cpu", threads=1)
+    recorder, x = record(engine), rows(engine, 1)
+    for _ in range(11):
+        engine(x)
+    assert [len({span.group for span in call.spans}) for call in recorder.calls] == [len(engine.plan.groups)] * 11
+
+
+def test_a_bad_id_is_reported_and_its_call_is_not_recorded():
+    net = sequential(TensorType(("B", 5), "int32"), [("e", Embedding())], weights(e_weight=(10, 8)))
+    engine = onchip.compile(net, "cpu")
+    ids = np.random.default_rng(0).integers(0, 10, (6, 5), dtype=np.int32)
+    y, recorder = engine(ids), record(engine)
+    np.testing.assert_array_equal(engine(ids), y)
+    bad = ids.copy()
+    bad[3, 2] = 10
+    with pytest.raises(InputError, match="10"):
+        engine(bad)
+    np.testing.assert_array_equal(engine(ids), y)
+    assert all(len(call.spans) == 1 for call in recorder.calls)
+
+
+def test_calls_from_several_threads(monkeypatch):
+    monkeypatch.setattr(recorded, "RECORD_NS", 0)
+    engine = onchip.compile(network("several groups"), "cpu")
+    batches = [rows(engine, B, seed=B) for B in (1, 2, 3, 40)]
+    expected = [engine(x) for x in batches]
+    recorder, wrong = record(engine), []
+
+    def run(x, y):
+        for _ in range(20):
+            if not np.array_equal(engine(x), y):
+                wrong.append(len(x))
+
+    threads = [threading.Thread(target=run, args=each) for each in zip(batches, expected, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert sorted(call.rows for call in recorder.calls) == sorted([1, 2, 3, 40] * 20)
+    assert all(len({span.group for span in call.spans}) == len(engine.plan.groups) for call in recorder.calls)
+
+
+def test_warming_up_is_not_recorded():
+    engine = onchip.compile(network("one group"), "cpu")
+    recorder = record(engine)
+    engine.warm_up()
+    assert not recorder.calls
+    engine(rows(engine, 3))
+    assert len(recorder.calls) == 1

@@ -7,6 +7,7 @@ import pytest
 
 import onchip
 from onchip.errors import InputError
+from onchip.measure import profile_network as profile_network_module
 from onchip.measure.profile import Profile, profile, summarise
 from onchip.measure.profile_network import profile_network
 from onchip.network.build import mlp, sequential
@@ -141,3 +142,23 @@ def test_a_network():
         assert word in text
     assert json.dumps(found.to_dict(), default=str)
     assert calls.engines[0].calls == found.engine.calls
+
+
+def test_it_can_be_stopped(monkeypatch):
+    """Between any two calls, however long it is to run."""
+    monkeypatch.setattr(profile_network_module, "SHOW_S", 0)
+    shown = []
+
+    def stop(share, text):
+        shown.append(text)
+        if len(shown) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_network(mlp(72, 64, 4), 10, "cpu", Job(batch=10), seconds=3600, progress=stop)
+    assert shown == ["plain calls"] * 4
+
+
+def test_more_rows_than_fit_into_memory():
+    with pytest.raises(InputError, match="does not fit into memory"):
+        profile_network(mlp(72, 64, 4), 1 << 40, "cpu", Job(batch=10))

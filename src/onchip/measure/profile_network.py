@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onchip.files import check_memory
 from onchip.measure.profile import EngineProfile, Profile, summarise
 from onchip.network.graph import Network
 from onchip.network.text import size_text
@@ -22,6 +24,7 @@ from onchip.runtime.spans import Recorder
 
 MIN_CALLS = 5
 WRONG = 1.5  # an estimate is reported if it is off by more: estimates choose the kernels
+SHOW_S = 0.1
 ROUNDS = 4  # of plain and of recorded calls, interleaved: a slow second of the machine affects both
 
 
@@ -76,6 +79,8 @@ def profile_network(
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> tuple[NetworkProfile, Profile]:  # fmt: skip
     """Run B random rows for about `seconds`, half of it recorded; returns the times, and what a timeline shows."""
+    ends = (*net.inputs, *net.outputs)
+    check_memory(B * sum(net.types[name].row_bytes for name in ends), f"{B:,} rows")
     begin = time.perf_counter()
     placed = place(net, device, job, threads)
     planned = time.perf_counter()
@@ -88,12 +93,13 @@ def profile_network(
     best = {False: float("inf"), True: float("inf")}  # mean time of a call in the fastest round: plain, recorded
     for number in range(2 * ROUNDS):
         is_recorded = number % 2 == 1
-        progress(number / (2 * ROUNDS), "recorded calls" if is_recorded else "plain calls")
+        show = functools.partial(progress, number / (2 * ROUNDS), "recorded calls" if is_recorded else "plain calls")
+        show()
         engine.record(recorder if is_recorded else None)
         if is_recorded:
             _call_us(engine, x)  # the first compiles what records
             del recorder.calls[-1]
-        times = _sample(engine, x, seconds / (2 * ROUNDS))
+        times = _sample(engine, x, seconds / (2 * ROUNDS), show)
         best[is_recorded] = min(best[is_recorded], statistics.fmean(times))
         plain += [] if is_recorded else times
     engine.record(None)
@@ -105,10 +111,16 @@ def profile_network(
     return found, Profile([(engine.chosen, recorder)])
 
 
-def _sample(engine: Engine, x: tuple[Any, ...], seconds: float) -> list[float]:
-    times_us, until = list[float](), time.perf_counter() + seconds
-    while len(times_us) < MIN_CALLS or time.perf_counter() < until:
+def _sample(engine: Engine, x: tuple[Any, ...], seconds: float, show: Callable[[], None]) -> list[float]:
+    """The time of each call for so long. `show` is called now and then: it may stop the program."""
+    times_us, now = list[float](), time.perf_counter()
+    until, shown = now + seconds, now
+    while len(times_us) < MIN_CALLS or now < until:
         times_us.append(_call_us(engine, x))
+        now = time.perf_counter()
+        if now - shown > SHOW_S:
+            shown = now
+            show()
     return times_us
 
 

@@ -80,7 +80,7 @@ def profile_network(
 ) -> tuple[NetworkProfile, Profile]:  # fmt: skip
     """Run B random rows for about `seconds`, half of it recorded; returns the times, and what a timeline shows."""
     ends = (*net.inputs, *net.outputs)
-    check_memory(B * sum(net.types[name].row_bytes for name in ends), f"{B:,} rows")
+    check_memory(B * sum(net.types[name].row_bytes for name in ends), f"a batch of {B:,} rows")
     begin = time.perf_counter()
     placed = place(net, device, job, threads)
     planned = time.perf_counter()

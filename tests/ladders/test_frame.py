@@ -213,6 +213,15 @@ def test_two_runs_of_a_rung_have_the_same_bits_unless_it_is_marked():
     assert "~" not in shown(make_table(climb(fake_ladder(Right), pace=QUICK)))
 
 
+class AlsoMarked(Marked):
+    name = "also"
+
+
+def test_rungs_that_differ_for_the_same_reason_are_listed_together():
+    text = shown(make_table(climb(fake_ladder(Marked, AlsoMarked), pace=QUICK)))
+    assert "~ two runs may differ: marked, also: the order of the atomics\n" in text
+
+
 def test_a_time_of_another_machine_is_marked():
     climbed = climb(fake_ladder(Few, Elsewhere), rows=9, pace=QUICK)
     few, elsewhere = climbed.steps

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onchip.ladders import LADDERS, find_ladder, ladder_devices
-from onchip.ladders.frame import Climb, Ladder, work_per_row
+from onchip.ladders.frame import Climb, Ladder, Step, work_per_row
 from onchip.measure.pace import show_ms
 from onchip.plan.floor import floor_percent
 
@@ -66,13 +66,24 @@ def _ideas(rungs: Iterable[tuple[str, str, str]]) -> Table:
 
 def notes(climb: Climb) -> list[str]:
     """What the marks in the table and the plot mean, and the rungs that cannot run."""
+    machines = _rungs_by(climb, lambda step: step.report_on)
+    reasons = _rungs_by(climb, lambda step: step.nondeterministic)
     marked = {
-        "† in the report": [f"{step.rung} on {step.report_on}" for step in climb.steps if step.report_on],
-        "~ two runs may differ": [f"{s.rung}: {s.nondeterministic}" for s in climb.steps if s.nondeterministic],
+        "† in the report": [f"{rungs} on {machine}" for machine, rungs in machines.items()],
+        "~ two runs may differ": [f"{rungs}: {reason}" for reason, rungs in reasons.items()],
     }
     scaled = [note] if (note := scaled_note(climb)) else []
-    found = [f"{mark}: {'; '.join(rungs)}" for mark, rungs in marked.items() if rungs]
+    found = [f"{mark}: {'; '.join(each)}" for mark, each in marked.items() if each]
     return [*scaled, *found, *(f"skipped {k}: {v}" for k, v in climb.skipped.items())]
+
+
+def _rungs_by(climb: Climb, key: Callable[[Step], str]) -> dict[str, str]:
+    """The names of the rungs with the same text, unless it is empty."""
+    found: dict[str, list[str]] = {}
+    for step in climb.steps:
+        if text := key(step):
+            found.setdefault(text, []).append(step.rung)
+    return {text: ", ".join(rungs) for text, rungs in found.items()}
 
 
 def show_fact(value: int | str) -> str:

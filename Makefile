@@ -8,7 +8,8 @@ QUICK  := tests/test_architecture.py tests/network tests/formats/test_csv_rows.p
 
 KERNELS := onchip.kernels.cuda onchip.ladders
 BOUNDS := tests/cli/test_cli_main.py tests/cli/test_values.py tests/cli/test_cli_demo.py tests/formats/onnx/test_layers.py \
-          tests/kernels/cpu/mlp/test_fused.py tests/runtime/test_engine.py tests/train/test_fit_many.py
+          tests/kernels/cpu/mlp/test_fused.py tests/runtime/test_engine.py tests/train/test_fit_many.py \
+          tests/ladders/test_linear_cuda.py tests/ladders/test_sentiment_cuda.py tests/runtime/test_nvrtc.py
 
 .PHONY: demo test test-all test-bounds quick check check-kernels sanitize bench bench-h200 docs clean
 

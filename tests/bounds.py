@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-EXTRA = "sklearn"  # small; torch is not, and cuda needs a GPU
+EXTRAS = ("sklearn", "cuda")  # torch is not small
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnxruntime")
 
 
 def requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][EXTRA]]
+    return [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
 
 
 def oldest(requirement: str) -> str:

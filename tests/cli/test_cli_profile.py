@@ -46,3 +46,41 @@ def test_a_run_with_a_profile_and_a_timeline(capsys, tmp_path):
     assert main([*args[:-1], str(tmp_path / "z.npy")]) == 0
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "z.npy").read_bytes()
     assert "mlp_fused" not in capsys.readouterr().err
+
+
+TRAIN = ["train", "digits", "--data", "sklearn", "--epochs", "2", "--hidden", "16", "--device", "cpu"]
+
+
+@pytest.mark.parametrize(("options", "networks"), [((), "1 network"), (("--seeds", "3"), "3 networks")])
+def test_a_training_with_a_profile_and_a_timeline(capsys, tmp_path, options, networks):
+    path, plain = tmp_path / "t.json", tmp_path / "plain.onnx"
+    args = [*TRAIN, *options, "--json", "--profile", "--trace", str(path), "-o", str(tmp_path / "net.onnx")]
+    assert main(args) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert f"training digits on cpu: {networks}" in captured.err
+    assert "plan and build" in captured.err
+    assert "calls" not in captured.err  # of the engine that runs the test rows
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {"phases", "epochs"} <= {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert main([*TRAIN, *options, "-o", str(plain)]) == 0
+    assert plain.read_bytes() == (tmp_path / "net.onnx").read_bytes()
+    assert "plan and build" not in capsys.readouterr().err
+
+
+def test_a_stopped_training_writes_no_timeline(tmp_path, monkeypatch):
+    from onchip.cli.stop import StoppedError
+    from onchip.train.training_run import TrainingRun
+
+    def stop(run):
+        raise StoppedError
+
+    monkeypatch.setattr(TrainingRun, "end_epoch", stop)
+    assert main([*TRAIN, "--profile", "--trace", str(tmp_path / "t.json"), "-o", str(tmp_path / "net.onnx")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_timeline_must_not_replace_another_output(capsys, tmp_path):
+    path = str(tmp_path / "out.onnx")
+    assert main([*TRAIN, "-o", path, "--trace", path]) == 2
+    assert "--trace" in capsys.readouterr().err

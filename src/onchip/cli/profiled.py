@@ -1,4 +1,4 @@
-"""--profile and --trace of commands that run engines."""
+"""--profile and --trace of commands that run engines or train."""
 
 from __future__ import annotations
 
@@ -17,10 +17,21 @@ Trace = Annotated[
     Path | None, Option("--trace", metavar="FILE", help="Also write a timeline of the kernels, for ui.perfetto.dev.")
 ]
 
+ShowTrainingProfile = Annotated[
+    bool, Option("--profile", help="Also print where the time of the training goes, phase by phase.")
+]
+TrainingTrace = Annotated[
+    Path | None,
+    Option("--trace", metavar="FILE", help="Also write a timeline of phases and epochs, for ui.perfetto.dev."),
+]
+
 
 @contextlib.contextmanager
 def profiled(show: bool, trace: Path | None) -> Iterator[None]:
-    """Record the calls inside, then print their profile to stderr and write their timeline."""
+    """Record the calls and trainings inside, then print their profile to stderr and write their timeline.
+
+    If networks were trained, the calls that test them are only on the timeline.
+    """
     if not show and trace is None:
         yield
         return
@@ -29,7 +40,7 @@ def profiled(show: bool, trace: Path | None) -> Iterator[None]:
     with profile() as found:
         yield
     if show:
-        for each in found.engines:
+        for each in found.trainings or found.engines:
             print_message(each.fitted(terminal_width(sys.stderr)))
     if trace is not None:
         found.save_trace(trace)

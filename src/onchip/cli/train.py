@@ -11,10 +11,13 @@ from typer import Context
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
+from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
 from onchip.network.text import plural
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from onchip.cli.train_config import Settings
     from onchip.runtime.distributed.ranks import Ranks
     from onchip.train.training_run import Progress
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from onchip.workloads.train_job import TrainJob
 
 
-_NOT_SETTINGS = ("context", "config", "as_json", "verbose", "ranks")  # not allowed in a config file
+_NOT_SETTINGS = ("context", "config", "profile", "trace", "as_json", "verbose", "ranks")  # not allowed in a config file
 
 
 def train(
@@ -66,6 +69,8 @@ def train(
     plot: opt.Plot = None,
     device: opt.Device = None,
     threads: Threads = None,
+    profile: ShowTrainingProfile = False,
+    trace: TrainingTrace = None,
     as_json: Json = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -115,11 +120,11 @@ def train(
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
         {"--config": config, **files_read(chosen.model, source)},
-        {"--output": chosen.output, "--log": chosen.log, "--plot": chosen.plot,
+        {"--output": chosen.output, "--log": chosen.log, "--plot": chosen.plot, "--trace": trace,
          **{f"--checkpoint ({path})": path for path in states}},
     )  # fmt: skip
     for check, path in ((check_model_path, chosen.output), (check_writable, chosen.log), (check_plot, chosen.plot),
-                        (check_folder, chosen.checkpoint)):  # fmt: skip
+                        (check_writable, trace), (check_folder, chosen.checkpoint)):  # fmt: skip
         if path is not None:
             check(path)
     if chosen.checkpoint is None and chosen.checkpoint_every is not None:
@@ -134,8 +139,10 @@ def train(
     requested = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words, "scale": job.standard.rows is not None,
              "scale_targets": job.standard.targets is not None}  # fmt: skip
+    # Only rank 0 prints.
+    recording = profiled(profile and not found.rank, None if found.rank else trace)
     if chosen.seeds > 1:
-        train_all(job, chosen, requested, as_json, verbose, found)
+        train_all(job, chosen, requested, as_json, verbose, found, recording)
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
@@ -143,6 +150,7 @@ def train(
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
+        recording,
         TrainLog(None if found.rank else chosen.log, log_head(requested)) as log_file,
         progress(f"train {job.net.name}", job.options.epochs) as update,
     ):
@@ -186,15 +194,16 @@ def train(
 
 
 def train_all(
-    job: TrainJob, chosen: Settings, requested: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
-) -> None:
+    job: TrainJob, chosen: Settings, requested: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks,
+    recording: AbstractContextManager[None],
+) -> None:  # fmt: skip
     """Train one network per seed; rank 0 writes the one with the lowest loss."""
     from onchip.formats.load import save
     from onchip.workloads.classify import with_meaning
     from onchip.workloads.seeds import spread, train_seeds
 
     count, started = chosen.seeds, time.perf_counter()
-    with progress(f"train {count} x {job.net.name}", count) as update:
+    with recording, progress(f"train {count} x {job.net.name}", count) as update:
         results = train_seeds(
             job, count, device=chosen.device, threads=chosen.threads,
             on_progress=lambda done: update(done, f"{int(done)} of {count} networks"), spread=True,

@@ -1,4 +1,4 @@
-"""Where the time of a network's calls goes: per kernel, beside bytes, flop, floor and estimate."""
+"""Where the time of a network's calls and trainings goes: per kernel, beside bytes, flop, floor and estimate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.measure.profile_training import TrainingProfile, summarise_trainings
 from onchip.network.text import fitted_columns, plural, size_text
 from onchip.plan.plan import format_us
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime import engine as engines
 from onchip.runtime.engine import Engine
 from onchip.runtime.spans import Call, Recorder, Resources
+from onchip.train import recording
+from onchip.train.recording import TrainingRecorder
 
 HEAD = ["kernel", "layers", "calls", "total", "mean", "p95", "share", "bytes", "flop", "rate", "of floor", "estimate"]
 GPU_HEAD = ["launches", "registers", "shared", "occupancy"]
@@ -104,26 +107,48 @@ class EngineProfile:
 
 @dataclass
 class Profile:
-    """What engines did inside `with onchip.profile() as found:`. Print it; save_trace writes a timeline."""
+    """What ran inside `with onchip.profile() as found:`. Print it; save_trace writes a timeline."""
 
     recorded: list[tuple[str, Recorder]] = field(default_factory=list)  # each engine's device, and its calls
+    recorded_trainings: list[TrainingRecorder] = field(default_factory=list)
 
     @property
     def engines(self) -> tuple[EngineProfile, ...]:
         """One per engine that was called."""
         return tuple(summarise(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls)
 
+    @property
+    def trainings(self) -> tuple[TrainingProfile, ...]:
+        """One per kind of training: runs of the same network, device and kernel are added."""
+        return summarise_trainings(self._begun())
+
     def __str__(self) -> str:
-        return "\n\n".join(each.text for each in self.engines) or "no calls were recorded"
+        return self.text
+
+    @property
+    def text(self) -> str:
+        return self.fitted(1 << 30)
+
+    def fitted(self, width: int) -> str:
+        """The tables, trainings first, in lines of at most `width` characters."""
+        tables = [each.fitted(width) for each in self.trainings] + [each.fitted(width) for each in self.engines]
+        return "\n\n".join(tables) or "no calls were recorded"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"engines": [each.to_dict() for each in self.engines]}
+        return {
+            "engines": [each.to_dict() for each in self.engines],
+            "trainings": [each.to_dict() for each in self.trainings],
+        }
 
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline in Chrome's trace format: open it with https://ui.perfetto.dev."""
         from onchip.measure.trace import save_trace
 
-        save_trace(path, [(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls])
+        engines = [(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls]
+        save_trace(path, engines, self._begun())
+
+    def _begun(self) -> list[TrainingRecorder]:
+        return [training for training in self.recorded_trainings if training.plan is not None]
 
 
 @contextlib.contextmanager
@@ -131,7 +156,8 @@ def profile() -> Iterator[Profile]:
     """Record when each kernel of an engine runs: with onchip.profile() as found: engine(x), then print(found).
 
     It records the calls of all engines of this process, also of those that are created inside. A recorded call returns
-    the same bits and takes somewhat longer; on a GPU its kernels run one after the other. Training is not recorded.
+    the same bits and takes somewhat longer; on a GPU its kernels run one after the other. Of a training that begins
+    inside (fit, fit_many, estimators) it records the phases and the time of the steps; its results do not change.
     """
     found = Profile()
 
@@ -144,11 +170,13 @@ def profile() -> Iterator[Profile]:
         raise InputError("two profiles at a time", got="a profile inside another", expected="one", hint="leave one out")
     try:
         engines.ON_NEW.append(record)
+        recording.ON_NEW.append(found.recorded_trainings.append)
         for engine in list(engines.ENGINES):
             record(engine)
         yield found
     finally:
         engines.ON_NEW.remove(record)
+        recording.ON_NEW.clear()  # one profile at a time
         for engine in list(engines.ENGINES):
             engine.record(None)
         _recording.release()

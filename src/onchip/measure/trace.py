@@ -1,4 +1,4 @@
-"""A timeline of recorded calls in Chrome's trace format, for https://ui.perfetto.dev."""
+"""A timeline of recorded calls and trainings in Chrome's trace format, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from typing import Any
 
 from onchip.files import atomic_write
 from onchip.runtime.spans import Recorder
+from onchip.train.recording import TrainingRecorder
 
 CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
+PHASES, EPOCHS = "phases", "epochs"  # the tracks of a training
 
 
-def save_trace(path: str | Path, recorded: Sequence[tuple[str, Recorder]]) -> None:
+def save_trace(
+    path: str | Path, recorded: Sequence[tuple[str, Recorder]], trainings: Sequence[TrainingRecorder] = ()
+) -> None:
     """Write the file, whole or not at all.
 
-    recorded  each engine's device and its calls; an engine is a process of the timeline, its threads are the tracks
+    recorded   each engine's device and its calls; an engine is a process of the timeline, its threads are the tracks
+    trainings  each is a process too, with a track of its phases and one of its epochs
     """
-    document = {"traceEvents": list(trace_events(recorded)), "displayTimeUnit": "ns"}
+    document = {"traceEvents": list(trace_events(recorded, trainings)), "displayTimeUnit": "ns"}
     with atomic_write(Path(path)) as file:
         file.write(json.dumps(document).encode())
 
 
-def trace_events(recorded: Sequence[tuple[str, Recorder]]) -> Iterator[dict[str, Any]]:
-    """The events, from time 0: the begin of the first call. Times are in microseconds."""
-    zero = min((call.begin_ns for _, recorder in recorded for call in recorder.calls), default=0)
+def trace_events(
+    recorded: Sequence[tuple[str, Recorder]], trainings: Sequence[TrainingRecorder] = ()
+) -> Iterator[dict[str, Any]]:
+    """The events, from time 0: the begin of the first call or phase. Times are in microseconds."""
+    begins = [call.begin_ns for _, recorder in recorded for call in recorder.calls]
+    zero = min(begins + [span.begin_ns for training in trainings for span in training.phases], default=0)
     for process, (chosen, recorder) in enumerate(recorded):
         tracks: dict[str, int] = {CALLS: 0}
         for call in recorder.calls:
@@ -38,6 +46,21 @@ def trace_events(recorded: Sequence[tuple[str, Recorder]]) -> Iterator[dict[str,
         yield _name("process_name", process, 0, f"{recorder.plan.network.name} on {device}")
         for name, number in tracks.items():
             yield _name("thread_name", process, number, name)
+    for process, training in enumerate(trainings, len(recorded)):
+        yield from _training_events(process, training, zero)
+
+
+def _training_events(process: int, training: TrainingRecorder, zero: int) -> Iterator[dict[str, Any]]:
+    assert training.plan is not None, "only trainings that began have a timeline"
+    for span in training.phases:
+        yield _event(process, 0, span.name, span.begin_ns - zero, span.end_ns, span.begin_ns)
+    for steps in training.spans:
+        event = _event(process, 1, f"epoch {steps.epoch}", steps.begin_ns - zero, steps.end_ns, steps.begin_ns)
+        yield event | {"args": {"steps": steps.steps}}
+    device = training.chosen.partition(" ")[0]
+    yield _name("process_name", process, 0, f"training {training.plan.network.name} on {device}")
+    for number, name in enumerate((PHASES, EPOCHS)):
+        yield _name("thread_name", process, number, name)
 
 
 def _event(process: int, track: int, name: str, begin: int, end_ns: int, begin_ns: int) -> dict[str, Any]:

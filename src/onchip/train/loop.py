@@ -22,6 +22,17 @@ from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.options import TrainOptions, canonical_names
+from onchip.train.recording import (
+    CALLBACKS,
+    CHECKPOINT,
+    EVALUATE,
+    PLAN,
+    RESULT,
+    ROWS,
+    TrainingRecorder,
+    new_recorder,
+    phase,
+)
 from onchip.train.spread import check_batches, plan_device
 from onchip.train.together import ConcurrentRuns, start_runs
 from onchip.train.training_data import TrainingData, with_validation
@@ -108,19 +119,23 @@ def fit(
     _add_aliases(options, other)
     options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
     _check_state(state)
-    data = TrainingData(x, y, sample_weight)
-    if validation_data is not None:
-        data = with_validation(data, validation_data, net, options)
-        options["validation"] = data.validation_share
-    chosen = TrainOptions(**options)
-    _check_interval(checkpoint_every)
-    data = data.checked(net, chosen.loss)
+    recorder = new_recorder()
+    with phase(recorder, ROWS):
+        data = TrainingData(x, y, sample_weight)
+        if validation_data is not None:
+            data = with_validation(data, validation_data, net, options)
+            options["validation"] = data.validation_share
+        chosen = TrainOptions(**options)
+        _check_interval(checkpoint_every)
+        data = data.checked(net, chosen.loss)
     ranks = _find_ranks(spread, checkpoint is not None or debug)
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
     plan = partial(
         plan_run, net, data.x, data.y, chosen, shared, sample_weight=data.sample_weight, rows=data.rows, held=data.held
     )
-    together = start_runs([_plan_on(ranks, plan, device, threads)], data.x, data.y, shared)
+    with phase(recorder, PLAN):
+        planned = _plan_on(ranks, plan, device, threads)
+    together = start_runs([planned], data.x, data.y, shared, recorder)
     (run,) = together.runs
     assert run is not None
     if state is not None:
@@ -129,12 +144,14 @@ def fit(
         run.max_epochs, together.runs_ahead = 1, False  # train no epoch before the previous one is checked
     together.runs_ahead &= not debug  # one step at a time: the weights are checked after each
     checkpoints = None
-    if checkpoint is not None:
-        checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data.arrays(), state or {})
-    _begin(run, checkpoints, resume)
-    _train(together, run, debug, _Callbacks(on_progress, on_epoch, stop), checkpoints, checkpoint_every)
+    with phase(recorder if checkpoint is not None else None, CHECKPOINT):
+        if checkpoint is not None:
+            checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data.arrays(), state or {})
+        _begin(run, checkpoints, resume)
+    _train(together, run, debug, _Callbacks(on_progress, on_epoch, stop), checkpoints, checkpoint_every, recorder)
     ranks.leave()
-    return run.result()
+    with phase(recorder, RESULT):
+        return run.result()
 
 
 @dataclass(frozen=True)
@@ -162,10 +179,12 @@ def _train(
     callbacks: _Callbacks,
     checkpoints: Checkpoints | None,
     checkpoint_every: float,
+    recorder: TrainingRecorder | None,
 ) -> None:
     """Train to the last epoch, or until a callback stops the run; write checkpoints."""
-    for done in run.history:  # of a resumed run
-        callbacks.report_epoch(done)
+    with phase(recorder, CALLBACKS):
+        for done in run.history:  # of a resumed run
+            callbacks.report_epoch(done)
     saved, is_stopped, may_run_ahead = time.perf_counter(), False, together.runs_ahead
     while not (run.is_done or is_stopped):
         if debug:
@@ -174,16 +193,20 @@ def _train(
             take_checked_step(together)
         else:
             together.advance()
-        callbacks.report(run.progress())
+        with phase(recorder, CALLBACKS):
+            callbacks.report(run.progress())
         if run.is_epoch_done:
-            run.end_epoch()
-            callbacks.report_epoch(run.history[-1])
-            is_stopped = callbacks.stops_after(run.history[-1])
+            with phase(recorder, EVALUATE):
+                run.end_epoch()
+            with phase(recorder, CALLBACKS):
+                callbacks.report_epoch(run.history[-1])
+                is_stopped = callbacks.stops_after(run.history[-1])
         if checkpoints is not None:
             is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
             together.runs_ahead = may_run_ahead and not is_time  # the GPU must be idle for a checkpoint
             if is_time and run.is_settled:
-                checkpoints.save(run.checkpoint())
+                with phase(recorder, CHECKPOINT):
+                    checkpoints.save(run.checkpoint())
                 saved = time.perf_counter()
 
 

@@ -8,6 +8,7 @@ bit-identical to `fit`.
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from onchip.runtime.cpu.backend import check_threads
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.options import TrainOptions
+from onchip.train.recording import EVALUATE, PLAN, RESULT, new_recorder, phase
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
 from onchip.train.together import start_runs
@@ -78,25 +80,33 @@ def fit_runs(
             )  # fmt: skip
     weights = check_sample_weight(sample_weight, len(x))
     shared, shares, stop = SharedData(len(runs)), [0.0] * len(runs), False
+    plan_ns: dict[int, tuple[int, int]] = {}  # by run, begin and end of its planning
     ranks: Ranks = find_ranks() if spread else OneRank()
 
-    def plan(run: Run, text: str = "") -> PlannedRun:
+    def plan(i: int, text: str = "") -> PlannedRun:
+        run, begin = runs[i], time.perf_counter_ns()
         indices = None if run.rows is None else _row_indices(run.rows, len(x))
-        return plan_run(
+        planned_run = plan_run(
             run.net, x, y, run.options, shared, device=device, threads=threads, sample_weight=weights, rows=indices,
             text=text,
         )  # fmt: skip
+        plan_ns[i] = begin, time.perf_counter_ns()
+        return planned_run
 
-    planned = [plan(run) for run in runs] if ranks.rank == 0 else []
+    planned = [plan(i) for i in range(len(runs))] if ranks.rank == 0 else []
     texts = ranks.broadcast([plan_to_json(run.plan) for run in planned] if ranks.size > 1 else [])
     if ranks.size > 1:
         device, threads = plan_device(texts[0], ranks, device, threads)
-        planned = [plan(run, text) for run, text in zip(runs, texts, strict=True)]
+        planned = [plan(i, text) for i, text in enumerate(texts)]
     local = share_of(ranks, len(runs))
 
     def train(indices: Sequence[int]) -> dict[int, FitResult | KernelError]:
         """Train these runs until all are done; finished runs leave the group."""
-        together = start_runs([planned[i] for i in indices], x, y, shared)
+        recorder = new_recorder()
+        if recorder is not None:
+            for i in indices:
+                recorder.add_earlier(PLAN, *plan_ns[i])
+        together = start_runs([planned[i] for i in indices], x, y, shared, recorder)
         results: dict[int, FitResult | KernelError] = {}
         while any(together.runs) and not stop:
             together.advance()
@@ -105,12 +115,14 @@ def fit_runs(
                     continue
                 try:
                     if run.is_epoch_done:
-                        run.end_epoch()
+                        with phase(recorder, EVALUATE):
+                            run.end_epoch()
                 except KernelError as diverged:
                     results[i] = diverged
                 else:
                     if run.is_done:
-                        results[i] = run.result()
+                        with phase(recorder, RESULT):
+                            results[i] = run.result()
                 shares[i] = 1.0 if i in results else _share(run)
                 if i in results:
                     together.runs[at] = None

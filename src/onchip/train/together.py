@@ -10,28 +10,37 @@ from collections.abc import Sequence
 
 from onchip.kernels.training import Epochs, JointTrainer, SharedData
 from onchip.network.recipe import Array
+from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TrainingRecorder, phase
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
-def start_runs(planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData) -> ConcurrentRuns:
+def start_runs(
+    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData, recorder: TrainingRecorder | None = None
+) -> ConcurrentRuns:
     """Prepare runs that share a trainer; x and y are already checked."""
     order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
     row_weights, x = [run.row_weights for run in planned], flat_rows(x)
-    joint = planned[0].bound.trainers([run.plan.network for run in planned], x, y, row_weights, order_lengths, shared)
-    joint.make_ready()
-    for run, trainer in zip(planned, joint.trainers, strict=True):
-        if len(run.held):
-            trainer.evaluate(run.train[:0])  # no rows: compiles before timing starts
-    return ConcurrentRuns(
-        joint, [TrainingRun(run, trainer) for run, trainer in zip(planned, joint.trainers, strict=True)]
-    )
+    networks, bound = [run.plan.network for run in planned], planned[0].bound
+    with phase(recorder, ROWS):
+        joint = bound.trainers(networks, x, y, row_weights, order_lengths, shared)
+    with phase(recorder, PLAN):
+        joint.make_ready()
+        for run, trainer in zip(planned, joint.trainers, strict=True):
+            if len(run.held):
+                trainer.evaluate(run.train[:0])  # no rows: compiles before timing starts
+    runs = [TrainingRun(run, trainer) for run, trainer in zip(planned, joint.trainers, strict=True)]
+    if recorder is not None:
+        recorder.start(runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, shared.runs == 1)
+    return ConcurrentRuns(joint, runs, recorder)
 
 
 class ConcurrentRuns:
     """Training runs that share a trainer and its launches."""
 
-    def __init__(self, trainer: JointTrainer, runs: Sequence[TrainingRun]) -> None:
-        self.trainer = trainer
+    def __init__(
+        self, trainer: JointTrainer, runs: Sequence[TrainingRun], recorder: TrainingRecorder | None = None
+    ) -> None:
+        self.trainer, self._recorder = trainer, recorder
         self.runs: list[TrainingRun | None] = list(runs)  # the caller sets finished runs to None
         # Validation needs the weights at the end of the epoch, so the GPU cannot run ahead.
         self.runs_ahead = trainer.is_asynchronous and not any(len(run.held) for run in runs)
@@ -50,22 +59,32 @@ class ConcurrentRuns:
                 run.take_trained()
 
     def _begin(self, steps: int | None) -> None:
-        chunks: list[Epochs | None] = []
-        for run in self.runs:
-            is_due = run is not None and (self.runs_ahead or not run.has_trained)
-            chunks.append(run.next_chunk(steps) if run is not None and is_due else None)
+        recorder, chunks = self._recorder, list[Epochs | None]()
+        with phase(recorder, ROWS):
+            for run in self.runs:
+                is_due = run is not None and (self.runs_ahead or not run.has_trained)
+                chunks.append(run.next_chunk(steps) if run is not None and is_due else None)
         if all(chunk is None for chunk in chunks):
             return
         self._in_flight = chunks
-        self.trainer.begin(chunks)
-        for run, chunk in zip(self.runs, chunks, strict=True):
-            if run is not None and chunk is not None:
-                run.make_next_orders(len(chunk.orders))
+        if recorder is not None:
+            # One run stands for all: they take their steps together.
+            first, sent = next((run, chunk) for run, chunk in zip(self.runs, chunks, strict=True) if run and chunk)
+            recorder.begin_chunk(first.first_epoch(sent), [-(-len(order) // first.batch) for order in sent.orders])
+        with phase(recorder if self.trainer.is_asynchronous else None, LAUNCH):
+            self.trainer.begin(chunks)
+        with phase(recorder, ROWS):
+            for run, chunk in zip(self.runs, chunks, strict=True):
+                if run is not None and chunk is not None:
+                    run.make_next_orders(len(chunk.orders))
 
     def _end(self) -> None:
         assert self._in_flight is not None, "an unfinished run has a next chunk"
         chunks, self._in_flight = self._in_flight, None
-        trained = self.trainer.end()
+        with phase(self._recorder, STEPS):
+            trained = self.trainer.end()
+        if self._recorder is not None:
+            self._recorder.end_chunk(self.trainer.seconds, self.trainer.is_asynchronous)
         for run, chunk, results in zip(self.runs, chunks, trained, strict=True):
             if run is not None and chunk is not None:
                 run.keep(results, self.trainer.seconds)

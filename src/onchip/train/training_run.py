@@ -272,6 +272,10 @@ class TrainingRun:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
         return divmod(self.epoch * self.steps + self.step + self._ahead, self.steps)
 
+    def first_epoch(self, chunk: Epochs) -> int:
+        """The epoch, from 0, of the first order of the chunk that was sent last."""
+        return (self.epoch * self.steps + self.step + self._ahead - 1) // self.steps - len(chunk.orders) + 1
+
     def make_next_orders(self, count: int) -> None:
         """Compute the next `count` row orders while the device works, if the trainer is at an epoch's start."""
         epoch, step = self._trainer_at()

@@ -1,0 +1,122 @@
+"""Where the time of a training goes: its phases, its steps and epochs, and the estimate beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.network.text import fitted_columns, plural
+from onchip.plan.plan import format_us
+from onchip.train.recording import TrainingRecorder
+
+WRONG = 1.5  # an estimate is reported if it is off by more: estimates choose the kernels
+_SHOWN = 5e-4  # share of the run from which on a phase has a line
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """A phase over all runs, on the host's clock."""
+
+    name: str
+    total_us: float
+    share: float  # of the runs' time
+
+
+@dataclass(frozen=True)
+class TrainingProfile:
+    """Runs of the same network with the same kernel, on the same device."""
+
+    network: str
+    chosen: str  # the device, and why
+    kernel: str
+    batch: int
+    networks: int  # trained
+    runs: int  # networks that share launches are one run
+    epochs: int  # of all runs, as are the steps
+    steps: int
+    run_us: float  # time of all runs; those in parallel add up
+    busy: float  # share of it in which steps ran on the device
+    step_us: float  # mean; of the networks that share launches
+    step_p95_us: float  # of the means of chunks of steps, as the clock is not read at every step
+    epoch_us: float  # mean time of the steps of a whole epoch; 0 without one
+    epoch_p95_us: float
+    estimate_us: float  # of a step, by the plan
+    is_comparable: bool  # to the estimate: each run had the device for itself, and trained one network
+    phases: tuple[PhaseTime, ...]  # those with the most time first
+
+    @property
+    def text(self) -> str:
+        return self.fitted(1 << 30)
+
+    def fitted(self, width: int) -> str:
+        """The table of phases, and the times of steps, in lines of at most `width` characters."""
+        head = f"training {self.network} on {self.chosen}: {plural(self.networks, 'network')}, "
+        lines = [
+            head + f"{plural(self.epochs, 'epoch')}, {plural(self.steps, 'step')}, batch {self.batch:,}, {self.kernel}"
+        ]
+        other = self.run_us - sum(phase.total_us for phase in self.phases)
+        phases = [*self.phases, PhaseTime("other", other, other / self.run_us if self.run_us else 0.0)]
+        rows = [[p.name, format_us(p.total_us), f"{p.share:.1%}"] for p in phases if p.share >= _SHOWN]
+        lines.append(fitted_columns(["phase", "total", "share"], rows, width, right=(1, 2)))
+        if self.steps:
+            epoch = f"; an epoch's steps {format_us(self.epoch_us)}, p95 {format_us(self.epoch_p95_us)}"
+            lines += [
+                f"a step takes {format_us(self.step_us)}, p95 {format_us(self.step_p95_us)}"
+                + (epoch if self.epoch_us else ""),
+                f"steps run for {self.busy:.0%} of {format_us(self.run_us)}; estimate {format_us(self.estimate_us)} "
+                "per step",
+            ]  # fmt: skip
+        ratio = self.step_us / max(self.estimate_us, 1e-9)
+        if self.is_comparable and self.step_us > 1 and not 1 / WRONG < ratio < WRONG:
+            lines.append(f"estimate: a step of {self.kernel} takes {ratio:.1f}x its estimate")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise_trainings(recorded: Sequence[TrainingRecorder]) -> tuple[TrainingProfile, ...]:
+    """One profile per network, device, kernel and batch; the runs must have begun to train."""
+    groups: dict[tuple[str, ...], list[TrainingRecorder]] = {}
+    for run in recorded:
+        plan = run.plan
+        if plan is not None:
+            key = plan.network.name, run.chosen, str(plan.job), *(group.claim.label for group in plan.groups)
+            groups.setdefault(key, []).append(run)
+    return tuple(_summarise(runs) for runs in groups.values())
+
+
+def _summarise(runs: Sequence[TrainingRecorder]) -> TrainingProfile:
+    plan = runs[0].plan
+    assert plan is not None
+    run_ns, step_ns = sum(run.run_ns for run in runs), sum(run.step_ns for run in runs)
+    steps, totals, epochs_us = sum(run.steps for run in runs), dict[str, int](), list[float]()
+    for run in runs:
+        epochs_us += _epoch_times(run)
+        for name, ns in run.phase_ns.items():
+            totals[name] = totals.get(name, 0) + ns
+    chunks_us = [(span.end_ns - span.begin_ns) / 1e3 / span.steps for run in runs for span in run.spans]
+    phases = [PhaseTime(name, ns / 1e3, ns / max(1, run_ns)) for name, ns in totals.items()]
+    return TrainingProfile(
+        plan.network.name, runs[0].chosen, ", ".join(group.claim.label for group in plan.groups), plan.job.batch,
+        sum(run.networks for run in runs), len(runs), sum(run.epochs for run in runs), steps, run_ns / 1e3,
+        step_ns / max(1, run_ns), step_ns / 1e3 / max(1, steps), _p95(chunks_us),
+        sum(epochs_us) / max(1, len(epochs_us)), _p95(epochs_us), plan.estimate_us,
+        all(run.is_alone and run.networks == 1 for run in runs), tuple(sorted(phases, key=lambda p: -p.total_us)),
+    )  # fmt: skip
+
+
+def _epoch_times(run: TrainingRecorder) -> list[float]:
+    """Microseconds of the steps of each whole epoch."""
+    times, steps = dict[int, float](), dict[int, int]()
+    for span in run.spans:
+        times[span.epoch] = times.get(span.epoch, 0.0) + (span.end_ns - span.begin_ns) / 1e3
+        steps[span.epoch] = steps.get(span.epoch, 0) + span.steps
+    return [us for epoch, us in times.items() if steps[epoch] >= run.steps_per_epoch]
+
+
+def _p95(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 95)) if values else 0.0

@@ -1,0 +1,223 @@
+"""onchip.profile of trainings: what it counts, that it changes no bit, and the timeline that it writes."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import rows
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.measure.profile_training import summarise_trainings
+from onchip.network.build import mlp
+from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.planner import make_plan
+from onchip.runtime.placement import kernels_for
+from onchip.train import recording
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
+from onchip.train.recording import ROWS, STEPS, TrainingRecorder
+from takers import CPU
+
+N, BATCH = 100, 16
+STEPS_PER_EPOCH = 6  # of the 90 rows that are left for training
+
+
+def problem():
+    return mlp(8, 16, 3, seed=1), rows(N, 8, seed=2), np.arange(N) % 3
+
+
+def train(**options):
+    net, x, y = problem()
+    chosen = {"device": "cpu", "batch_size": BATCH, "epochs": 4, "seed": 3, "validation": 0.1}
+    return onchip.fit(net, x, y, **chosen | options)
+
+
+def assert_same(one, other):
+    np.testing.assert_array_equal(one.losses, other.losses)
+    assert [epoch.validation_loss for epoch in one.history] == [epoch.validation_loss for epoch in other.history]
+    for arrays, same in ((one.network.weights, other.network.weights), (one.state, other.state)):
+        assert arrays.keys() == same.keys()
+        for name in arrays:
+            np.testing.assert_array_equal(arrays[name], same[name])
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_in_epoch_3(epoch):
+    if epoch.epoch == 3:
+        raise StopError
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_results_are_the_same_bits(optimiser, tmp_path):
+    plain = train(optimiser=optimiser)
+    with onchip.profile() as found:
+        recorded = train(optimiser=optimiser)
+        with pytest.raises(StopError):
+            train(optimiser=optimiser, checkpoint=tmp_path, checkpoint_every=0.0, on_epoch=stop_in_epoch_3)
+        resumed = train(optimiser=optimiser, checkpoint=tmp_path, resume=True)
+    assert_same(recorded, plain)
+    assert_same(resumed, plain)
+    whole, stopped, rest = (training.epochs for training in found.recorded_trainings)
+    assert (whole, stopped) == (4, 3)
+    assert rest == 2  # the checkpoint is of the end of the second epoch
+
+
+@needs_gxx
+@pytest.mark.parametrize("validation", [0.0, 0.1])
+def test_a_gpu(monkeypatch, validation):
+    emulate_device(monkeypatch)
+    plain = train(device="cuda", validation=validation)
+    with onchip.profile() as found:
+        assert_same(train(device="cuda", validation=validation), plain)
+    (one,) = found.trainings
+    assert one.chosen.startswith("cuda")
+    assert one.epochs == 4
+    assert {"launch steps", "steps"} <= {phase.name for phase in one.phases}
+    assert_phases_fit(found.recorded_trainings)
+
+
+def assert_phases_fit(recorded):
+    """Phases do not overlap and add up to at most the time of their run."""
+    for training in recorded:
+        for earlier, later in itertools.pairwise(training.phases):
+            assert earlier.begin_ns <= earlier.end_ns <= later.begin_ns
+        assert sum(span.end_ns - span.begin_ns for span in training.phases) == sum(training.phase_ns.values())
+        assert sum(training.phase_ns.values()) <= training.run_ns
+        for earlier, later in itertools.pairwise(training.spans):
+            assert earlier.begin_ns <= earlier.end_ns <= later.begin_ns
+
+
+def test_the_phases_and_steps_of_a_fit(tmp_path):
+    with onchip.profile() as found:
+        train(checkpoint=tmp_path, on_epoch=lambda epoch: None)
+    (one,) = found.trainings
+    assert (one.networks, one.runs, one.epochs, one.steps) == (1, 1, 4, 4 * STEPS_PER_EPOCH)
+    names = {"plan and build", "prepare rows", "steps", "evaluate", "checkpoints", "callbacks", "read weights"}
+    assert {phase.name for phase in one.phases} == names
+    assert [phase.share for phase in one.phases] == sorted((phase.share for phase in one.phases), reverse=True)
+    assert_phases_fit(found.recorded_trainings)
+    steps = {}
+    for span in found.recorded_trainings[0].spans:
+        steps[span.epoch] = steps.get(span.epoch, 0) + span.steps
+    assert steps == dict.fromkeys(range(1, 5), STEPS_PER_EPOCH)
+    assert not found.engines
+    assert "training mlp on cpu: 1 network, 4 epochs, 24 steps, batch 16, mlp_train" in found.text
+    assert json.dumps(found.to_dict())
+    assert str(found) == found.text
+
+
+def test_many_runs_are_one_table():
+    net, x, y = problem()
+    runs = [Run(net, TrainOptions(batch_size=BATCH, epochs=2, seed=seed)) for seed in range(3)]
+    plain = fit_runs(runs, x, y, device="cpu")
+    with onchip.profile() as found:
+        for one, other in zip(fit_runs(runs, x, y, device="cpu"), plain, strict=True):
+            assert_same(one, other)
+    (one,) = found.trainings
+    assert (one.networks, one.runs, one.epochs) == (3, 3, 6)
+    assert not one.is_comparable  # the runs shared the cores
+    for training in found.recorded_trainings:
+        assert training.phases[0].name == "plan and build"
+    assert_phases_fit(found.recorded_trainings)
+
+
+def test_nothing_is_recorded_outside():
+    with onchip.profile() as found:
+        pass
+    train()
+    assert not found.recorded_trainings
+    assert recording.new_recorder() is None
+
+
+def test_a_training_that_never_began_has_no_table(tmp_path):
+    with onchip.profile() as found, pytest.raises(onchip.OnchipError):
+        train(validation=2.0)
+    assert str(found) == "no calls were recorded"
+    found.save_trace(tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"] == []
+
+
+# -- sums ----------------------------------------------------------------------------------------------------
+
+
+def recorder_of(monkeypatch, step_us):
+    """A recorded run by a clock of our own: 50 us of rows, then steps of `step_us` each, in epochs of two steps."""
+    now = 0
+
+    def spend(us):
+        nonlocal now
+        now += us * 1000
+
+    monkeypatch.setattr(recording, "perf_counter_ns", lambda: now)
+    recorder = TrainingRecorder()
+    plan = make_plan(
+        mlp(256, 256, 10), CPU, kernels_for(CPU), Job(batch=64, training=TrainingStep("cross_entropy", "sgd"))
+    )
+    recorder.start(plan, "cpu", 1, 2, True)
+    with recorder.phase(ROWS):
+        spend(50)
+    spend(10)
+    first = 0
+    for epoch, steps in ((0, [2, 2]), (2, [1])):
+        recorder.begin_chunk(epoch, steps)
+        with recorder.phase(STEPS):
+            for us in step_us[first : first + sum(steps)]:
+                spend(us)
+        recorder.end_chunk(sum(step_us[first : first + sum(steps)]) / 1e6, False)
+        first += sum(steps)
+    return recorder
+
+
+def test_the_times_of_a_run(monkeypatch):
+    recorder = recorder_of(monkeypatch, [10, 10, 10, 10, 100])
+    (one,) = summarise_trainings([recorder])
+    assert one.run_us == 200
+    assert {phase.name: phase.total_us for phase in one.phases} == {"prepare rows": 50, "steps": 140}
+    assert {phase.name: phase.share for phase in one.phases} == {"prepare rows": 0.25, "steps": 0.7}
+    assert (one.epochs, one.steps) == (3, 5)
+    assert one.step_us == pytest.approx(28)
+    assert one.step_p95_us == pytest.approx(np.percentile([10, 10, 100], 95))
+    assert one.epoch_us == pytest.approx(20)  # the third epoch is not whole
+    assert one.busy == pytest.approx(0.7)
+    assert "other" in one.text
+    assert [span.epoch for span in recorder.spans] == [1, 2, 3]
+
+
+def test_an_estimate_that_is_off(monkeypatch):
+    estimate = summarise_trainings([recorder_of(monkeypatch, [1] * 5)])[0].estimate_us
+    assert estimate > 2
+    for times, is_off in ((0.6, True), (0.7, False), (1.4, False), (1.6, True)):
+        (one,) = summarise_trainings([recorder_of(monkeypatch, [times * estimate] * 5)])
+        assert ("its estimate" in one.text) == is_off
+    shared = recorder_of(monkeypatch, [3 * estimate] * 5)
+    shared.is_alone = False
+    assert "its estimate" not in summarise_trainings([shared])[0].text
+
+
+def test_the_totals_count_what_the_timeline_drops(monkeypatch):
+    monkeypatch.setattr(recording, "MAX_SPANS", 1)
+    recorder = recorder_of(monkeypatch, [10] * 5)
+    assert (len(recorder.phases), len(recorder.spans)) == (1, 1)
+    assert (recorder.steps, recorder.epochs, recorder.phase_ns[STEPS]) == (5, 3, 50_000)
+
+
+def test_the_timeline(monkeypatch, tmp_path):
+    recorder = recorder_of(monkeypatch, [10, 10, 10, 10, 100])
+    found = onchip.measure.profile.Profile(recorded_trainings=[recorder])
+    found.save_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in complete] == [
+        ("prepare rows", 0, 0, 50), ("steps", 0, 60, 40), ("steps", 0, 100, 100),
+        ("epoch 1", 1, 60, 20), ("epoch 2", 1, 80, 20), ("epoch 3", 1, 100, 100),
+    ]  # fmt: skip
+    assert [e["args"]["steps"] for e in complete[3:]] == [2, 2, 1]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {(0, 0): "phases", (0, 1): "epochs"}
+    assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)

@@ -2,11 +2,14 @@ import dataclasses
 import math
 import weakref
 
+import numpy as np
 import pytest
 
+import onchip
 from onchip.bench.frame import Case, Ready, Reporter, UnavailableError, run_cases
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
+from onchip.network.build import mlp
 from onchip.plan.floor import MEASURED_AGAIN, TOO_LOW
 
 QUICK = Pace(rounds=3, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
@@ -240,3 +243,23 @@ def test_a_floor_still_beaten_becomes_the_time_with_a_note():
     assert all(row.extra == TOO_LOW for row in outcome.rows)
     assert len(measured) == MEASURED_AGAIN
     assert [row.floor_ms for row in run_cases(cases, QUICK).rows] == [6.0, 6.0]  # a GPU's rates are not measured
+
+
+def test_one_call_more_is_profiled_after_the_job_was_timed():
+    engine, x = onchip.compile(mlp(8, 4), "cpu"), np.ones((3, 8), np.float32)
+    calls, profiles = [], []
+
+    def run():
+        engine(x)
+        calls.append(engine._recorder is not None)
+
+    def show(title, found):
+        profiles.append((title, found.engines[0].calls))
+
+    timed = [case("peer", run=run), case("onchip", run=run), case("onchip wrong", error=1.0, run=run)]
+    outcome = run_cases(timed, QUICK, on_profile=show)
+    assert profiles == [("planted, 10 rows, onchip", 1)]
+    assert calls == [False] * 18 + [True]
+    assert [len(row.samples_ms) for row in outcome.rows] == [6, 6, 0]
+    run_cases([case("onchip", run=run)], QUICK)
+    assert calls[19:] == [False] * 9

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from onchip.cli.main import main
+from onchip.measure.pace import Pace
 
 
 def test_the_table(capsys):
@@ -84,3 +85,28 @@ def test_a_timeline_must_not_replace_another_output(capsys, tmp_path):
     path = str(tmp_path / "out.onnx")
     assert main([*TRAIN, "-o", path, "--trace", path]) == 2
     assert "--trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("decode", "decode, 10 rows, onchip: profile of one call\ndecode on cpu: 1 call, 10 rows"),
+     ("backprop", "profile of one call\ntraining backprop on cpu: 1 network, 3 epochs, 3 steps, batch 10")],
+)  # fmt: skip
+def test_a_benchmark_with_profiles(capsys, monkeypatch, name, what):
+    monkeypatch.setattr("onchip.bench.command.QUICK_PACE", Pace(1, 0, 0, 0, 1, 1))
+    assert main(["bench", name, "--rows", "10", "--quick", "--device", "cpu", "--profile", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert what in captured.err
+    assert "share" not in captured.out
+    assert json.loads(captured.out)[name]["rows"]
+    assert main(["bench", name, "--rows", "10", "--quick", "--device", "cpu"]) == 0
+    assert "profile" not in capsys.readouterr().err
+
+
+def test_a_benchmark_that_calls_no_engine():
+    from onchip.cli.bench import log_profile
+    from onchip.measure.profile import Profile
+
+    lines = []
+    log_profile(lines.append, "scan, 10 elements", Profile())
+    assert lines == ["scan, 10 elements: no profile, as it calls no engine: it may replay a captured graph"]

@@ -20,6 +20,7 @@ from onchip.bench.report import machine
 from onchip.bench.report.results import Results, make_folder, result_path, write_results
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
+from onchip.measure.profile import Profile
 from onchip.network.names import known_name
 from onchip.plan.device import Device
 from onchip.runtime.cpu.backend import core_count, this_cpu
@@ -41,12 +42,14 @@ def run_benchmarks(
     commit: str | None = None,
     pace: Pace | None = None,
     reporter: Reporter | None = None,
+    on_profile: Callable[[str, Profile], object] | None = None,
 ) -> tuple[dict[str, Results], int]:
     """Measure these benchmarks and write one file each; return the results by name and the exit code.
 
     names   benchmarks, or files of networks; none: all benchmarks
     folder  None: write nothing
     commit  the commit of a source tree without .git
+    on_profile  as for run_cases
     """
     reporter, commit = reporter or Reporter(), machine.commit(commit)
     chosen = dict(map(_find_cases, names or CASES))
@@ -64,7 +67,7 @@ def run_benchmarks(
         unfinished = replace(empty, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
         save = None if partial is None else functools.partial(_write, unfinished, partial)
         measure_again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
-        outcome = run_cases(builder(options), pace, reporter, save, measure_again)
+        outcome = run_cases(builder(options), pace, reporter, save, measure_again, on_profile)
         facts = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
         measured[name] = _write(replace(empty, machine=facts), target, outcome)
         if partial is not None:

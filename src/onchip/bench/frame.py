@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from onchip.bench.report.results import Row, job_title, make_row, show_against_peer
 from onchip.errors import OnchipError
 from onchip.measure.pace import Pace, Timing, interleave, summarise
+from onchip.measure.profile import Profile, profile
 from onchip.measure.truth import Verdict
 from onchip.plan.floor import settle_floors
 
@@ -76,19 +77,21 @@ def run_cases(
     reporter: Reporter | None = None,
     save: Callable[[Outcome], object] | None = None,
     measure_again: Callable[[], object] | None = None,
+    on_profile: Callable[[str, Profile], object] | None = None,
 ) -> Outcome:
     """Check, then time, every case; one row per engine that could run. `pace` overrides the cases' own.
 
     save           called with the outcome so far, without floors, after every job, so that nothing is lost if a peer
                    crashes the process
     measure_again  remeasures the device's rates if a run beats its floor; None: the rates are not measured
+    on_profile     called after a job was timed, with the title of each case of onchip and the profile of one more call
     """
     reporter = reporter or Reporter()
     rows: list[tuple[Case, Row]] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        job_rows, job_wrong = _run_job(list(group), title, pace, skipped, reporter)
+        job_rows, job_wrong = _run_job(list(group), title, pace, skipped, reporter, on_profile)
         rows += job_rows
         wrong += job_wrong
         if save is not None:
@@ -116,8 +119,9 @@ def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], o
 
 
 def _run_job(
-    cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter
-) -> tuple[list[tuple[Case, Row]], list[str]]:
+    cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter,
+    on_profile: Callable[[str, Profile], object] | None,
+) -> tuple[list[tuple[Case, Row]], list[str]]:  # fmt: skip
     """The job's rows, without floors, and the wrong engines. Engines are freed on return: the next job needs memory."""
     entries = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
     wrong = []
@@ -136,6 +140,11 @@ def _run_job(
     for row in measured:
         if row.engine.startswith(ONCHIP) and row.median_ms is not None:
             reporter.log(f"{title}: {show_against_peer(measured, row)}")
+    for case, engine, _ in entries:
+        if on_profile is not None and case.engine.startswith(ONCHIP) and case in timings:
+            with profile() as found:
+                engine.run()
+            on_profile(f"{title}, {case.engine}", found)
     return rows, wrong
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,10 @@ from onchip.cli.output import print_json, print_message, terminal_width
 from onchip.network.text import fitted_columns, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onchip.bench.report.compare import Change
+    from onchip.measure.profile import Profile
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
@@ -64,6 +68,10 @@ def bench(
     ] = None,
     commit: Commit = None,
     debug: Debug = False,
+    profile: Annotated[
+        bool,
+        Option("--profile", help="After each case was timed, profile one more call of onchip's engines; on stderr."),
+    ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         Option(metavar="OLD NEW", help="Compare two result files instead; exit code 1 if a case became slower."),
@@ -144,8 +152,9 @@ def bench(
                 )
             pace = QUICK_PACE if quick else None
             written, exit_code = run_benchmarks(
-                names or [], options, folder, commit=commit, pace=pace, reporter=reporter
-            )
+                names or [], options, folder, commit=commit, pace=pace, reporter=reporter,
+                on_profile=partial(log_profile, reporter.log) if profile else None,
+            )  # fmt: skip
             measured += [
                 (name if each == chosen else f"{name} on {each}", results) for name, results in written.items()
             ]
@@ -157,6 +166,14 @@ def bench(
             show(make_tables(results))
     if worst:
         raise typer.Exit(worst)
+
+
+def log_profile(log: Callable[[str], None], title: str, found: Profile) -> None:
+    """Print the profile of one call of a case."""
+    if found.trainings or found.engines:
+        log(f"{title}: profile of one call\n{found.fitted(terminal_width(sys.stderr))}")
+    else:
+        log(f"{title}: no profile, as it calls no engine: it may replay a captured graph")
 
 
 def compare_files(old: Path, new: Path, as_json: bool) -> None:

@@ -10,10 +10,13 @@ import onchip
 from checks import rows
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
+from onchip.errors import DeviceError
 from onchip.measure.profile_training import summarise_trainings
 from onchip.network.build import mlp
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import trainer
+from onchip.runtime.cuda.timed_steps import time_launches
 from onchip.runtime.placement import kernels_for
 from onchip.train import recording
 from onchip.train.many import Run, fit_runs
@@ -69,17 +72,59 @@ def test_the_results_are_the_same_bits(optimiser, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("validation", [0.0, 0.1])
-def test_a_gpu(monkeypatch, validation):
+def test_a_gpu(monkeypatch, validation, optimiser):
     emulate_device(monkeypatch)
-    plain = train(device="cuda", validation=validation)
+    plain = train(device="cuda", validation=validation, optimiser=optimiser)
     with onchip.profile() as found:
-        assert_same(train(device="cuda", validation=validation), plain)
+        assert_same(train(device="cuda", validation=validation, optimiser=optimiser), plain)
     (one,) = found.trainings
     assert one.chosen.startswith("cuda")
     assert one.epochs == 4
     assert {"launch steps", "steps"} <= {phase.name for phase in one.phases}
     assert_phases_fit(found.recorded_trainings)
+    assert len({launch.kernel for launch in one.launches}) == len(one.launches) > 1
+    assert "launches per step" in one.text
+    assert all(launch.kernel in one.text for launch in one.launches)
+    per_step = [launch.count for launch in one.launches]
+    steps = -(-int(N * (1 - validation)) // BATCH)
+    assert 1 / steps in per_step  # the step counter, once per graph
+    assert any(count.is_integer() for count in per_step)
+
+
+@needs_gxx
+def test_networks_that_share_launches(monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y = problem()
+    runs = [Run(net, TrainOptions(batch_size=BATCH, epochs=2, seed=seed)) for seed in range(2)]
+    plain = fit_runs(runs, x, y, device="cuda")
+    with onchip.profile() as found:
+        for one, other in zip(fit_runs(runs, x, y, device="cuda"), plain, strict=True):
+            assert_same(one, other)
+    (one,) = found.trainings
+    assert (one.networks, one.runs, one.epochs) == (2, 1, 2)
+    assert one.launches
+    assert_phases_fit(found.recorded_trainings)
+
+
+@needs_gxx
+def test_a_gpu_without_memory_for_a_copy(monkeypatch):
+    gpu = emulate_device(monkeypatch)
+
+    def time_without_memory(*args):
+        with monkeypatch.context() as full:
+            full.setattr(type(gpu), "reserve", refuse)
+            return time_launches(*args)
+
+    def refuse(self, nbytes, row_bytes=0):
+        raise DeviceError("out of memory")
+
+    monkeypatch.setattr(trainer, "time_launches", time_without_memory)
+    with onchip.profile() as found:
+        train(device="cuda")
+    assert found.trainings[0].launches == ()
+    assert "no memory for a copy" in found.text
 
 
 def assert_phases_fit(recorded):

@@ -109,6 +109,15 @@ class Trainer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LaunchTime:
+    """The launches of one kernel in a step."""
+
+    kernel: str
+    count: float  # launches per step; a kernel that runs several steps at once has less than one
+    us: float  # per step
+
+
 class JointTrainer(Protocol):
     """Runs of networks that differ only in their weights, trained together: on a GPU by one launch."""
 
@@ -135,6 +144,12 @@ class JointTrainer(Protocol):
     @property
     def seconds(self) -> float:
         """The time of the epochs that ended last, excluding other host work."""
+        ...
+
+    def launch_times(self) -> tuple[LaunchTime, ...]:
+        """On a GPU, measured on a copy of the state: the launches of a step of the epochs that ended last, one at a
+        time. Call it before anything else begins. Nothing if there is no memory for a copy, or on the CPU.
+        """
         ...
 
 

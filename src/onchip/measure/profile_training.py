@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onchip.kernels.training import LaunchTime
 from onchip.network.text import fitted_columns, plural
 from onchip.plan.plan import format_us
 from onchip.train.recording import TrainingRecorder
@@ -46,6 +47,7 @@ class TrainingProfile:
     estimate_us: float  # of a step, by the plan
     is_comparable: bool  # to the estimate: each run had the device for itself, and trained one network
     phases: tuple[PhaseTime, ...]  # those with the most time first
+    launches: tuple[LaunchTime, ...] = ()  # of a step on a GPU, one at a time; of the first run
 
     @property
     def text(self) -> str:
@@ -69,6 +71,13 @@ class TrainingProfile:
                 f"steps run for {self.busy:.0%} of {format_us(self.run_us)}; estimate {format_us(self.estimate_us)} "
                 "per step",
             ]  # fmt: skip
+        if self.launches:
+            whole = sum(launch.us for launch in self.launches) or 1.0
+            cells = [[e.kernel, f"{e.count:.3g}", format_us(e.us), f"{e.us / whole:.1%}"] for e in self.launches]
+            head_of_step = ["kernel", "launches per step", "time per step", "share"]
+            lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3)))
+        elif self.chosen.startswith("cuda"):
+            lines.append("the launches of a step were not timed: no memory for a copy of the state")
         ratio = self.step_us / max(self.estimate_us, 1e-9)
         if self.is_comparable and self.step_us > 1 and not 1 / WRONG < ratio < WRONG:
             lines.append(f"estimate: a step of {self.kernel} takes {ratio:.1f}x its estimate")
@@ -106,6 +115,7 @@ def _summarise(runs: Sequence[TrainingRecorder]) -> TrainingProfile:
         step_ns / max(1, run_ns), step_ns / 1e3 / max(1, steps), _p95(chunks_us),
         sum(epochs_us) / max(1, len(epochs_us)), _p95(epochs_us), plan.estimate_us,
         all(run.is_alone and run.networks == 1 for run in runs), tuple(sorted(phases, key=lambda p: -p.total_us)),
+        tuple(sorted(runs[0].launches or (), key=lambda launch: -launch.us)),
     )  # fmt: skip
 
 

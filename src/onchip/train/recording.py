@@ -11,11 +11,13 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
 
+from onchip.kernels.training import LaunchTime
 from onchip.plan.plan import Plan
 
 # On a GPU the host is in LAUNCH while it sends steps, and in STEPS while it waits for them.
 PLAN, ROWS, LAUNCH, STEPS = "plan and build", "prepare rows", "launch steps", "steps"
 EVALUATE, CHECKPOINT, CALLBACKS, RESULT = "evaluate", "checkpoints", "callbacks", "read weights"
+TIME_LAUNCHES = "time launches"  # the profiler itself, once
 MAX_SPANS = 100_000  # kept per run, of phases and of steps; totals count all
 
 _NOTHING = nullcontext()
@@ -49,6 +51,7 @@ class TrainingRecorder:
         self.phase_ns: dict[str, int] = {}  # totals
         self.spans: list[StepSpan] = []
         self.epochs, self.steps, self.step_ns = 0, 0, 0  # epochs with a step; time of all steps on the device
+        self.launches: tuple[LaunchTime, ...] | None = None  # of a step; None: not measured
         self._earlier_ns = 0
         self._chunk: tuple[int, Sequence[int], int] = 0, (), 0  # first epoch, steps of each order, when it was sent
         self._epoch = -1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from onchip.kernels.training import Epochs, JointTrainer, SharedData
 from onchip.network.recipe import Array
-from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TrainingRecorder, phase
+from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TIME_LAUNCHES, TrainingRecorder, phase
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
@@ -85,6 +85,9 @@ class ConcurrentRuns:
             trained = self.trainer.end()
         if self._recorder is not None:
             self._recorder.end_chunk(self.trainer.seconds, self.trainer.is_asynchronous)
+            if self._recorder.launches is None and self.trainer.is_asynchronous:
+                with phase(self._recorder, TIME_LAUNCHES):
+                    self._recorder.launches = self.trainer.launch_times()
         for run, chunk, results in zip(self.runs, chunks, trained, strict=True):
             if run is not None and chunk is not None:
                 run.keep(results, self.trainer.seconds)

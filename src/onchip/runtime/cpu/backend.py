@@ -30,7 +30,7 @@ from onchip.runtime.distributed.ranks import OneRank, Ranks
 if TYPE_CHECKING:
     from onchip.kernels.cpu.threading.launches import Launch
     from onchip.kernels.cpu.train.mlp import Trainer
-    from onchip.kernels.training import Epochs, JointTrainer, SharedData, Trained
+    from onchip.kernels.training import Epochs, JointTrainer, LaunchTime, SharedData, Trained
     from onchip.runtime.cpu.chunks import Chunks
 
 
@@ -305,6 +305,9 @@ class _OneRun:
         trained = self.trainers[0].train(self._epochs) if self._epochs is not None else []
         self.seconds = time.perf_counter() - begin
         return [trained]
+
+    def launch_times(self) -> tuple[LaunchTime, ...]:
+        return ()
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

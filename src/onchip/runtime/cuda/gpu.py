@@ -48,7 +48,7 @@ class BufferPart(Buffer):
 
     def __init__(self, whole: Buffer, offset: int, nbytes: int) -> None:
         super().__init__(whole.gpu, whole.pointer + offset, nbytes, whole.stream)
-        self._whole = whole
+        self.whole, self.offset = whole, offset
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         return

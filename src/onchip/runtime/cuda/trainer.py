@@ -15,6 +15,7 @@ from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.training import (
     STATE_NAMES,
     Epochs,
+    LaunchTime,
     SharedData,
     Trained,
     check_restored,
@@ -29,6 +30,7 @@ from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph
+from onchip.runtime.cuda.timed_steps import time_launches
 from onchip.runtime.cuda.train_memory import STATE_BUFFERS, Memory, allocate_memory, send_data
 
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
@@ -114,6 +116,11 @@ class CudaJointTrainer:
             self.seconds = self._done.ms_since(self._begun) / 1e3
         return trained
 
+    def launch_times(self) -> tuple[LaunchTime, ...]:
+        launches = self._launches
+        memories, rows = zip(*((trainer.memory, trainer.sent_rows) for trainer in self.trainers), strict=True)
+        return time_launches(launches.gpu, launches.lowering, launches.stream, memories, rows)
+
     def _together(self, work: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
         """How many orders each round of launches joins."""
         batch, most = self._launches.lowering.batch, max(len(orders) for _, orders in work)
@@ -147,6 +154,11 @@ class CudaTrainer:
     @property
     def gpu_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.memory.values())
+
+    @property
+    def sent_rows(self) -> int:
+        """The rows of the first order on the GPU."""
+        return len(self._sent[0]) if 0 in self._sent else 0
 
     def begin(self, epochs: Epochs) -> list[tuple[Array, int]]:
         """Upload the optimiser values of each step; returns the epochs's orders, each with its first step."""

@@ -8,6 +8,7 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import InputError, KernelError
 from onchip.kernels.cpu.train.step import BLOCK
+from onchip.measure.profile import profile
 from onchip.train import loop, many
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
@@ -100,6 +101,13 @@ def test_ranks_that_share_batches_have_the_bits_of_one(monkeypatch, batch):
         for name, weight in alone.network.weights.items():
             assert got.network.weights[name].tobytes() == weight.tobytes()
         assert got.losses.tobytes() == alone.losses.tobytes()
+
+
+def test_a_profile_compares_a_whole_batch_with_the_estimate(monkeypatch):
+    with profile() as found:
+        train_wide(len(WIDE))
+        call_on(2, lambda: train_wide(len(WIDE), spread=True), monkeypatch)
+    assert [training.is_alone for training in found.recorded_trainings] == [True, False, False]
 
 
 def test_a_short_step_is_not_shared(monkeypatch):

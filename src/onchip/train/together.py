@@ -30,7 +30,8 @@ def start_runs(
                 trainer.evaluate(run.train[:0])  # no rows: compiles before timing starts
     runs = [TrainingRun(run, trainer) for run, trainer in zip(planned, joint.trainers, strict=True)]
     if recorder is not None:
-        recorder.start(runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, shared.runs == 1)
+        is_alone = shared.runs == 1 and shared.ranks is None
+        recorder.start(runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, is_alone)
     return ConcurrentRuns(joint, runs, recorder)
 
 

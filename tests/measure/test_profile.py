@@ -16,7 +16,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.step_info import steps_of
 from onchip.runtime.placement import kernels_for
-from onchip.runtime.spans import Call, Recorder, Resources, Span
+from onchip.runtime.spans import COPY, Call, Recorder, Resources, Span
 from takers import CPU
 
 
@@ -76,17 +76,38 @@ def test_a_gpu_has_columns_of_its_own():
     assert "registers" not in summarise("cpu", recorder).text
 
 
+def copy(name, begin_us, end_us, nbytes, track="stream 1"):
+    return Span(track, name, COPY, begin_us * 1000, end_us * 1000, 0, nbytes)
+
+
+def test_copies():
+    """They have lines of their own and are not part of the kernels' time."""
+    found = summarise("cuda:0", recorder_of(
+        Call(0, 100_000, 4, (copy("in", 0, 10, 4000), span(0, 10, 40, "stream 1"), copy("out", 40, 60, 1 << 20))),
+        Call(200_000, 300_000, 4, (copy("in", 200, 205, 500), span(0, 210, 220, "stream 1")), count=3),
+    ))  # fmt: skip
+    assert found.kernel_us == 20.0
+    into, _ = found.copies
+    assert (into.name, into.copies, into.total_us, into.nbytes) == ("in", 4, 25.0, 5500)
+    assert into.bytes_per_s == pytest.approx(5500 / 25e-6)
+    assert "out: 20.0 µs in total, 1.0 MiB, 52.4 GB/s each" in found.text
+    assert found.to_dict()["copies"][0]["nbytes"] == 5500
+    assert not summarise("cpu", recorder_of(Call(0, 1000, 4, (span(0, 0, 1),)))).copies
+
+
 def test_the_timeline(tmp_path):
-    recorder = recorder_of(Call(5000, 9000, 4, (span(0, 6, 7), span(1, 7, 8, "thread 1"))))
+    recorder = recorder_of(Call(5000, 9000, 4, (span(0, 6, 7), span(1, 7, 8, "thread 1"), copy("in", 8, 9, 64))))
     found = Profile([("cpu (auto)", recorder), ("cpu", recorder_of())])
     found.save_trace(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in complete] == [
         ("call, 4 rows", 0, 0.0, 4.0), ("kernel 0", 1, 1.0, 1.0), ("kernel 1", 2, 2.0, 1.0),
+        ("in", 3, 3.0, 1.0),
     ]  # fmt: skip
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1"}
+    assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1", (0, 3): "stream 1"}
+    assert [e["args"] for e in complete[2:]] == [{"rows": 4, "group": 1}, {"bytes": 64}]
     assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)
 
 

@@ -19,7 +19,7 @@ from onchip.plan.plan import format_us
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime import engine as engines
 from onchip.runtime.engine import Engine
-from onchip.runtime.spans import Call, Recorder, Resources
+from onchip.runtime.spans import COPY, Call, Recorder, Resources
 
 HEAD = ["kernel", "layers", "calls", "total", "mean", "p95", "share", "bytes", "flop", "rate", "of floor", "estimate"]
 GPU_HEAD = ["launches", "registers", "shared", "occupancy"]
@@ -61,6 +61,22 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
+class CopyTime:
+    """Copies of one kind, between host and GPU or into and out of pinned memory, over all calls. They overlap."""
+
+    name: str
+    copies: int
+    total_us: float
+    nbytes: int
+    bytes_per_s: float  # while one runs
+
+    @property
+    def text(self) -> str:
+        rate = f"{self.bytes_per_s / 1e9:.3g} GB/s each"
+        return f"{self.name}: {format_us(self.total_us)} in total, {size_text(self.nbytes)}, {rate}"
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """The recorded calls of one engine."""
 
@@ -74,6 +90,7 @@ class EngineProfile:
     threads: tuple[float, ...]  # CPU time of the calling thread and of each helper, as a share of the calls' time
     imbalance: float  # the busiest thread's CPU time divided by their mean; 0 if it is not counted
     kernels: tuple[KernelTime, ...]  # those with the most time first
+    copies: tuple[CopyTime, ...]  # of host arrays, on a GPU
 
     @property
     def text(self) -> str:
@@ -93,6 +110,7 @@ class EngineProfile:
             f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
             f"{format_us(max(0.0, self.call_us - self.kernel_us))} before, between and after them",
         ]
+        lines += [copy.text for copy in self.copies]
         if self.threads:
             used = ", ".join(f"{share:.0%}" for share in self.threads)
             lines.append(f"CPU time per thread, of the calls' time: {used}; busiest: {self.imbalance:.2f}x the mean")
@@ -175,7 +193,7 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
         len(calls), call_us,
         statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
-        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls),
     )  # fmt: skip
 
 
@@ -183,9 +201,22 @@ def _times(call: Call, groups: int) -> list[float]:
     """Microseconds of each group in a call: of the mean thread where threads run different rows."""
     times = [0.0] * groups
     for span in call.spans:
-        if span.group >= 0:
+        if span.group != COPY:
             times[span.group] += (span.end_ns - span.begin_ns) / 1e3 / call.workers
     return times
+
+
+def _copy_times(calls: Sequence[Call]) -> tuple[CopyTime, ...]:
+    """In the order in which a call begins them."""
+    names = dict.fromkeys(span.name for call in calls for span in call.spans if span.group == COPY)
+    found = []
+    for name in names:
+        spans = [(span, call.count) for call in calls for span in call.spans if span.name == name]
+        total_us = sum((span.end_ns - span.begin_ns) / 1e3 * count for span, count in spans)
+        nbytes = sum(span.nbytes * count for span, count in spans)
+        copies = sum(count for _, count in spans)
+        found.append(CopyTime(name, copies, total_us, nbytes, nbytes / total_us * 1e6 if total_us else 0.0))
+    return tuple(found)
 
 
 def _kernel_time(

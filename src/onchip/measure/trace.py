@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onchip.files import atomic_write
-from onchip.runtime.spans import Recorder
+from onchip.runtime.spans import COPY, Recorder
 
 CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
 
@@ -33,7 +33,8 @@ def trace_events(recorded: Sequence[tuple[str, Recorder]]) -> Iterator[dict[str,
             for span in call.spans:
                 track = tracks.setdefault(span.track, len(tracks))
                 event = _event(process, track, span.name, span.begin_ns - zero, span.end_ns, span.begin_ns)
-                yield event | {"args": {"rows": span.rows, "group": span.group}}
+                args = {"bytes": span.nbytes} if span.group == COPY else {"rows": span.rows, "group": span.group}
+                yield event | {"args": args}
         device = chosen.partition(" ")[0]
         yield _name("process_name", process, 0, f"{recorder.plan.network.name} on {device}")
         for name, number in tracks.items():

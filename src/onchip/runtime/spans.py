@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from onchip.plan.plan import Plan
 
 MAX_CALLS = 100_000  # kept per engine
+COPY = -1  # in place of a group
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Work on one track: a launch of a group of the plan, or a copy."""
 
-    track: str  # "thread 0", "stream 1"
+    track: str  # "thread 0", "stream 1", "host thread MainThread"
     name: str  # of the kernel, as the plan or the compiler has it
-    group: int  # index in the plan's groups; -1: a copy
+    group: int  # index in the plan's groups; COPY: a copy
     begin_ns: int  # of time.perf_counter_ns, on every track
     end_ns: int
-    rows: int
+    rows: int  # of a launch
+    nbytes: int = 0  # of a copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,26 @@
 """onchip.profile: what it counts, what it prints, and the timeline that it writes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import onchip
+from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import InputError
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
+from onchip.measure import profile_network as profile_network_module
 from onchip.measure.profile import Profile, profile, summarise
 from onchip.measure.profile_network import profile_network
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import CumSum
 from onchip.network.types import TensorType
+from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.step_info import steps_of
+from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.placement import kernels_for
 from onchip.runtime.spans import COPY, Call, Recorder, Resources, Span
 from takers import CPU
@@ -162,3 +168,21 @@ def test_a_network():
         assert word in text
     assert json.dumps(found.to_dict(), default=str)
     assert calls.engines[0].calls == found.engine.calls
+    assert found.gpu_peak_bytes == 0
+    assert "on the host" in text
+    assert "on the GPU" not in text
+    other = replace(found, peak_bytes=3 << 20, gpu_peak_bytes=5 << 20)
+    assert "the process took at most 3.0 MiB on the host, 5.0 MiB on the GPU" in other.fitted(200)
+    assert "the process took at most 5.0 MiB on the GPU" in replace(other, peak_bytes=0).fitted(200)
+
+
+def test_a_network_on_a_gpu(monkeypatch):
+    """Its weights, and the memory of the slots, count; what was freed before the profile does not."""
+    gpu = fake_gpu(monkeypatch, FakeDriver())
+    gpu.reserve(64 << 20)
+    net = mlp(72, 64, 4)
+    plan = make_plan(net, H200, [MlpFusedKernel()])
+    monkeypatch.setattr(profile_network_module, "place", lambda *_: (plan, CudaBackend(0), "cuda:0"))
+    found, _ = profile_network(net, 100, "cuda", Job(batch=100), seconds=0.01)
+    assert plan.weight_bytes <= found.gpu_peak_bytes < 64 << 20
+    assert found.engine.copies

@@ -6,11 +6,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from onchip.cli.output import print_message, terminal_width
+
+if TYPE_CHECKING:
+    from onchip.measure.profile import Profile
 
 ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel: onchip profile.")]
 Trace = Annotated[
@@ -19,15 +22,18 @@ Trace = Annotated[
 
 
 @contextlib.contextmanager
-def profiled(show: bool, trace: Path | None) -> Iterator[None]:
-    """Record the calls inside, then print their profile to stderr and write their timeline."""
+def profiled(show: bool, trace: Path | None) -> Iterator[Profile | None]:
+    """Record the calls inside, then print their profile to stderr and write their timeline.
+
+    Yields what it records; None if it records nothing.
+    """
     if not show and trace is None:
-        yield
+        yield None
         return
     from onchip.measure.profile import profile
 
     with profile() as found:
-        yield
+        yield found
     if show:
         for each in found.engines:
             print_message(each.fitted(terminal_width(sys.stderr)))

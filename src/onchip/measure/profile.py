@@ -82,6 +82,7 @@ class EngineProfile:
 
     network: str
     chosen: str  # its device, and why
+    where: str  # "rank 1 on host", of a job of several ranks
     rows: int  # of all calls
     calls: int
     recorded: int  # calls: of short ones only some are recorded
@@ -101,10 +102,11 @@ class EngineProfile:
         if not self.calls:
             return f"{self.network} on {self.chosen}: no calls"
         on_gpu = self.chosen.startswith("cuda")
+        where = f"{self.where}: " if self.where else ""
         head = HEAD + (GPU_HEAD if on_gpu else [])
         rows = [kernel.cells() + (kernel.gpu_cells() if on_gpu else []) for kernel in self.kernels]
         lines = [
-            f"{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
+            f"{where}{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
             + (f"; {self.recorded:,} calls recorded" if self.recorded < self.calls else ""),
             fitted_columns(head, rows, width, right=range(2, len(head))),
             f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
@@ -130,6 +132,15 @@ class Profile:
     def engines(self) -> tuple[EngineProfile, ...]:
         """One per engine that was called."""
         return tuple(summarise(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls)
+
+    def add_ranks(self, name: str, others: Sequence[tuple[str, Recorder]]) -> None:
+        """What other ranks recorded, on this one's clock.
+
+        name  of this rank
+        """
+        for _, recorder in self.recorded:
+            recorder.where = name
+        self.recorded += others
 
     def __str__(self) -> str:
         return "\n\n".join(each.text for each in self.engines) or "no calls were recorded"
@@ -189,8 +200,8 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
     call_us = statistics.fmean((call.end_ns - call.begin_ns) / 1e3 for call in calls) if calls else 0.0
     threads = _threads(calls)
     return EngineProfile(
-        plan.network.name, chosen, sum(call.rows * call.count for call in calls), sum(call.count for call in calls),
-        len(calls), call_us,
+        plan.network.name, chosen, recorder.where, sum(call.rows * call.count for call in calls),
+        sum(call.count for call in calls), len(calls), call_us,
         statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
         tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls),

@@ -36,7 +36,8 @@ def trace_events(recorded: Sequence[tuple[str, Recorder]]) -> Iterator[dict[str,
                 args = {"bytes": span.nbytes} if span.group == COPY else {"rows": span.rows, "group": span.group}
                 yield event | {"args": args}
         device = chosen.partition(" ")[0]
-        yield _name("process_name", process, 0, f"{recorder.plan.network.name} on {device}")
+        where = f"{recorder.where}: " if recorder.where else ""
+        yield _name("process_name", process, 0, f"{where}{recorder.plan.network.name} on {device}")
         for name, number in tracks.items():
             yield _name("thread_name", process, number, name)
 

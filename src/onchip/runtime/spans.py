@@ -36,6 +36,13 @@ class Call:
     cpu_ns: tuple[int, ...] = ()  # CPU time of the caller's thread and of each helper, where the system counts it
     count: int = 1  # calls that it stands for: itself, and the next ones, of which short ones are not recorded
 
+    def shifted(self, ns: int) -> Call:
+        """The same call, so much later."""
+        if not ns:
+            return self
+        spans = (replace(span, begin_ns=span.begin_ns + ns, end_ns=span.end_ns + ns) for span in self.spans)
+        return replace(self, begin_ns=self.begin_ns + ns, end_ns=self.end_ns + ns, spans=tuple(spans))
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -50,8 +57,9 @@ class Resources:
 class Recorder:
     """The calls of one engine, in order."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, where: str = "") -> None:
         self.plan = plan
+        self.where = where  # "rank 1 on host", of a job of several ranks
         self.resources: dict[int, Resources] = {}  # by group, of a GPU
         # Puts calls that are not yet in `calls` there: to do so after each call would delay the next one.
         self.collect: Callable[[], None] = lambda: None

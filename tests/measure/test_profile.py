@@ -117,6 +117,22 @@ def test_the_timeline(tmp_path):
     assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)
 
 
+def test_ranks_are_processes_of_the_timeline_and_have_tables(tmp_path):
+    found = Profile([("cpu (auto)", recorder_of(Call(5000, 9000, 4, (span(0, 6, 7),))))])
+    other = recorder_of(Call(7000, 8000, 9, (span(0, 7, 8, rows=9),)))
+    other.where = "rank 1 on b"
+    found.add_ranks("rank 0 on a", [("cuda:3", other)])
+    found.save_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    name = other.plan.network.name
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: f"rank 0 on a: {name} on cpu", 1: f"rank 1 on b: {name} on cuda:3"}
+    assert [event["ts"] for event in events if event["name"] == "call, 9 rows"] == [2.0]
+    assert f"rank 0 on a: {name} on cpu (auto): 1 call, 4 rows" in str(found)
+    assert f"rank 1 on b: {name} on cuda:3: 1 call, 9 rows" in str(found)
+    assert [each["where"] for each in found.to_dict()["engines"]] == ["rank 0 on a", "rank 1 on b"]
+
+
 # -- the context manager -------------------------------------------------------------------------------------
 
 

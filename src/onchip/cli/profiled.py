@@ -15,9 +15,10 @@ from onchip.cli.output import print_message, terminal_width
 if TYPE_CHECKING:
     from onchip.measure.profile import Profile
 
-ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel: onchip profile.")]
+ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel, per rank: onchip profile.")]
 Trace = Annotated[
-    Path | None, Option("--trace", metavar="FILE", help="Also write a timeline of the kernels, for ui.perfetto.dev.")
+    Path | None,
+    Option("--trace", metavar="FILE", help="Also write a timeline of kernels and copies, for ui.perfetto.dev."),
 ]
 
 

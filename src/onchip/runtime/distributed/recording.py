@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from time import perf_counter_ns
 
 from onchip.runtime.distributed.messages import ClockAnswer, ClockRequest, Recorded
@@ -15,14 +16,18 @@ ROUND_TRIPS = 20  # to rank 0, at the start of the job
 class Recording:
     """Records the calls of this rank's engine, on rank 0's clock.
 
-    On one machine time.perf_counter_ns is the same clock for all processes. From another machine, this rank asks rank 0
-    for its time and takes the answer as the time in the middle of the round trip. The shortest of ROUND_TRIPS counts:
-    the times of this rank are off by at most half of it. That is some 100 us, as ranks sleep between polls.
+    On one machine time.perf_counter_ns is the same clock for all processes. A rank on another machine queries rank 0's
+    clock. Rank 0 answered between the request and its answer's arrival, so each round trip bounds the difference of the
+    clocks from both sides. The closest bounds of ROUND_TRIPS count, those of the shortest way there and the shortest
+    way back: times are off by at most half of what lies between them, which is less than half of the shortest round
+    trip. As ranks sleep between polls, that is up to 1 ms.
     """
 
     def __init__(self, ranks: Ranks, engine: Engine) -> None:
         self._ranks, self._engine, self._recorder = ranks, engine, Recorder(engine.plan)
-        self._left, self._shortest_ns, self._ahead_ns = ROUND_TRIPS, 0, 0
+        self._left = ROUND_TRIPS
+        # How far rank 0's clock is ahead.
+        self._least_ns, self._most_ns = (-sys.maxsize, sys.maxsize) if ranks.machine else (0, 0)
         engine.record(self._recorder)
         if ranks.machine:  # rank 0 is on machine 0
             self._request()
@@ -33,13 +38,12 @@ class Recording:
 
     def on_answer(self, answer: ClockAnswer) -> None:
         """Use rank 0's answer, which comes before its Rest, and send the next request."""
-        here = perf_counter_ns()
-        duration = here - answer.sent_ns
-        if not self._shortest_ns or duration < self._shortest_ns:
-            self._shortest_ns, self._ahead_ns = duration, answer.ns - (answer.sent_ns + duration // 2)
+        self._least_ns = max(self._least_ns, answer.ns - perf_counter_ns())
+        self._most_ns = min(self._most_ns, answer.ns - answer.sent_ns)
         if self._left:
             self._request()
 
     def recorded(self) -> Recorded:
-        calls = [call.shifted(self._ahead_ns) for call in self._recorder.calls]
+        ahead_ns = (self._least_ns + self._most_ns) // 2
+        calls = [call.shifted(ahead_ns) for call in self._recorder.calls]
         return Recorded(self._engine.chosen, calls, self._recorder.resources)

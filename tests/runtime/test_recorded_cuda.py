@@ -549,6 +549,8 @@ def test_on_a_gpu(net):
         call = recorder.calls[-1]
         assert call.rows == B
         assert {span.group for span in launches(call)} == groups == set(recorder.resources)
+        assert sum(span.nbytes for span in copies(call, INTO_PINNED)) == x.nbytes
+        assert sum(span.nbytes for span in copies(call, TO_GPU)) in (0, x.nbytes)  # 0: mapped memory
         for group in groups:
             assert sum(span.rows for span in call.spans if span.group == group) >= B
         assert all(span.end_ns > span.begin_ns for span in call.spans)

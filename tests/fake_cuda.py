@@ -81,6 +81,8 @@ class FakeDriver:
         self.locked: set[int] = set()  # pinned host memory
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
         self.max_bytes = 1 << 40
+        self.pool_bytes: dict[int, int] = {}  # pointer -> size
+        self.pool_high = 0
         self.clock: Callable[[], float] = time.perf_counter  # seconds: when events are recorded
         self.lazy = False
         self.pending: dict[int, list[Callable[[], object]]] = {}  # stream -> what it has to do
@@ -239,7 +241,19 @@ class FakeDriver:
 
     def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
         code = self._told("cuMemAllocFromPoolAsync") or (2 if nbytes > self.max_bytes else 0)
-        return code, None if code else self._allocate(nbytes)
+        pointer = None if code else self._allocate(nbytes)
+        if pointer is not None:
+            self.pool_bytes[pointer] = nbytes
+            self.pool_high = max(self.pool_high, sum(self.pool_bytes.values()))
+        return code, pointer
+
+    def cuMemPoolGetAttribute(self, pool, attribute):
+        return 0, self.pool_high  # the one attribute that is read
+
+    def cuMemPoolSetAttribute(self, pool, attribute, value):
+        if value == 0:  # of the same attribute
+            self.pool_high = sum(self.pool_bytes.values())
+        return (self._told("cuMemPoolSetAttribute"),)
 
     def cuMemFree(self, pointer):
         del self.memory[pointer]
@@ -247,6 +261,7 @@ class FakeDriver:
 
     def cuMemFreeAsync(self, pointer, stream):
         del self.memory[pointer]
+        del self.pool_bytes[pointer]
         return (self._told("cuMemFreeAsync"),)
 
     def cuMemHostAlloc(self, nbytes, flags):

@@ -2,6 +2,7 @@
 
 In a rank:  rank_faults.py '{"kind": "kill", "rank": 1, "chunk": 7}' run ...   runs `onchip run ...` with a fault in one
 rank, when it has run so many chunks: kill, stop (SIGSTOP: the whole process), hang (the engine's thread), full (disk).
+Chunk 0: when it sends what it has recorded.
 
 By hand:    python tests/rank_faults.py 20      so many faults at random, each resumed, and compared with one process.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from onchip.cli.main import main
 from onchip.runtime.distributed.launchers import launched_as
+from onchip.runtime.distributed.recording import Recording
 from onchip.runtime.io import slices
 
 JOB = ["run", "decode", "--count", "20000", "--seed", "1", "--batch", "100", "--device", "cpu", "--deadline", "10"]
@@ -51,7 +53,9 @@ def plant(kind, rank, chunk):
             strike(kind)
         return write(file, start, rows)
 
-    if kind:
+    if kind and chunk == 0 and is_here:
+        Recording.recorded = lambda recording: strike(kind)
+    elif kind:
         slices.SliceFile.write = write_until
 
 

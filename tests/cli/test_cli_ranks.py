@@ -163,6 +163,31 @@ def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tm
     assert same_files(tmp_path, "whole.npy", "y.npy")
 
 
+@needs_mpi
+def test_every_rank_is_on_the_timeline(spawn, tmp_path):
+    job = ["run", "decode", "--count", 20_000, "--seed", 1, "--batch", 100, "--device", "cpu"]
+    process = spawn(*job, "-o", "y.npy", "--ranks", 2, "--trace", "t.json", "--profile")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert [re.sub(" on [^ ]+:", ":", names[pid]) for pid in (0, 1)] == [f"rank {i}: decode on cpu" for i in (0, 1)]
+    assert {event["pid"] for event in events if event["name"].startswith("mlp_fused")} == {0, 1}
+    assert len(re.findall(r"rank [01] on \S+ decode on cpu: [\d,]+ calls", err)) == 2
+
+
+@needs_mpi
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_a_rank_that_dies_while_it_records_ends_the_job(cli, tmp_path, chunk):
+    job = [*JOB, "-o", "y.npy"]
+    ran, _ = run_with({"kind": "kill", "rank": 1, "chunk": chunk}, 2, [*job, "--trace", "t.json"], tmp_path, ENV)
+    assert ran.returncode
+    assert not (tmp_path / "t.json").exists()
+    assert cli(*job, "--resume").code == 0
+    assert cli(*JOB, "-o", "whole.npy").code == 0
+    assert same_files(tmp_path, "whole.npy", "y.npy")
+
+
 def test_misuse(cli, tmp_path):
     save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", rows(8, 20))

@@ -1,23 +1,28 @@
 """onchip.profile: what it counts, what it prints, and the timeline that it writes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import onchip
+from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import InputError
+from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.measure import profile_network as profile_network_module
 from onchip.measure.profile import Profile, profile, summarise
 from onchip.measure.profile_network import profile_network
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import CumSum
 from onchip.network.types import TensorType
+from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.step_info import steps_of
+from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.placement import kernels_for
-from onchip.runtime.spans import Call, Recorder, Resources, Span
+from onchip.runtime.spans import COPY, Call, Recorder, Resources, Span
 from takers import CPU
 
 
@@ -77,18 +82,55 @@ def test_a_gpu_has_columns_of_its_own():
     assert "registers" not in summarise("cpu", recorder).text
 
 
+def copy(name, begin_us, end_us, nbytes, track="stream 1"):
+    return Span(track, name, COPY, begin_us * 1000, end_us * 1000, 0, nbytes)
+
+
+def test_copies():
+    """They have lines of their own and are not part of the kernels' time."""
+    found = summarise("cuda:0", recorder_of(
+        Call(0, 100_000, 4, (copy("in", 0, 10, 4000), span(0, 10, 40, "stream 1"), copy("out", 40, 60, 1 << 20))),
+        Call(200_000, 300_000, 4, (copy("in", 200, 205, 500), span(0, 210, 220, "stream 1")), count=3),
+    ))  # fmt: skip
+    assert found.kernel_us == 20.0
+    into, _ = found.copies
+    assert (into.name, into.copies, into.total_us, into.nbytes) == ("in", 4, 25.0, 5500)
+    assert into.bytes_per_s == pytest.approx(5500 / 25e-6)
+    assert "out: 20.0 µs in total, 1.0 MiB, 52.4 GB/s each" in found.text
+    assert found.to_dict()["copies"][0]["nbytes"] == 5500
+    assert not summarise("cpu", recorder_of(Call(0, 1000, 4, (span(0, 0, 1),)))).copies
+
+
 def test_the_timeline(tmp_path):
-    recorder = recorder_of(Call(5000, 9000, 4, (span(0, 6, 7), span(1, 7, 8, "thread 1"))))
+    recorder = recorder_of(Call(5000, 9000, 4, (span(0, 6, 7), span(1, 7, 8, "thread 1"), copy("in", 8, 9, 64))))
     found = Profile([("cpu (auto)", recorder), ("cpu", recorder_of())])
     found.save_trace(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in complete] == [
         ("call, 4 rows", 0, 0.0, 4.0), ("kernel 0", 1, 1.0, 1.0), ("kernel 1", 2, 2.0, 1.0),
+        ("in", 3, 3.0, 1.0),
     ]  # fmt: skip
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1"}
+    assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1", (0, 3): "stream 1"}
+    assert [e["args"] for e in complete[2:]] == [{"rows": 4, "group": 1}, {"bytes": 64}]
     assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)
+
+
+def test_ranks_are_processes_of_the_timeline_and_have_tables(tmp_path):
+    found = Profile([("cpu (auto)", recorder_of(Call(5000, 9000, 4, (span(0, 6, 7),))))])
+    other = recorder_of(Call(7000, 8000, 9, (span(0, 7, 8, rows=9),)))
+    other.where = "rank 1 on b"
+    found.add_ranks("rank 0 on a", [("cuda:3", other)])
+    found.save_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    name = other.plan.network.name
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: f"rank 0 on a: {name} on cpu", 1: f"rank 1 on b: {name} on cuda:3"}
+    assert [event["ts"] for event in events if event["name"] == "call, 9 rows"] == [2.0]
+    assert f"rank 0 on a: {name} on cpu (auto): 1 call, 4 rows" in str(found)
+    assert f"rank 1 on b: {name} on cuda:3: 1 call, 9 rows" in str(found)
+    assert [each["where"] for each in found.to_dict()["engines"]] == ["rank 0 on a", "rank 1 on b"]
 
 
 # -- the context manager -------------------------------------------------------------------------------------
@@ -142,6 +184,24 @@ def test_a_network():
         assert word in text
     assert json.dumps(found.to_dict(), default=str)
     assert calls.engines[0].calls == found.engine.calls
+    assert found.gpu_peak_bytes == 0
+    assert "on the host" in text
+    assert "on the GPU" not in text
+    other = replace(found, peak_bytes=3 << 20, gpu_peak_bytes=5 << 20)
+    assert "the process took at most 3.0 MiB on the host, 5.0 MiB on the GPU" in other.fitted(200)
+    assert "the process took at most 5.0 MiB on the GPU" in replace(other, peak_bytes=0).fitted(200)
+
+
+def test_a_network_on_a_gpu(monkeypatch):
+    """Its weights, and the memory of the slots, count; what was freed before the profile does not."""
+    gpu = fake_gpu(monkeypatch, FakeDriver())
+    gpu.reserve(64 << 20)
+    net = mlp(72, 64, 4)
+    plan = make_plan(net, H200, [MlpFusedKernel()])
+    monkeypatch.setattr(profile_network_module, "place", lambda *_: (plan, CudaBackend(0), "cuda:0"))
+    found, _ = profile_network(net, 100, "cuda", Job(batch=100), seconds=0.01)
+    assert plan.weight_bytes <= found.gpu_peak_bytes < 64 << 20
+    assert found.engine.copies
 
 
 def test_it_can_be_stopped(monkeypatch):

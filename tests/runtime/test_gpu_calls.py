@@ -38,6 +38,21 @@ def gpu(monkeypatch, driver):
     DlpackArrays.release_all()  # arrays of the last call's work
 
 
+def test_the_most_memory_that_was_allocated(gpu):
+    gpu.reset_peak()
+    before = gpu.peak_bytes
+    kept = gpu.reserve(1000), gpu.allocate(300)
+    gone = gpu.reserve(5000), gpu.allocate(7000)
+    del gone
+    gpu.reserve(4000)
+    assert gpu.peak_bytes == before + 1000 + 5000 + 300 + 7000
+    gpu.reset_peak()
+    assert gpu.peak_bytes == before + 1000 + 300
+    del kept
+    gpu.reset_peak()
+    assert gpu.peak_bytes == before
+
+
 # -- engines -------------------------------------------------------------------------------------------------
 
 NET = random_mlp(6, 5, 4)

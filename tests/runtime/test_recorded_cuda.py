@@ -29,16 +29,18 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.arrays.calls import DeviceCalls
 from onchip.runtime.cuda import backend as cuda_backend
-from onchip.runtime.cuda import chunks, staging, timed_graph
+from onchip.runtime.cuda import chunks, staging, timed_copies, timed_graph
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
 from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.timed_copies import INTO_PINNED, OUT_OF_PINNED, TO_GPU, TO_HOST
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder
 from onchip.runtime.engine import Engine, compile
-from onchip.runtime.spans import Recorder, Resources
+from onchip.runtime.spans import COPY, Recorder, Resources
 
 EVENT_NS = 100  # of an event node, on the fake GPU
+HOST_NS = 700  # of a host copy
 KERNEL_NS = {"Dense<6, 9": 3000, "Dense<9, 4": 5000}
 
 
@@ -58,12 +60,18 @@ class Clock:
         self.ns += EVENT_NS
         return self.ns / 1e9
 
+    def host(self):
+        """A thread that copies reads the clock, before and after."""
+        self.ns += HOST_NS
+        return self.ns
+
 
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
     for module in (cuda_backend, timed_graph):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.ns)
+    monkeypatch.setattr(timed_copies, "perf_counter_ns", made.host)
     return made
 
 
@@ -105,6 +113,14 @@ def plan(gpu, driver, clock):
     return replace(made, network=net.replace(outputs=("b",)))
 
 
+def launches(call):
+    return [span for span in call.spans if span.group != COPY]
+
+
+def copies(call, name):
+    return [span for span in call.spans if span.name == name]
+
+
 def assert_ordered(call):
     """Every launch of a track begins after the one before it has ended; all are within the call."""
     for track in {span.track for span in call.spans}:
@@ -119,9 +135,10 @@ def test_every_launch_of_a_call_is_a_span(plan):
         assert np.allclose(engine(x), expected(x), rtol=1e-5)
     assert len(recorder.calls) == 2
     for call in recorder.calls:
-        assert [(span.group, span.track, span.rows) for span in call.spans] == [(0, "stream 1", 7), (1, "stream 1", 7)]
-        assert [span.end_ns - span.begin_ns for span in call.spans] == [3000, 5000]  # without the events
-        for span, kernel in zip(call.spans, KERNEL_NS, strict=True):
+        spans = launches(call)
+        assert [(span.group, span.track, span.rows) for span in spans] == [(0, "stream 1", 7), (1, "stream 1", 7)]
+        assert [span.end_ns - span.begin_ns for span in spans] == [3000, 5000]  # without the events
+        for span, kernel in zip(spans, KERNEL_NS, strict=True):
             assert span.name.startswith("mlp_fused<")
             assert kernel in span.name
         assert (call.rows, call.workers) == (7, 1)
@@ -141,13 +158,109 @@ def test_chunks_of_a_call_are_spans_of_several_streams(plan, driver, monkeypatch
     x = rows(4999, 6)
     assert np.allclose(engine(x), expected(x), rtol=1e-5)
     (call,) = recorder.calls
-    assert {span.track for span in call.spans} == {f"stream {1 + i}" for i in range(chunks.SLOTS)}
+    assert {span.track for span in launches(call)} == {f"stream {1 + i}" for i in range(chunks.SLOTS)}
     for group in (0, 1):
         assert sum(span.rows for span in call.spans if span.group == group) == 4999
-    assert len(call.spans) > 4 * chunks.SLOTS
+    assert len(launches(call)) > 4 * chunks.SLOTS
     assert_ordered(call)
     engine(x[:300])
     assert sum(span.rows for span in recorder.calls[1].spans) == 600
+
+
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bus(driver, clock):
+    """A byte takes a nanosecond on the bus."""
+
+    def timed(real):
+        def copy(target, source, nbytes, stream):
+            driver.put(stream, lambda: setattr(clock, "ns", clock.ns + nbytes))
+            return real(target, source, nbytes, stream)
+
+        return copy
+
+    driver.cuMemcpyHtoDAsync = timed(driver.cuMemcpyHtoDAsync)
+    driver.cuMemcpyDtoHAsync = timed(driver.cuMemcpyDtoHAsync)
+
+
+def test_a_small_batch_has_no_copy_on_the_bus(plan, bus):
+    """Kernels read the mapped memory."""
+    engine, recorder = recorded(plan)
+    engine(rows(7, 6))
+    (call,) = recorder.calls
+    found = [(span.name, span.nbytes, span.end_ns - span.begin_ns) for span in call.spans if span.group == COPY]
+    assert found == [(INTO_PINNED, 7 * 6 * 4, HOST_NS), (OUT_OF_PINNED, 7 * 4 * 4, HOST_NS)]
+    assert [span.group for span in call.spans] == [COPY, 0, 1, COPY]
+    assert {span.track for span in call.spans if span.group == COPY} == {"host thread MainThread"}
+    assert_ordered(call)
+
+
+@pytest.fixture
+def small_slots(monkeypatch):
+    for module, name, value in (
+        (chunks, "SLOT_BYTES", 8000), (chunks, "MIN_CHUNK_BYTES", 4000), (chunks, "OFFERED_BYTES", 900),
+        (staging, "OFFERED_BYTES", 100),  # other threads copy, too
+        (staging, "MAPPED_BYTES", 1000), (staging, "SMALL_BYTES", 1000),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+
+
+def test_copies_of_a_batch_of_one_chunk(plan, bus, small_slots, driver):
+    """Its input crosses the bus in slices, in this order: into pinned memory, to the GPU; back in the other."""
+    driver.lazy = True
+    engine, recorder = recorded(plan)
+    x = rows(80, 6)
+    assert np.allclose(engine(x), expected(x), rtol=1e-5)
+    (call,) = recorder.calls
+    assert [span.nbytes for span in copies(call, INTO_PINNED)] == [960, 960]
+    assert [span.nbytes for span in copies(call, OUT_OF_PINNED)] == [1280]
+    to_gpu, to_host = copies(call, TO_GPU), copies(call, TO_HOST)
+    assert [span.nbytes for span in to_gpu] == [960, 960]
+    assert [span.nbytes for span in to_host] == [1280]
+    for span in (*to_gpu, *to_host):
+        assert (span.track, span.group, span.rows) == ("stream 1", COPY, 0)
+        assert span.end_ns - span.begin_ns == span.nbytes + EVENT_NS
+    assert [span.name for span in call.spans if span.track == "stream 1"][2:4] == [s.name for s in launches(call)]
+    assert_ordered(call)
+
+
+def test_copies_of_many_chunks(plan, bus, small_slots, gpu, driver, monkeypatch):
+    """Each is on the stream of its slot; the host waits no more than without a recorder, and events are reused."""
+    monkeypatch.setattr(staging, "OFFERED_BYTES", 1 << 20)  # no other thread advances the clock
+    driver.lazy = True
+    x = rows(4999, 6)
+    engine, recorder = recorded(plan)
+    waits = []
+    for _ in range(2):
+        driver.calls.clear()
+        engine(x)
+        waits.append((driver.calls.count("cuStreamSynchronize"), driver.calls.count("cuEventCreate")))
+    chunk_count = len(launches(recorder.calls[0])) // 2
+    assert chunk_count > 3 * chunks.SLOTS
+    assert waits[1] == (chunk_count, 0)
+    for call in recorder.calls:
+        for name, width in ((INTO_PINNED, 6), (TO_GPU, 6), (TO_HOST, 4), (OUT_OF_PINNED, 4)):
+            assert sum(span.nbytes for span in copies(call, name)) == 4999 * width * 4
+        for name in (TO_GPU, TO_HOST):
+            assert len(copies(call, name)) == chunk_count
+            assert all(span.end_ns - span.begin_ns == span.nbytes + EVENT_NS for span in copies(call, name))
+        for track in {span.track for span in launches(call)}:
+            names = [span.name for span in call.spans if span.track == track]
+            assert names == [TO_GPU, *(span.name for span in launches(call)[:2]), TO_HOST] * (len(names) // 4)
+        for track in {span.track for span in call.spans if span.track.startswith("stream")}:
+            times = [at for span in call.spans if span.track == track for at in (span.begin_ns, span.end_ns)]
+            assert times == sorted(times)
+
+
+def test_nothing_is_timed_without_a_recorder(plan, small_slots, driver):
+    engine, _ = recorded(plan)
+    engine.record(None)
+    driver.calls.clear()
+    engine(rows(4999, 6))
+    assert "cuMemcpyHtoDAsync" in driver.calls
+    assert "cuEventRecord" not in driver.calls
 
 
 def test_chunks_of_a_small_arena_are_on_one_stream(plan, gpu, driver):
@@ -254,7 +367,7 @@ def test_a_call_that_fails_is_not_recorded(plan, driver):
         driver.answers.clear()
         driver_module.first_fault.clear()
     engine(x)
-    assert [len(call.spans) for call in recorder.calls] == [2, 2]
+    assert [len(launches(call)) for call in recorder.calls] == [2, 2]
 
 
 def test_events_are_reused_and_destroyed(plan, gpu, driver):
@@ -269,7 +382,7 @@ def test_events_are_reused_and_destroyed(plan, gpu, driver):
     for B in range(1, 3 * MAX_GRAPHS):
         engine(rows(B, 6))
     assert len(driver.alive_events) <= alive + (alive - before) * MAX_GRAPHS
-    assert all(len(call.spans) == 2 for call in recorder.calls)
+    assert all(len(launches(call)) == 2 for call in recorder.calls)
     del engine
     gc.collect()
     assert len(driver.alive_events) == before
@@ -304,7 +417,7 @@ def test_threads_do_not_mix_their_spans(plan, gpu):
     assert not failures
     assert len(recorder.calls) == 160
     for call in recorder.calls:
-        assert [(span.group, span.rows) for span in call.spans] == [(0, call.rows), (1, call.rows)]
+        assert [(span.group, span.rows) for span in launches(call)] == [(0, call.rows), (1, call.rows)]
 
 
 def test_two_threads_on_one_stream_and_batch_size_each_get_their_spans(plan, gpu, driver):
@@ -341,7 +454,7 @@ def test_an_event_node_that_takes_longer_than_a_launch(plan, clock, driver, monk
     monkeypatch.setitem(KERNEL_NS, "Dense<6, 9", -50)
     engine, recorder = recorded(plan)
     engine(rows(7, 6))
-    assert [span.end_ns - span.begin_ns for span in recorder.calls[0].spans] == [0, 5000]
+    assert [span.end_ns - span.begin_ns for span in launches(recorder.calls[0])] == [0, 5000]
 
 
 def test_launches_run_one_after_the_other(gpu, driver):
@@ -390,9 +503,9 @@ def test_results_are_those_of_the_plain_plan_to_the_bit(monkeypatch):
     assert groups == [0, 2]
     assert sorted(recorder.resources) == groups
     for call in recorder.calls:
-        launches = [engine._bound.at(call.rows).steps[i][1].functions for i in range(2)]
-        names = [(group, f.name) for group, functions in zip(groups, launches, strict=True) for f in functions]
-        assert [(span.group, span.name) for span in call.spans] == names
+        by_group = [engine._bound.at(call.rows).steps[i][1].functions for i in range(2)]
+        names = [(group, f.name) for group, functions in zip(groups, by_group, strict=True) for f in functions]
+        assert [(span.group, span.name) for span in launches(call)] == names
         assert all(recorder.resources[group].launches for group in groups)
 
 
@@ -435,7 +548,9 @@ def test_on_a_gpu(net):
             assert np.array_equal(a, b)
         call = recorder.calls[-1]
         assert call.rows == B
-        assert {span.group for span in call.spans} == groups == set(recorder.resources)
+        assert {span.group for span in launches(call)} == groups == set(recorder.resources)
+        assert sum(span.nbytes for span in copies(call, INTO_PINNED)) == x.nbytes
+        assert sum(span.nbytes for span in copies(call, TO_GPU)) in (0, x.nbytes)  # 0: mapped memory
         for group in groups:
             assert sum(span.rows for span in call.spans if span.group == group) >= B
         assert all(span.end_ns > span.begin_ns for span in call.spans)

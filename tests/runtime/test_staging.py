@@ -162,8 +162,8 @@ def test_small_chunks_are_read_in_place_and_larger_ones_copied(gpu, driver):
 def test_a_locked_array_is_read_and_written_where_it_is(gpu, driver, monkeypatch, B):
     stage, network = Staging(gpu), Network(driver, [24, 3], [16, 5])
     inputs, outputs = network.batch(B, 0)
-    copied, copy = [], np.copyto
-    monkeypatch.setattr(np, "copyto", lambda target, source: (copied.append(source.nbytes), copy(target, source)))
+    copied, copy = [], staging._copy
+    monkeypatch.setattr(staging, "_copy", lambda target, source: (copied.append(source.nbytes), copy(target, source)))
     for array in (inputs[0], outputs[1]):
         driver.locked |= {array.ctypes.data, array.ctypes.data + array.nbytes - 1}
     stage.run(inputs, outputs, B, network.enqueue)
@@ -252,7 +252,7 @@ def test_small_batches_survive_a_want_of_memory(gpu, driver):
 def test_a_failure_in_the_middle_leaves_nothing_behind(gpu, driver, monkeypatch, fails_at):
     """After a failed call nothing writes to the caller's arrays or the slots, and the next batch is correct."""
     stage, network = Staging(gpu), Network(driver, [24], [16])
-    busy, copy = [], np.copyto
+    busy, copy = [], staging._copy
 
     def slow_copy(target, source):
         busy.append(1)
@@ -260,7 +260,7 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(gpu, driver, monkeypatch,
         copy(target, source)
         busy.pop()
 
-    monkeypatch.setattr(np, "copyto", slow_copy)
+    monkeypatch.setattr(staging, "_copy", slow_copy)
     network.fails_at = fails_at
     inputs, outputs = network.batch(3000, 0)
     with pytest.raises(KernelError, match="told to fail"):

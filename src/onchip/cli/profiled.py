@@ -6,15 +6,19 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from onchip.cli.output import print_message, terminal_width
 
-ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel: onchip profile.")]
+if TYPE_CHECKING:
+    from onchip.measure.profile import Profile
+
+ShowProfile = Annotated[bool, Option("--profile", help="Also print the time of each kernel, per rank: onchip profile.")]
 Trace = Annotated[
-    Path | None, Option("--trace", metavar="FILE", help="Also write a timeline of the kernels, for ui.perfetto.dev.")
+    Path | None,
+    Option("--trace", metavar="FILE", help="Also write a timeline of kernels and copies, for ui.perfetto.dev."),
 ]
 
 ShowTrainingProfile = Annotated[
@@ -27,18 +31,19 @@ TrainingTrace = Annotated[
 
 
 @contextlib.contextmanager
-def profiled(show: bool, trace: Path | None) -> Iterator[None]:
+def profiled(show: bool, trace: Path | None) -> Iterator[Profile | None]:
     """Record the calls and trainings inside, then print their profile to stderr and write their timeline.
 
-    If networks were trained, the calls that test them are only on the timeline.
+    If networks were trained, the calls that test them are only on the timeline. Yields what it records; None if it
+    records nothing.
     """
     if not show and trace is None:
-        yield
+        yield None
         return
     from onchip.measure.profile import profile
 
     with profile() as found:
-        yield
+        yield found
     if show:
         for each in found.trainings or found.engines:
             print_message(each.fitted(terminal_width(sys.stderr)))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from typer import Context, Exit
@@ -110,7 +111,7 @@ def run(
 
     from onchip.runtime.distributed.follower import follow
     from onchip.runtime.distributed.leader import RankGroup
-    from onchip.runtime.distributed.ranks import find_ranks
+    from onchip.runtime.distributed.ranks import find_ranks, name_of
     from onchip.runtime.run_job import start_job
 
     all_ranks = find_ranks()
@@ -126,7 +127,8 @@ def run(
             job = request.job(total)
             if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
-            with request.open_output(net, job, total, all_ranks) as sink, profiled(profile, trace):
+            with request.open_output(net, job, total, all_ranks) as sink, profiled(profile, trace) as recorded:
+                options = replace(options, records=recorded is not None)
                 started = time.perf_counter()
                 log_building = functools.partial(_log_building, all_ranks)
                 engines, chunks = start_job(net, sources, sink, job, options, all_ranks, group, log_building)
@@ -135,6 +137,8 @@ def run(
                 print_device(devices, used_plan, max(verbose, plan), time.perf_counter() - started)
                 with _run_progress(f"run {net.name}", total, reporter) as on_progress:
                     report = group.run(engines, sources, sink, chunks, on_progress, reporter.chunk)
+                if recorded is not None and all_ranks.size > 1:
+                    recorded.add_ranks(name_of(0, all_ranks), group.recorded(used_plan))
     print_result(request, RunResult(net, used_plan, devices, all_ranks.size, notes, report), as_json)
 
 

@@ -195,7 +195,7 @@ def train(
 
 def train_all(
     job: TrainJob, chosen: Settings, requested: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks,
-    recording: AbstractContextManager[None],
+    recording: AbstractContextManager[object],
 ) -> None:  # fmt: skip
     """Train one network per seed; rank 0 writes the one with the lowest loss."""
     from onchip.formats.load import save

@@ -20,7 +20,7 @@ from onchip.plan.plan import format_us
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime import engine as engines
 from onchip.runtime.engine import Engine
-from onchip.runtime.spans import Call, Recorder, Resources
+from onchip.runtime.spans import COPY, Call, Recorder, Resources
 from onchip.train import recording
 from onchip.train.recording import TrainingRecorder
 
@@ -64,11 +64,28 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
+class CopyTime:
+    """Copies of one kind, between host and GPU or into and out of pinned memory, over all calls. They overlap."""
+
+    name: str
+    copies: int
+    total_us: float
+    nbytes: int
+    bytes_per_s: float  # while one runs
+
+    @property
+    def text(self) -> str:
+        rate = f"{self.bytes_per_s / 1e9:.3g} GB/s each"
+        return f"{self.name}: {format_us(self.total_us)} in total, {size_text(self.nbytes)}, {rate}"
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """The recorded calls of one engine."""
 
     network: str
     chosen: str  # its device, and why
+    where: str  # "rank 1 on host", of a job of several ranks
     rows: int  # of all calls
     calls: int
     recorded: int  # calls: of short ones only some are recorded
@@ -77,6 +94,7 @@ class EngineProfile:
     threads: tuple[float, ...]  # CPU time of the calling thread and of each helper, as a share of the calls' time
     imbalance: float  # the busiest thread's CPU time divided by their mean; 0 if it is not counted
     kernels: tuple[KernelTime, ...]  # those with the most time first
+    copies: tuple[CopyTime, ...]  # of host arrays, on a GPU
 
     @property
     def text(self) -> str:
@@ -87,15 +105,17 @@ class EngineProfile:
         if not self.calls:
             return f"{self.network} on {self.chosen}: no calls"
         on_gpu = self.chosen.startswith("cuda")
+        where = f"{self.where}: " if self.where else ""
         head = HEAD + (GPU_HEAD if on_gpu else [])
         rows = [kernel.cells() + (kernel.gpu_cells() if on_gpu else []) for kernel in self.kernels]
         lines = [
-            f"{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
+            f"{where}{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
             + (f"; {self.recorded:,} calls recorded" if self.recorded < self.calls else ""),
             fitted_columns(head, rows, width, right=range(2, len(head))),
             f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
             f"{format_us(max(0.0, self.call_us - self.kernel_us))} before, between and after them",
         ]
+        lines += [copy.text for copy in self.copies]
         if self.threads:
             used = ", ".join(f"{share:.0%}" for share in self.threads)
             lines.append(f"CPU time per thread, of the calls' time: {used}; busiest: {self.imbalance:.2f}x the mean")
@@ -121,6 +141,15 @@ class Profile:
     def trainings(self) -> tuple[TrainingProfile, ...]:
         """One per kind of training: runs of the same network, device and kernel are added."""
         return summarise_trainings(self._begun())
+
+    def add_ranks(self, name: str, others: Sequence[tuple[str, Recorder]]) -> None:
+        """What other ranks recorded, on this one's clock.
+
+        name  of this rank
+        """
+        for _, recorder in self.recorded:
+            recorder.where = name
+        self.recorded += others
 
     def __str__(self) -> str:
         return self.text
@@ -199,11 +228,11 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
     call_us = statistics.fmean((call.end_ns - call.begin_ns) / 1e3 for call in calls) if calls else 0.0
     threads = _threads(calls)
     return EngineProfile(
-        plan.network.name, chosen, sum(call.rows * call.count for call in calls), sum(call.count for call in calls),
-        len(calls), call_us,
+        plan.network.name, chosen, recorder.where, sum(call.rows * call.count for call in calls),
+        sum(call.count for call in calls), len(calls), call_us,
         statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
-        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls),
     )  # fmt: skip
 
 
@@ -211,9 +240,22 @@ def _times(call: Call, groups: int) -> list[float]:
     """Microseconds of each group in a call: of the mean thread where threads run different rows."""
     times = [0.0] * groups
     for span in call.spans:
-        if span.group >= 0:
+        if span.group != COPY:
             times[span.group] += (span.end_ns - span.begin_ns) / 1e3 / call.workers
     return times
+
+
+def _copy_times(calls: Sequence[Call]) -> tuple[CopyTime, ...]:
+    """In the order in which a call begins them."""
+    names = dict.fromkeys(span.name for call in calls for span in call.spans if span.group == COPY)
+    found = []
+    for name in names:
+        spans = [(span, call.count) for call in calls for span in call.spans if span.name == name]
+        total_us = sum((span.end_ns - span.begin_ns) / 1e3 * count for span, count in spans)
+        nbytes = sum(span.nbytes * count for span, count in spans)
+        copies = sum(count for _, count in spans)
+        found.append(CopyTime(name, copies, total_us, nbytes, nbytes / total_us * 1e6 if total_us else 0.0))
+    return tuple(found)
 
 
 def _kernel_time(

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +17,15 @@ from onchip.network.graph import Network
 from onchip.network.text import size_text
 from onchip.plan.kernel import Job
 from onchip.plan.plan import format_us
+from onchip.runtime.backend import Backend
+from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import random_inputs
 from onchip.runtime.placement import place
 from onchip.runtime.spans import Recorder
+
+if TYPE_CHECKING:
+    from onchip.runtime.cuda.gpu import Gpu
 
 MIN_CALLS = 5
 WRONG = 1.5  # an estimate is reported if it is off by more: estimates choose the kernels
@@ -41,7 +46,8 @@ class NetworkProfile:
     p95_us: float
     overhead: float  # how much longer calls take while they are recorded, as a share
     weight_bytes: int
-    peak_bytes: int  # the process's memory at its largest; 0 where the system does not report it
+    peak_bytes: int  # the process's memory at its largest, on the host; 0 where the system does not report it
+    gpu_peak_bytes: int  # allocated on the GPU at most, with other engines' weights; 0 on a CPU
 
     @property
     def rows_per_s(self) -> float:
@@ -54,6 +60,8 @@ class NetworkProfile:
 
     def fitted(self, width: int) -> str:
         """The table, and the times around it, in lines of at most `width` characters."""
+        peaks = (self.peak_bytes, "host"), (self.gpu_peak_bytes, "GPU")
+        peak = ", ".join(f"{size_text(nbytes)} on the {where}" for nbytes, where in peaks if nbytes)
         lines = [
             self.engine.fitted(width),
             f"plain calls: median {format_us(self.call_us)}, p95 {format_us(self.p95_us)}, "
@@ -61,7 +69,7 @@ class NetworkProfile:
             f"kernels run for {self.utilisation:.0%} of a call; first call {format_us(self.first_call_us)}, "
             f"planned in {self.plan_ms:.1f} ms, built in {self.build_ms:.0f} ms",
             f"{size_text(self.weight_bytes)} of weights"
-            + (f"; the process took {size_text(self.peak_bytes)} at most" if self.peak_bytes else ""),
+            + (f"; the process took at most {peak}" if peak else ""),
         ]  # fmt: skip
         lines += [
             f"estimate: {kernel.kernel} takes {kernel.mean_us / kernel.estimate_us:.1f}x its estimate"
@@ -84,6 +92,9 @@ def profile_network(
     begin = time.perf_counter()
     placed = place(net, device, job, threads)
     planned = time.perf_counter()
+    gpu = _gpu_of(placed[1])
+    if gpu is not None:
+        gpu.reset_peak()
     engine = Engine(*placed)
     engine.warm_up()
     built = time.perf_counter()
@@ -107,6 +118,7 @@ def profile_network(
     found = NetworkProfile(
         summarise(engine.chosen, recorder), B, (planned - begin) * 1e3, (built - planned) * 1e3, first, float(median),
         float(p95), best[True] / best[False] - 1, engine.plan.weight_bytes, _peak_bytes(),
+        0 if gpu is None else gpu.peak_bytes,
     )  # fmt: skip
     return found, Profile([(engine.chosen, recorder)])
 
@@ -128,6 +140,15 @@ def _call_us(engine: Engine, x: tuple[Any, ...]) -> float:
     begin = time.perf_counter_ns()
     engine(*x)
     return (time.perf_counter_ns() - begin) / 1e3
+
+
+def _gpu_of(backend: Backend) -> Gpu | None:
+    if isinstance(backend, CpuBackend):
+        return None
+    from onchip.runtime.cuda.backend import CudaBackend
+
+    assert isinstance(backend, CudaBackend)
+    return backend.gpu
 
 
 def _peak_bytes() -> int:

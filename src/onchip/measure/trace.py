@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onchip.files import atomic_write
-from onchip.runtime.spans import Recorder
+from onchip.runtime.spans import COPY, Recorder
 from onchip.train.recording import TrainingRecorder
 
 CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
@@ -41,9 +41,11 @@ def trace_events(
             for span in call.spans:
                 track = tracks.setdefault(span.track, len(tracks))
                 event = _event(process, track, span.name, span.begin_ns - zero, span.end_ns, span.begin_ns)
-                yield event | {"args": {"rows": span.rows, "group": span.group}}
+                args = {"bytes": span.nbytes} if span.group == COPY else {"rows": span.rows, "group": span.group}
+                yield event | {"args": args}
         device = chosen.partition(" ")[0]
-        yield _name("process_name", process, 0, f"{recorder.plan.network.name} on {device}")
+        where = f"{recorder.where}: " if recorder.where else ""
+        yield _name("process_name", process, 0, f"{where}{recorder.plan.network.name} on {device}")
         for name, number in tracks.items():
             yield _name("thread_name", process, number, name)
     for process, training in enumerate(trainings, len(recorded)):

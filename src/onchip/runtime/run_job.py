@@ -42,6 +42,7 @@ class RunOptions:
     gpus: tuple[int, ...] = ()  # GPUs of this process; empty: one device
     batch: int | None = None  # rows per chunk
     deadline_s: float = DEADLINE_S
+    records: bool = False  # the other ranks record their calls and send them to rank 0
 
 
 def start_job(
@@ -89,7 +90,7 @@ def start_job(
         slices = None if output is None else output.slices
         meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        group.begin(Orders(text, weights, requested, how.threads, packed, slices, how.deadline_s, meets))
+        group.begin(Orders(text, weights, requested, how.threads, packed, slices, how.deadline_s, meets, how.records))
     engines = [Engine(*each) for each in placed]
     for engine in engines:
         engine.warm_up()

@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from onchip.plan.plan import Plan
 
 MAX_CALLS = 100_000  # kept per engine
+COPY = -1  # in place of a group
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Work on one track: a launch of a group of the plan, or a copy."""
 
-    track: str  # "thread 0", "stream 1"
+    track: str  # "thread 0", "stream 1", "host thread MainThread"
     name: str  # of the kernel, as the plan or the compiler has it
-    group: int  # index in the plan's groups; -1: a copy
+    group: int  # index in the plan's groups; COPY: a copy
     begin_ns: int  # of time.perf_counter_ns, on every track
     end_ns: int
-    rows: int
+    rows: int  # of a launch
+    nbytes: int = 0  # of a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class Call:
     workers: int = 1  # threads that ran different rows of the call, each through all groups
     cpu_ns: tuple[int, ...] = ()  # CPU time of the caller's thread and of each helper, where the system counts it
     count: int = 1  # calls that it stands for: itself, and the next ones, of which short ones are not recorded
+
+    def shifted(self, ns: int) -> Call:
+        """The same call, so much later."""
+        if not ns:
+            return self
+        spans = (replace(span, begin_ns=span.begin_ns + ns, end_ns=span.end_ns + ns) for span in self.spans)
+        return replace(self, begin_ns=self.begin_ns + ns, end_ns=self.end_ns + ns, spans=tuple(spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +57,9 @@ class Resources:
 class Recorder:
     """The calls of one engine, in order."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, where: str = "") -> None:
         self.plan = plan
+        self.where = where  # "rank 1 on host", of a job of several ranks
         self.resources: dict[int, Resources] = {}  # by group, of a GPU
         # Puts calls that are not yet in `calls` there: to do so after each call would delay the next one.
         self.collect: Callable[[], None] = lambda: None

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import thread_ranks
 from checks import Rows, random_mlp, rows
 from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays.row_files import RowSource
@@ -14,11 +15,14 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan_json import array_weights, plan_to_json
 from onchip.runtime import placement
 from onchip.runtime.distributed import follower as follow_file
+from onchip.runtime.distributed import leader as leader_file
+from onchip.runtime.distributed import recording as recording_file
 from onchip.runtime.distributed.follower import follow
 from onchip.runtime.distributed.launchers import gpu_rank, launched_as
 from onchip.runtime.distributed.leader import RankGroup
-from onchip.runtime.distributed.messages import Assignment, End, Orders
+from onchip.runtime.distributed.messages import Assignment, ClockAnswer, ClockRequest, End, Orders, Synced
 from onchip.runtime.distributed.ranks import OneRank, rank_device, wait_for
+from onchip.runtime.distributed.recording import ROUND_TRIPS, Recording
 from onchip.runtime.distributed.schedule import ChunkScheduler, Finished
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.io.output import ChunkRecord, open_output
@@ -26,6 +30,7 @@ from onchip.runtime.io.slices import SliceFile, Slices
 from onchip.runtime.io.stream import chunks_of
 from onchip.runtime.placement import place
 from onchip.runtime.run_job import RunOptions, start_job
+from onchip.runtime.spans import Call, Recorder, Span
 from thread_ranks import ThreadRanks
 
 NET = random_mlp(20, 16, 3)
@@ -46,9 +51,9 @@ class Gate(RowSource):
         return super().read(start, stop)
 
 
-def run_threads(tmp_path, size, x, batch=7):
+def run_threads(tmp_path, size, x, batch=7, machines=1, records=False):
     """The job on this many ranks; returns its report, the rank objects and the followers' results."""
-    ranks, said, codes = ThreadRanks(size).all, [], {}
+    ranks, said, codes = ThreadRanks(size, machines).all, [], {}
     source = Gate(x, said, size - 1)
 
     def work(rank):
@@ -62,8 +67,12 @@ def run_threads(tmp_path, size, x, batch=7):
         thread.start()
     try:
         with RankGroup(ranks[0], log=said.append) as group, open_output(tmp_path / "y.npy", NET, 100) as output:
-            how = RunOptions("cpu", threads=1, batch=batch)
+            run_threads.group = group
+            how = RunOptions("cpu", threads=1, batch=batch, records=records)
             engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], group)
+            run_threads.own = own = Recorder(engines[0].plan)
+            if records:
+                engines[0].record(own)
             report = group.run(engines, [source], output, chunks)
     finally:
         for rank, thread in enumerate(threads, 1):
@@ -242,6 +251,78 @@ def test_several_engines_of_a_process_share_the_chunks(tmp_path):
 
     with RankGroup(OneRank()) as group, pytest.raises(InputError, match="the file broke"):
         group.run(engines, [Broken(X)], None, chunks)
+
+
+# -- recording ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """All messages, with their senders."""
+    found, real = [], thread_ranks.Thread.send
+    record = lambda rank, to, message: (found.append((rank.rank, message)), real(rank, to, message))  # noqa: E731
+    monkeypatch.setattr(thread_ranks.Thread, "send", record)
+    return found
+
+
+def test_every_rank_records_its_calls(tmp_path, sent):
+    """On one machine the ranks' clocks are the same: they are not compared."""
+    run_threads(tmp_path, 3, X, records=True)
+    own = run_threads.own
+    found = run_threads.group.recorded(own.plan)
+    assert [(chosen, recorder.where) for chosen, recorder in found] == [
+        ("cpu", "rank 1 on host1"), ("cpu", "rank 2 on host2"),
+    ]  # fmt: skip
+    calls = [call for recorder in (own, *(recorder for _, recorder in found)) for call in recorder.calls]
+    assert sum(call.count for call in calls) == 15  # the chunks; of short calls, not each is recorded
+    assert all(call.spans and call.begin_ns <= call.spans[0].begin_ns < call.end_ns for call in calls)
+    assert not any(isinstance(message, ClockRequest) for _, message in sent)
+
+
+def test_nothing_is_recorded_or_sent_without_an_order(tmp_path, sent, monkeypatch):
+    recorders, record = [], Engine.record
+    monkeypatch.setattr(Engine, "record", lambda *args: (recorders.append(args[1]), record(*args)))
+    run_threads(tmp_path, 3, X, machines=3)
+    assert set(recorders) == {None}
+    assert run_threads.group.recorded(run_threads.own.plan) == []
+    assert [message.recorded for _, message in sent if isinstance(message, Synced)] == [None, None]
+    assert not any(isinstance(message, ClockRequest) for _, message in sent)
+
+
+def test_ranks_on_other_machines_compare_their_clocks(tmp_path, sent, monkeypatch):
+    ahead_ns = 10**18  # of rank 0, by far more than a job takes
+    clock = leader_file.perf_counter_ns
+    monkeypatch.setattr(recording_file, "perf_counter_ns", lambda: clock() - ahead_ns)
+    run_threads(tmp_path, 3, X, batch=1, machines=3, records=True)
+    for _, recorder in run_threads.group.recorded(run_threads.own.plan):
+        assert all(call.begin_ns > ahead_ns and call.spans[0].begin_ns > ahead_ns for call in recorder.calls)
+    requests = [rank for rank, message in sent if isinstance(message, ClockRequest)]
+    answers = [message for _, message in sent if isinstance(message, ClockAnswer)]
+    assert {*requests} == {1, 2}
+    assert 2 <= len(answers) <= len(requests) <= 2 * ROUND_TRIPS  # the last are not answered after the job
+    assert len([message for _, message in sent if isinstance(message, Synced)]) == 2  # a request causes no second Rest
+
+
+def test_the_shortest_ways_give_the_difference_of_the_clocks(monkeypatch):
+    """Rank 0's clock is 1000 ahead; the way there or back takes long in every round trip."""
+    now, requests = [0], []
+    monkeypatch.setattr(recording_file, "perf_counter_ns", lambda: now[0])
+    rank = SimpleNamespace(machine=1, send=lambda to, message: requests.append((to, message.sent_ns)))
+    recorders = []
+    engine = SimpleNamespace(plan=None, chosen="cpu", record=recorders.append)
+    recording = Recording(rank, engine)
+    for there, back in [(5, 90), (3, 60), (70, 5), *[(80, 3)] * (ROUND_TRIPS - 3)]:
+        to, begin = requests[-1]
+        assert (to, begin) == (0, now[0])
+        now[0] += there
+        answer = ClockAnswer(begin, now[0] + 1000)
+        now[0] += back
+        recording.on_answer(answer)
+    assert len(requests) == ROUND_TRIPS
+    (recorder,) = recorders
+    recorder.append(Call(10, 20, 7, (Span("thread 0", "k", 0, 12, 18, 7),)))
+    assert recording.recorded().calls == [Call(1010, 1020, 7, (Span("thread 0", "k", 0, 1012, 1018, 7),))]
+    assert recording.recorded().chosen == "cpu"
 
 
 # -- scheduling --------------------------------------------------------------------------------------------

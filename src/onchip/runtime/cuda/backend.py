@@ -19,9 +19,10 @@ from onchip.plan.plan import Plan
 from onchip.runtime.arrays.adapters import kind_of
 from onchip.runtime.arrays.calls import DeviceCalls, Run, device_run
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS, BoundGroup, BoundPlan, BoundRows, StreamKey, stream_key
-from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.occupancy import occupancy
 from onchip.runtime.cuda.status import Ticket
+from onchip.runtime.cuda.timed_copies import TimedCopies
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder, GpuClock, Launched, TimedGraph
 from onchip.runtime.cuda.trainer import TrainingBound
 from onchip.runtime.cuda.weights import make_weights
@@ -56,7 +57,8 @@ class _ThreadCall(threading.local):
 
 
 class RecordedPlan(CudaBound):
-    """A bound plan that appends each call to a recorder, with the times of its launches, which run one after the other.
+    """A bound plan that appends each call to a recorder, with the times of its launches, which run one after the other,
+    and of the copies of host arrays.
 
     It shares the weights and kernels of the plan that it was made from. In debug mode its launches are not checked.
     """
@@ -67,6 +69,7 @@ class RecordedPlan(CudaBound):
         self._here = _ThreadCall()
         self._timed: OrderedDict[tuple[int, ...], TimedGraph] = OrderedDict()
         self._tracks: dict[StreamKey, str] = {}
+        self._free_events: list[Event] = []  # for copies
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         with self._recording(B):
@@ -101,7 +104,16 @@ class RecordedPlan(CudaBound):
             for graph in self._timed.values():
                 if graph.launched is launched:
                     graph.read()
-            self._recorder.append(Call(begin, end, B, tuple(launched.spans)))
+            spans = sorted(launched.spans, key=lambda span: span.begin_ns)
+            self._recorder.append(Call(begin, end, B, tuple(spans)))
+
+    def _timed_copies(self) -> TimedCopies | None:
+        launched = self._here.launched
+        assert launched is not None  # inside `run`
+        return TimedCopies(self.gpu, launched, self._track_of, self._free_events)
+
+    def _track_of(self, stream: int) -> str:
+        return self._tracks.setdefault(stream_key(stream), f"stream {len(self._tracks) + 1}")
 
     def _enqueue_chunk(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
         launched = self._here.launched
@@ -121,11 +133,10 @@ class RecordedPlan(CudaBound):
     def _time(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> TimedGraph:
         if not self._recorder.resources:
             self._recorder.resources.update(self._resources(bound, B))
-        track = self._tracks.setdefault(stream_key(stream), f"stream {len(self._tracks) + 1}")
         builder = EventGraphBuilder(self.gpu)
         graph = self.graph(B, pointers, stream, status, builder)
         groups = [group.index for group, steps in bound.steps for _ in range(steps.node_count)]
-        return TimedGraph(graph, builder, groups, self.gpu.event(), self._clock.event_ns, track, B)
+        return TimedGraph(graph, builder, groups, self.gpu.event(), self._clock.event_ns, self._track_of(stream), B)
 
     def _resources(self, bound: BoundRows, B: int) -> Iterator[tuple[int, Resources]]:
         """Of every group, from its launches for B rows."""

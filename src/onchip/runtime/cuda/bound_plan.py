@@ -22,6 +22,7 @@ from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
+from onchip.runtime.cuda.timed_copies import TimedCopies
 
 MAX_CALLS = 64  # batch sizes whose launches a thread caches
 MAX_GRAPHS = 32  # cached
@@ -153,7 +154,11 @@ class BoundPlan:
             return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
         staged = list(inputs.values()), list(outputs.values())
-        staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often)
+        staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often, self._timed_copies())
+
+    def _timed_copies(self) -> TimedCopies | None:
+        """What records the copies of a call of `run`."""
+        return None
 
     def wait(self) -> None:
         """Return when all work on the GPU is done; raise the errors that this plan's kernels found."""

@@ -117,6 +117,8 @@ class Gpu:
         self.streams = Streams()
         self.stream = self.new_stream()
         self._pool = self._make_pool()
+        self._reserved: dict[int, int] = {}  # bytes by pointer, of `reserve`
+        self._peak_reserved = 0
         self._functions: dict[Program, Function] = {}
         self._loading = threading.Lock()
 
@@ -167,7 +169,25 @@ class Gpu:
         with self:
             result, pointer = self.driver.cuMemAlloc(max(nbytes, 1))
             self._check_memory(int(result), nbytes, row_bytes)
+        self._reserved[int(pointer)] = nbytes
+        self._peak_reserved = max(self._peak_reserved, self._reserved_bytes)
         return Buffer(self, int(pointer), nbytes, None)
+
+    @property
+    def _reserved_bytes(self) -> int:
+        return sum(self._reserved.copy().values())  # a copy: other threads, and `__del__` in this one, may free some
+
+    def reset_peak(self) -> None:
+        """Measure peak_bytes from now on."""
+        high = self.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
+        call(self.driver.cuMemPoolSetAttribute, self._pool, high, self.driver.cuuint64_t(0))  # means: what is in use
+        self._peak_reserved = self._reserved_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that was allocated at a time: of the pool, plus of `reserve`, which mostly grows."""
+        high = self.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
+        return int(call(self.driver.cuMemPoolGetAttribute, self._pool, high)) + self._peak_reserved
 
     def upload(self, array: Array) -> Buffer:
         """A copy of the array on the GPU, for work on any stream; the array may be overwritten afterwards."""
@@ -224,6 +244,7 @@ class Gpu:
         if stream is not None:
             driver.cuMemFreeAsync(pointer, stream)
         else:
+            self._reserved.pop(pointer, None)
             with self.relaxed():
                 driver.cuMemFree(pointer)
         driver.cuCtxPopCurrent()

@@ -17,6 +17,7 @@ from onchip.runtime.distributed.messages import (
     Assignment,
     Bye,
     ChunkResult,
+    ClockAnswer,
     End,
     Failed,
     Orders,
@@ -25,6 +26,7 @@ from onchip.runtime.distributed.messages import (
     Synced,
 )
 from onchip.runtime.distributed.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
+from onchip.runtime.distributed.recording import Recording
 from onchip.runtime.distributed.schedule import OnChunk, finished
 from onchip.runtime.distributed.worker import Worker
 from onchip.runtime.engine import Engine, read_plan
@@ -129,10 +131,11 @@ def _work_on(
             naps.news()
 
     counts, naps = _Counts(), Naps()
+    recording = Recording(ranks, engine) if orders.records else None
     worker = Worker(work, "onchip-engine")
     try:
         ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
-        _handle_messages(ranks, orders, file, sent, worker, todo, done, naps)
+        _handle_messages(ranks, orders, file, sent, worker, todo, done, naps, recording)
     finally:
         todo.put(None)
     worker.join()
@@ -152,6 +155,7 @@ def _handle_messages(
     todo: queue.SimpleQueue[Chunk | None],
     done: queue.SimpleQueue[ChunkResult],
     naps: Naps,
+    recording: Recording | None,
 ) -> None:
     """Pass rank 0's chunks to the worker and the worker's results to rank 0, until End."""
     in_flight, since = 0, time.monotonic()
@@ -166,8 +170,10 @@ def _handle_messages(
             if isinstance(message, Rest):
                 if file is not None:
                     file.sync()
-                ranks.send(0, Synced())
+                ranks.send(0, Synced(recording.recorded() if recording is not None else None))
                 wait_s = None  # no limit: the other ranks and the final file may take long
+            elif isinstance(message, ClockAnswer) and recording is not None:
+                recording.on_answer(message)
             elif isinstance(message, Assignment):
                 for source, rows in zip(sent, message.rows or (), strict=True):
                     source.rows[message.chunk.start] = rows

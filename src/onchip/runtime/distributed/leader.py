@@ -14,17 +14,21 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Self
 
 from onchip.errors import RankError
 from onchip.network.recipe import Array
+from onchip.plan.plan import Plan
 from onchip.runtime.distributed.messages import (
     DEADLINE_S,
     START_PART,
     Assignment,
     Bye,
     ChunkResult,
+    ClockAnswer,
+    ClockRequest,
     End,
     Failed,
     Orders,
@@ -32,7 +36,7 @@ from onchip.runtime.distributed.messages import (
     Rest,
     Synced,
 )
-from onchip.runtime.distributed.ranks import Naps, Ranks, of_rank
+from onchip.runtime.distributed.ranks import Naps, Ranks, name_of, of_rank
 from onchip.runtime.distributed.schedule import ChunkScheduler, OnChunk, StreamReport, finished
 from onchip.runtime.distributed.worker import Worker
 from onchip.runtime.engine import Engine
@@ -40,6 +44,7 @@ from onchip.runtime.io.output import PartialOutput
 from onchip.runtime.io.row_sources import Source
 from onchip.runtime.io.slices import SliceFile
 from onchip.runtime.io.stream import Chunk, run_chunks
+from onchip.runtime.spans import Recorder
 
 GOODBYE_S = 5.0  # ranks that do not end within this time are killed
 
@@ -54,7 +59,7 @@ class RankGroup:
         self._ranks, self._deadline_s, self._say = ranks, deadline_s, log
         self._others = set(range(1, ranks.size))
         self._ready: dict[int, Ready] = {}
-        self._synced: set[int] = set()
+        self._synced: dict[int, Synced] = {}
         self._has_orders, self._naps = False, Naps()
 
     def begin(self, orders: Orders) -> None:
@@ -90,7 +95,7 @@ class RankGroup:
                 for worker in workers:
                     worker.raise_error()
                 # In a short job, a rank that is not ready yet has nothing to sync.
-                if self._scheduler.is_done and self._synced >= set(self._ready):
+                if self._scheduler.is_done and set(self._synced) >= set(self._ready):
                     break
         except BaseException as error:
             self._scheduler.stop()
@@ -101,6 +106,21 @@ class RankGroup:
         for worker in workers:
             worker.join()
         return self._scheduler.report(engines[0].output)
+
+    def recorded(self, plan: Plan) -> list[tuple[str, Recorder]]:
+        """The device of every other rank and its calls, if the orders were to record them.
+
+        plan  that the ranks ran
+        """
+        found = []
+        for rank, synced in sorted(self._synced.items()):
+            if synced.recorded is not None:
+                recorder = Recorder(plan, name_of(rank, self._ranks))
+                recorder.resources.update(synced.recorded.resources)
+                for call in synced.recorded.calls:
+                    recorder.append(call)
+                found.append((synced.recorded.chosen, recorder))
+        return found
 
     def _start(self, engines: Sequence[Engine], on_chunk: OnChunk) -> list[Worker]:
         """One thread per engine of this process, which takes chunks until none is left."""
@@ -142,7 +162,10 @@ class RankGroup:
             elif isinstance(message, Failed):
                 raise of_rank(message.error, rank, self._ranks.hosts[rank])
             elif isinstance(message, Synced):
-                self._synced.add(rank)
+                self._synced[rank] = message
+            elif isinstance(message, ClockRequest):
+                self._ranks.send(rank, ClockAnswer(message.sent_ns, perf_counter_ns()))
+                continue
             self._assign(rank)
         late = self._scheduler.late(self._deadline_s) if self._others else None
         if late is not None:

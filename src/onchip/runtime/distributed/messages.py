@@ -10,6 +10,7 @@ from onchip.network.recipe import Array
 from onchip.runtime.distributed.schedule import Finished
 from onchip.runtime.io.slices import Slices
 from onchip.runtime.io.stream import Chunk
+from onchip.runtime.spans import Call, Resources
 
 DEADLINE_S = 120.0  # a rank that spends longer on one chunk hangs
 START_PART = 10  # factor on the deadline until a rank's first chunk: it compiles and computes weights
@@ -27,9 +28,10 @@ class Orders:
     slices: Slices | None  # of the output
     deadline_s: float
     meets: bool = False  # ranks compute large weights together: one that fails reports it at `Ranks.meet`
+    records: bool = False  # ranks record their calls and send them with Synced
 
 
-# From a rank: Ready, ChunkResult, Synced, Bye, Failed; from rank 0: Assignment, Rest, End.
+# From a rank: ClockRequest, Ready, ChunkResult, Synced, Bye, Failed; from rank 0: ClockAnswer, Assignment, Rest, End.
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,30 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class ClockRequest:
+    sent_ns: int  # on the rank's clock
+
+
+@dataclass(frozen=True)
+class ClockAnswer:
+    sent_ns: int  # of the request
+    ns: int  # on rank 0's clock
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """The calls of a rank's engine, on rank 0's clock."""
+
+    chosen: str  # the device
+    calls: list[Call]
+    resources: dict[int, Resources]
+
+
+@dataclass(frozen=True, eq=False)
 class Synced:
     """All rows written by this rank are on disk."""
+
+    recorded: Recorded | None = None
 
 
 @dataclass(frozen=True)

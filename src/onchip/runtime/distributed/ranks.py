@@ -366,6 +366,10 @@ def gather_all(ranks: Ranks, value: Any) -> list[Any]:
     return found
 
 
+def name_of(rank: int, ranks: Ranks) -> str:
+    return f"rank {rank} on {ranks.hosts[rank]}"
+
+
 def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
     """The same error, with its rank and host."""
     what = f"{error.what} (rank {rank} on {host})"

@@ -65,6 +65,20 @@ def test_the_times_of_a_group():
     assert s.of_floor == pytest.approx(step.floor_us / s.mean_us)
 
 
+def test_bytes_and_flop_are_those_of_the_mean_call():
+    """A call of 4 rows, and one of 40 that stands for nine."""
+    found = summarise(
+        "cpu", recorder_of(Call(0, 100, 4, (span(0, 0, 1),)), Call(0, 100, 40, (span(0, 0, 1),), count=9))
+    )
+    few, many = (steps_of(two_groups(), B)[0] for B in (4, 40))
+    assert found.kernels[0].flop == pytest.approx((few.flop + 9 * many.flop) / 10)
+
+
+def test_no_kernel_beats_its_floor():
+    found = summarise("cpu", recorder_of(Call(0, 100, 1 << 20, (span(0, 0, 1),))))
+    assert found.kernels[0].of_floor == 1.0
+
+
 def test_threads():
     calls = [Call(0, 1000, 4, (span(0, 0, 1),), cpu_ns=(1000, 500)), Call(2000, 3000, 4, (span(0, 2, 3),))]
     found = summarise("cpu", recorder_of(*calls))

@@ -46,7 +46,7 @@ class KernelTime:
     flop: float
     bytes_per_s: float
     flop_per_s: float
-    of_floor: float  # the floor divided by the mean time
+    of_floor: float  # the floor divided by the mean time, at most 1: the rates behind it may be too low
     estimate_us: float
     resources: Resources
 
@@ -264,13 +264,13 @@ def _kernel_time(
     total, first = sum(us * count for us, count in zip(times, counts, strict=True)), steps[0]
     mean = total / sum(counts)
     nbytes, flop, floor, estimate = (
-        statistics.fmean(values)
+        statistics.fmean(values, weights=counts)
         for values in zip(*((s.nbytes, s.flop, s.floor_us, s.estimate_us) for s in steps), strict=True)
     )
     seconds = mean / 1e6 or float("inf")
     return KernelTime(
         first.label, first.layers, sum(counts), total, mean, float(np.percentile(times, 95)), total / whole_us, nbytes,
-        flop, nbytes / seconds, flop / seconds, floor / mean if mean else 0.0, estimate, resources,
+        flop, nbytes / seconds, flop / seconds, min(1.0, floor / mean) if mean else 0.0, estimate, resources,
     )  # fmt: skip
 
 

@@ -139,3 +139,26 @@ def test_warming_up_is_not_recorded():
     assert not recorder.calls
     engine(rows(engine, 3))
     assert len(recorder.calls) == 1
+
+
+def test_a_helper_that_starts_during_a_call(monkeypatch):
+    """Of another engine with more threads: its CPU time is counted from the next call on."""
+    monkeypatch.setattr(recorded, "_CPU_NS", -1)
+    monkeypatch.setattr(recorded, "_LONG_NS", -1)
+    engine = onchip.compile(network("several groups"), "cpu", threads=1)
+    recorder, x = record(engine), rows(engine, 3)
+    engine(x)
+    known = len(recorder.calls[0].cpu_ns)
+    helpers, count = [*recorded.HELPERS], recorded._cpu_ns
+    monkeypatch.setattr(recorded, "HELPERS", helpers)
+
+    def starts(threads):
+        monkeypatch.setattr(recorded, "_cpu_ns", count)
+        helpers.append(threading.current_thread())
+        return count(threads)
+
+    monkeypatch.setattr(recorded, "_cpu_ns", starts)
+    engine(x[::-1])
+    engine(x[::-1])
+    counts = [len(call.cpu_ns) for call in recorder.calls]
+    assert counts == [known, known, known + 1] if known else not any(counts)

@@ -75,15 +75,15 @@ class RecordedCpu:
                 self._collect()
             start_helpers(bound.threads)
             begin = time.perf_counter_ns()
-            before: tuple[int, ...] = ()
-            if begin - self._counted_ns > _CPU_NS:
-                before, self._counted_ns = _cpu_ns(), begin
+            threads = _threads() if begin - self._counted_ns > _CPU_NS else ()
+            if threads:
+                before, self._counted_ns = _cpu_ns(threads), begin
                 begin = time.perf_counter_ns()
             bound.run(inputs, outputs, B)
             end = time.perf_counter_ns()
             used: tuple[int, ...] = ()
-            if before and end - begin > _LONG_NS:
-                used = tuple(later - earlier for earlier, later in zip(before, _cpu_ns(), strict=True))
+            if threads and end - begin > _LONG_NS:
+                used = tuple(later - earlier for earlier, later in zip(before, _cpu_ns(threads), strict=True))
             workers = bound.threads if runs > 1 else 1
             self._pending.append(_Pending(begin, end, B, self._skipped, workers, used))
             self._pending_runs += runs
@@ -143,10 +143,13 @@ class RecordedCpu:
     trainers = together
 
 
-def _cpu_ns() -> tuple[int, ...]:
-    """CPU time of the calling thread and of each helper; empty where the system does not count it by thread."""
-    clock = getattr(time, "pthread_getcpuclockid", None)
-    if clock is None:
+def _threads() -> tuple[int, ...]:
+    """The calling thread and the helpers; none where the system does not count CPU time by thread."""
+    if not hasattr(time, "pthread_getcpuclockid"):
         return ()
-    threads = (threading.get_ident(), *(helper.ident for helper in HELPERS))
-    return tuple(time.clock_gettime_ns(clock(ident)) for ident in threads if ident is not None)
+    return (threading.get_ident(), *(helper.ident for helper in HELPERS if helper.ident is not None))
+
+
+def _cpu_ns(threads: Sequence[int]) -> list[int]:
+    """The CPU time of each thread."""
+    return [time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) for thread in threads]

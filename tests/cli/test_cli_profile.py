@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from onchip.cli.main import main
+from onchip.formats.load import save
 from onchip.measure.pace import Pace
+from onchip.network.build import mlp
 
 
 def test_the_table(capsys):
@@ -110,3 +112,22 @@ def test_a_benchmark_that_calls_no_engine():
     lines = []
     log_profile(lines.append, "scan, 10 elements", Profile())
     assert lines == ["scan, 10 elements: no profile, as it calls no engine: it may replay a captured graph"]
+
+
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_a_timeline_overwrites_no_input_and_its_folder_exists(capsys, tmp_path, command):
+    """Seen before any work is done."""
+    save(mlp(8, 4), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.ones((5, 8), np.float32))
+    kept = {name: (tmp_path / name).read_bytes() for name in ("m.onnx", "x.npy")}
+    rows = [str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npy")] if command == "run" else ["5", "--seconds", "0.01"]
+    job = [command, str(tmp_path / "m.onnx"), *rows, "--device", "cpu", "--trace"]
+    for name in kept if command == "run" else ("m.onnx",):
+        assert main([*job, str(tmp_path / name)]) == 2
+        assert "--trace would overwrite" in capsys.readouterr().err
+    assert main([*job, str(tmp_path / "absent" / "t.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    if command == "run":
+        assert main([*job, str(tmp_path / "y.npy")]) == 2
+        assert "--trace would overwrite --output" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from onchip.cli.options import (
+    WORKLOADS,
     Device,
     Io,
     Json,
@@ -51,6 +52,7 @@ def profile(
     and compute, their rates, the share of the hardware's floor, and the planner's estimate. An estimate that is off by
     more than 1.5x is reported: the planner may have chosen a slow kernel by it.
     """
+    from onchip.files import check_outputs, check_writable
     from onchip.measure.profile_network import profile_network
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import apply_io
@@ -62,6 +64,9 @@ def profile(
         )
     if not 0 < seconds <= 3600:
         raise InputError("bad --seconds", got=str(seconds), expected="more than 0, at most 3600", hint="--seconds 2")
+    if trace is not None:
+        check_outputs({"MODEL": None if model in WORKLOADS else model}, {"--trace": trace})
+        check_writable(trace)
     net = apply_io(load(model, shapes=parse_shapes(shapes)), io)
     job = Job(precision, rows, None, parse_without(without), tables)
     with progress(f"profile {net.name}", 1) as update:

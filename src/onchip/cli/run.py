@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.row_sources import FittedRows
 
 _LONG_S = 2.0  # longer building is logged
-_NOT_REQUESTED = ("context", "debug", "plan", "profile", "trace", "as_json", "verbose")  # not about what is run
+_NOT_REQUESTED = ("context", "debug", "plan", "profile", "as_json", "verbose")  # not about what is run
 
 
 def run(
@@ -127,7 +127,8 @@ def run(
             job = request.job(total)
             if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
-            with request.open_output(net, job, total, all_ranks) as sink, profiled(profile, trace) as recorded:
+            # The timeline is written when the output is complete.
+            with profiled(profile, trace) as recorded, request.open_output(net, job, total, all_ranks) as sink:
                 options = replace(options, records=recorded is not None)
                 started = time.perf_counter()
                 log_building = functools.partial(_log_building, all_ranks)

@@ -49,6 +49,7 @@ class RunRequest:
     gpus: str | None
     resume: bool
     deadline: float
+    trace: Path | None
     stdin_copy: Path | None = None  # set: the rows of standard input
 
     @property
@@ -69,7 +70,7 @@ class RunRequest:
 
     def checked(self, ranks: Ranks) -> RunRequest:
         """The same request, with names as onchip spells them and a copy of standard input."""
-        from onchip.files import check_outputs
+        from onchip.files import check_outputs, check_writable
         from onchip.runtime.distributed.supervise import check_started_once
         from onchip.runtime.io.output import check_output_suffix
         from onchip.runtime.io.stream import check_chunk
@@ -79,7 +80,12 @@ class RunRequest:
         self.check_rows()
         read = {f"--input {name}": path for name, path in self.named.items()}
         file = None if model in WORKLOADS else model
-        check_outputs({"MODEL": file, "INPUT": self.rows, "--weights": self.weights, **read}, {"--output": self.output})
+        check_outputs(
+            {"MODEL": file, "INPUT": self.rows, "--weights": self.weights, **read},
+            {"--output": self.output, "--trace": self.trace},
+        )
+        if self.trace is not None:
+            check_writable(self.trace)
         check_output_suffix(self.output)
         if self.batch is not None:
             check_chunk(self.batch)

@@ -13,7 +13,7 @@ from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.spans import Span
 
-_TRIES = 5  # the shortest of so many round trips to the GPU gives its time
+_TRIES = 5  # round trips to the GPU: the shortest is the most accurate
 _EVENT_NODES = 30  # of the graph that measures the time of one
 # The driver returns times between events as float32 milliseconds: after a second, in steps of 60 ns.
 _MAX_BASE_NS = 1_000_000_000

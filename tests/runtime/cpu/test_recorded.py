@@ -9,7 +9,7 @@ import onchip
 from onchip.errors import InputError
 from onchip.kernels.cpu.threading import timed
 from onchip.network.build import mlp, sequential
-from onchip.network.layers import Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, Softmax
+from onchip.network.layers import Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, Softmax, ToInts
 from onchip.network.types import TensorType
 from onchip.runtime.cpu import recorded
 from onchip.runtime.spans import Recorder
@@ -108,6 +108,21 @@ def test_a_bad_id_is_reported_and_its_call_is_not_recorded():
         engine(bad)
     np.testing.assert_array_equal(engine(ids), y)
     assert all(len(call.spans) == 1 for call in recorder.calls)
+
+
+def test_a_bad_id_that_the_network_computes():
+    """Its kernel sets a flag, and the call is run again to report it."""
+    layers = [("i", ToInts("int32")), ("e", Embedding())]
+    engine = onchip.compile(sequential(TensorType(("B", 5)), layers, weights(e_weight=(10, 8))), "cpu")
+    x = np.random.default_rng(0).integers(0, 10, (6, 5)).astype(np.float32)
+    y = engine(x)
+    record(engine)
+    np.testing.assert_array_equal(engine(x), y)
+    bad = x.copy()
+    bad[3, 2] = 10
+    with pytest.raises(InputError, match="10"):
+        engine(bad[::-1])  # not a quick call: it is recorded
+    np.testing.assert_array_equal(engine(x[::-1]), y[::-1])
 
 
 def test_calls_from_several_threads(monkeypatch):

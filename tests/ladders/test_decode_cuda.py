@@ -240,20 +240,40 @@ def test_bank_conflicts_are_those_of_each_rungs_launches(ncu):
         counters.bank_conflicts("decode", 7, {"separate": 5, "rotating": 1})
 
 
-def test_a_profiled_rung_runs_as_many_rows_as_a_timed_one(monkeypatch):
-    sizes = []
+class ProfiledGpu:
+    """Records when the profiler counts, in place of a GPU."""
+
+    def __init__(self):
+        self.done, self.driver = [], self
+
+    def cuProfilerStart(self):
+        self.done.append("start")
+        return (0,)
+
+    def cuProfilerStop(self):
+        self.done.append("stop")
+        return (0,)
+
+    def wait_for_all(self):
+        self.done.append("wait")
+
+
+def test_a_profiled_rung_runs_as_many_rows_as_a_timed_one_and_only_its_run_counts(monkeypatch):
+    gpu = ProfiledGpu()
 
     class Slow(decode_cuda.Separate):
         max_rows = 33
 
         def prepare(self, net, x, threads):
-            sizes.append(len(x))
-            return lambda: None
+            gpu.done.append(len(x))
+            return lambda: gpu.done.append("run")
 
     monkeypatch.setattr(counters, "find_ladder", lambda *_: dataclasses.replace(LADDER, rungs=(Slow,)))
+    monkeypatch.setattr(counters.Gpu, "get", lambda: gpu)
     counters.main("decode", 100, ["separate"])
     counters.main("decode", 7, ["separate"])
-    assert sizes == [33, 7]
+    profiled = ["wait", "start", "run", "wait", "stop"]
+    assert gpu.done == [33, *profiled, 7, *profiled]
 
 
 def test_ncu_missing_or_without_permission(ncu):

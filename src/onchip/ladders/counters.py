@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from onchip.errors import DeviceError
 from onchip.kernels import reference
 from onchip.ladders import find_ladder
+from onchip.runtime.cuda.driver import call
+from onchip.runtime.cuda.gpu import Gpu
 
 METRICS = (
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
@@ -32,8 +34,8 @@ def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str
     if ncu is None:
         raise DeviceError("ncu not found", hint="install NVIDIA Nsight Compute")
     # -P: without it, modules in the current folder would be imported.
-    command = [ncu, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
-               "-m", "onchip.ladders.counters", ladder, str(B), *launches]  # fmt: skip
+    command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS), "--csv",
+               sys.executable, "-P", "-m", "onchip.ladders.counters", ladder, str(B), *launches]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = (result.stdout + result.stderr).strip().splitlines()
@@ -59,9 +61,14 @@ def read_counts(output: str) -> list[int]:
 
 def main(name: str, B: int, rungs: list[str]) -> None:
     ladder = find_ladder(name, "cuda")
-    net, x = reference.with_arrays(ladder.network()), ladder.inputs(B)
+    net, x, gpu = reference.with_arrays(ladder.network()), ladder.inputs(B), Gpu.get()
     for rung in ladder.pick(rungs):
-        rung.prepare(net, x[: rung.max_rows or B], 1)()  # as many rows, and launches, as in the climb
+        run = rung.prepare(net, x[: rung.max_rows or B], 1)  # as many rows, and launches, as in the climb
+        gpu.wait_for_all()
+        call(gpu.driver.cuProfilerStart)  # not before: an engine may have launched kernels that compute its weights
+        run()
+        gpu.wait_for_all()
+        call(gpu.driver.cuProfilerStop)
 
 
 if __name__ == "__main__":

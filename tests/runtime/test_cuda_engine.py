@@ -123,7 +123,7 @@ prepare, prepared = Gpu.prepare, []
 
 def plant(gpu, function, config, arguments):
     prepared.append(function.name)
-    if len(prepared) == PLANTED[work]:
+    if len(prepared) >= PLANTED[work]:
         function, config = gpu.load(Program(Path(source), "planted")), LaunchConfig((1, 1, 1), (32, 1, 1), 0)
     return prepare(gpu, function, config, arguments)
 
@@ -137,7 +137,7 @@ def train():
     net, x = mlp(784, 320, 160, 10), np.zeros((900, 784), np.float32)
     fit(net, x, np.zeros(900, np.int64), batch_size=300, epochs=2, device="cuda")
 
-PLANTED = {"infer": 1, "scan": 2, "train": 2}  # the launch that gets another kernel, in the order they are prepared
+PLANTED = {"infer": 1, "scan": 2, "train": 2}  # from this launch on, in the order they are prepared: another kernel
 Gpu.prepare = plant
 for _ in range(2):
     try:

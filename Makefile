@@ -77,6 +77,9 @@ bench-h200: $(VENV)/.peers
 	for rows in 10 100 880 1000 2224 2512 4856; do \
 	  $(BIN)/onchip ladder faces --device cuda --rows $$rows $(RESULTS) $(COMMIT) || exit 1; \
 	done
+	$(BIN)/onchip ladder decode --device cuda --ranks 2 $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder faces --device cuda --rows 1000 --ranks 2 $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder sentiment --device cuda --ranks 2 $(RESULTS) $(COMMIT)
 
 # The generated parts of the documents, from result files and docstrings; a test fails if one is out of date.
 docs: $(VENV)/.test

@@ -24,9 +24,10 @@ def why_partial(command: str, stem: str) -> str:
     options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     if restrictions := options.intersection(RESTRICTIONS[kind]):
         return f"it is restricted by {', '.join(restrictions)}"
-    if kind == "ladder":  # with --rows, another file
-        rows = arguments[arguments.index("--rows") + 1 : arguments.index("--rows") + 2] if "--rows" in arguments else []
-        written = "-".join(["ladder", arguments[0], *rows])
+    if kind == "ladder":  # with --rows or --ranks, another file
+        given = dict(zip(arguments, arguments[1:], strict=False))
+        rows, ranks = given.get("--rows"), given.get("--ranks")
+        written = f"ladder-{arguments[0]}" + (f"-{rows}" if rows else "") + (f"-ranks-{ranks}" if ranks else "")
         return "" if written == stem else f"it writes {written}.json"
     if "--peers" not in options:
         return "it has no peers"
@@ -69,6 +70,8 @@ def test_no_engine_beats_the_floor(path):
     [
         ("onchip bench decode mlp --device cuda --peers", "mlp", ""),
         ("onchip bench digits --peers --accuracy", "digits", ""),
+        ("onchip ladder faces --rows 1000 --ranks 2", "ladder-faces-1000-ranks-2", ""),
+        ("onchip ladder faces --ranks 2", "ladder-faces", "it writes ladder-faces-ranks-2.json"),
         ("onchip bench digits --peers --batches=64", "digits", "restricted by --batches"),
         ("onchip bench decode --peers --rows 7", "decode", "restricted by --rows"),
         ("onchip bench decode --peers --quick", "decode", "restricted by --quick"),

@@ -45,6 +45,29 @@ def test_markdown_of_a_ladder():
     assert "ladder:" not in markdown([RESULTS, rungs])  # rungs are omitted among other results
 
 
+def test_markdown_of_a_ladder_over_many_sizes():
+    def climbed(B, *rungs):
+        rows = [dataclasses.replace(OURS, case=f"{B} rows", engine=f"ladder:{name}", median_ms=ms) for name, ms in rungs]
+        return dataclasses.replace(RESULTS, rows=tuple(rows), command=f"onchip ladder decode --rows {B}")
+
+    sizes = [climbed(B, ("a", B), ("b", B / 2)) for B in (100, 9, 20)]
+    sizes[2] = dataclasses.replace(
+        sizes[2], rows=tuple(dataclasses.replace(row, setting="scaled") for row in sizes[2].rows)
+    )
+    ranks = climbed(9, ("scattered", 3))
+    whole, times, other = markdown([*sizes, ranks]).split("\n\n|")
+    assert whole == markdown([sizes[0]])
+    assert times.splitlines()[0] == " ms | `a` | `b` | note |"
+    assert times.splitlines()[2:5] == [
+        "| 9 rows | 9.000 | 4.500 |  |",
+        "| 20 rows | 20.00 | 10.00 | `a`, `b`: scaled |",
+        "| 100 rows | 100.0 | 50.00 |  |",
+    ]
+    assert times.splitlines()[6] == "; ".join(f"`onchip ladder decode --rows {B}` at `abc`" for B in (9, 20, 100))
+    assert "|" + other == markdown([ranks])
+    assert markdown(sizes[:2]) == "\n\n".join(markdown([each]) for each in sizes[:2])
+
+
 def test_markdown_of_a_gpu():
     half, peer = (
         dataclasses.replace(OURS, engine=e, precision="fp16", median_ms=ms, threads=None)

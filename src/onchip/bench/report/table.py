@@ -46,13 +46,14 @@ FRONT = (
     ("cpu-x86_64-2", "sentiment", "2048 sentences, random ids"), ("cpu-x86_64-2", "faces", "64 images"),
 )  # fmt: skip
 RUNG = "ladder:"
+MANY_SIZES = 3
 RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error")
 
 
 def markdown(files: Sequence[Results]) -> str:
     """One table per file, of the cases that onchip was measured on, with its command; for ladders, their rungs."""
     if all(row.engine.startswith(RUNG) for results in files for row in results.rows):
-        return "\n\n".join(map(_rungs, files))
+        return "\n\n".join(_ladders(files))
     return "\n\n".join(_section(results) for results in files if _measured(results))
 
 
@@ -99,6 +100,38 @@ def front(files: Sequence[Results]) -> str:
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows])
+
+
+def _ladders(files: Sequence[Results]) -> list[str]:
+    """A table per file. Where the same rungs ran over three sizes or more, only the largest has one of its own; the
+    times of all sizes are in another."""
+    kinds: dict[tuple[str, ...], list[Results]] = {}
+    for results in files:
+        rungs = [row.engine for row in results.rows]
+        kinds.setdefault((machine_title(results.machine), *rungs), []).append(results)
+    tables = []
+    for same in kinds.values():
+        if len(same) < MANY_SIZES:
+            tables += map(_rungs, same)
+        else:
+            by_size = sorted(same, key=lambda results: int(results.rows[0].case.split()[0]))
+            tables += [_rungs(by_size[-1]), _times_by_size(by_size)]
+    return tables
+
+
+def _times_by_size(files: Sequence[Results]) -> str:
+    """One line per file: the time of each rung, and the rungs' notes."""
+    lines = []
+    for results in files:
+        notes: dict[str, list[str]] = {}
+        for row in results.rows:
+            if row.setting:
+                notes.setdefault(row.setting, []).append(f"`{row.engine.removeprefix(RUNG)}`")
+        note = "; ".join(f"{', '.join(rungs)}: {setting}" for setting, rungs in notes.items())
+        lines.append([results.rows[0].case, *(show_ms(row.median_ms) for row in results.rows), note])
+    head = [f"`{row.engine.removeprefix(RUNG)}`" for row in files[0].rows]
+    sources = "; ".join(map(_source, files))
+    return f"{_lines(['ms', *head, 'note'], lines)}\n\n{sources}"
 
 
 def _rungs(results: Results) -> str:

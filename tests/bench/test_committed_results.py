@@ -1,5 +1,6 @@
 """Every committed result file is one full run of one commit."""
 
+import itertools
 import shlex
 import subprocess
 from pathlib import Path
@@ -25,7 +26,7 @@ def why_partial(command: str, stem: str) -> str:
     if restrictions := options.intersection(RESTRICTIONS[kind]):
         return f"it is restricted by {', '.join(restrictions)}"
     if kind == "ladder":  # with --rows or --ranks, another file
-        given = dict(zip(arguments, arguments[1:], strict=False))
+        given = dict(itertools.pairwise(arguments))
         rows, ranks = given.get("--rows"), given.get("--ranks")
         written = f"ladder-{arguments[0]}" + (f"-{rows}" if rows else "") + (f"-ranks-{ranks}" if ranks else "")
         return "" if written == stem else f"it writes {written}.json"

@@ -47,7 +47,8 @@ def test_markdown_of_a_ladder():
 
 def test_markdown_of_a_ladder_over_many_sizes():
     def climbed(B, *rungs):
-        rows = [dataclasses.replace(OURS, case=f"{B} rows", engine=f"ladder:{name}", median_ms=ms) for name, ms in rungs]
+        case = dataclasses.replace(OURS, case=f"{B} rows")
+        rows = [dataclasses.replace(case, engine=f"ladder:{name}", median_ms=ms) for name, ms in rungs]
         return dataclasses.replace(RESULTS, rows=tuple(rows), command=f"onchip ladder decode --rows {B}")
 
     sizes = [climbed(B, ("a", B), ("b", B / 2)) for B in (100, 9, 20)]

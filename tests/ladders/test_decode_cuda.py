@@ -5,7 +5,6 @@ import json
 import math
 import re
 import types
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -246,7 +245,7 @@ class ProfiledGpu:
 
     def __init__(self):
         self.done = []
-        self.driver = SimpleNamespace(
+        self.driver = types.SimpleNamespace(
             cuProfilerStart=lambda: self.record("start"), cuProfilerStop=lambda: self.record("stop")
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError, printable
 from onchip.network.layers import Layer
 from onchip.network.meaning import Meaning
-from onchip.network.recipe import Recipe, Weight
+from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.text import columns, escaped, html_table
 from onchip.network.types import DTYPE_BYTES, TensorType
 
@@ -48,6 +48,8 @@ class Network:
     weights: Mapping[str, Weight]
     name: str = "network"
     meaning: Meaning = Meaning()  # noqa: RUF009 - frozen
+    # Weights that change from run to run -> the value that replaces each after a run; "": set by the caller.
+    state: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, TensorType] = field(init=False)  # of every value, derived
 
     def __post_init__(self) -> None:
@@ -55,18 +57,20 @@ class Network:
         object.__setattr__(self, "weights", MappingProxyType({n: _read_only(w) for n, w in self.weights.items()}))
         object.__setattr__(self, "nodes", tuple(self.nodes))
         object.__setattr__(self, "outputs", tuple(self.outputs))
+        object.__setattr__(self, "state", MappingProxyType(dict(self.state)))
         object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
+        self._check_state()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning)
+        parts = dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning
+        return Network, (*parts, dict(self.state))
 
     # -- queries -------------------------------------------------------------------------------------------
 
     def weight_type(self, name: str) -> TensorType:
         if name not in self._weight_types:
             weight = self.weights[name]
-            dtype = weight.dtype if isinstance(weight, Recipe) else weight.dtype.name
-            self._weight_types[name] = TensorType(weight.shape, dtype)
+            self._weight_types[name] = TensorType(weight.shape, _dtype_of(weight))
         return self._weight_types[name]
 
     @functools.cached_property
@@ -161,6 +165,7 @@ class Network:
             self.weights if weights is None else weights,
             self.name if name is None else name,
             self.meaning if meaning is None else meaning,
+            self.state,
         )
 
     # -- checks --------------------------------------------------------------------------------------------
@@ -183,6 +188,19 @@ class Network:
                 raise InputError(f"output '{output}' is computed by no layer", expected=f"one of {', '.join(types)}")
         return types
 
+    def _check_state(self) -> None:
+        for name, value in self.state.items():
+            weight = self.weights.get(name)
+            if weight is None or isinstance(weight, Recipe):
+                got = "no weight" if weight is None else "a derived weight"
+                raise InputError(f"state '{name}' is not an array of the network", got=got, expected="an array")
+            if not value:
+                continue
+            expected = TensorType((1, *weight.shape), self.weight_type(name).dtype)
+            if self.types.get(value) != expected:
+                got = str(self.types.get(value, "no such value"))
+                raise ShapeError(f"'{value}' cannot replace state '{name}'", got=got, expected=str(expected))
+
     def _infer_node(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
         layer, where = node.layer, f"layer '{node.name}' ({node.layer.kind})"
         for value in node.inputs:
@@ -201,14 +219,32 @@ class Network:
         for weight in node.weights.values():
             if weight not in self.weights:
                 raise InputError(f"{where}: weight '{weight}' is not in the network")
+            self._check_computed(weight, types, where)
+        read = [types[value] for value in node.inputs]
+        if len({tensor_type.is_batched for tensor_type in read}) > 1:
+            got = ", ".join(map(str, read))
+            raise ShapeError(f"{where} mixes a batch with values of one row", got=got, expected="one kind")
         arrays = {role: self.weights[name] for role, name in node.weights.items()}
         try:
-            output_type = layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
+            output_type = layer.infer(tuple(read), self.node_weight_types(node))
+            if not read[0].is_batched:
+                output_type = TensorType((1, *output_type.shape[1:]), output_type.dtype)
             layer.check_weights({role: array for role, array in arrays.items() if not isinstance(array, Recipe)})
             return output_type
         except InputError as error:
             what = f"{where}: {error.what}"
             raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+
+    def _check_computed(self, weight: str, types: Mapping[str, TensorType], where: str) -> None:
+        """The values that a weight is computed from must be there, as one row of its shape."""
+        for source in reach([weight], self.weights).values() if isinstance(self.weights[weight], Recipe) else ():
+            value = value_of(source)
+            if value and types.get(value) != TensorType((1, *source.shape), _dtype_of(source)):
+                got = str(types.get(value, "no earlier layer computes it"))
+                expected = f"one row of {list(source.shape)}"
+                raise ShapeError(
+                    f"{where} has the weight '{value}', a value of the network", got=got, expected=expected
+                )
 
     # -- printing ------------------------------------------------------------------------------------------
 
@@ -239,6 +275,16 @@ class Network:
         return f"<p>{escaped(self._summary())}</p>{html_table(*self._table())}"
 
 
+def value_weights(net: Network) -> dict[str, list[Recipe]]:
+    """The values that serve as weights, each with its recipes (value_weight)."""
+    found: dict[str, list[Recipe]] = {}
+    used = [name for node in net.nodes for name in node.weights.values()]
+    for weight in reach(used, net.weights).values():
+        if isinstance(weight, Recipe) and (value := value_of(weight)):
+            found.setdefault(value, []).append(weight)
+    return found
+
+
 def check_network(net: object) -> None:
     """InputError if it is not a Network. For an estimator or a training result, the hint names its attribute."""
     if not isinstance(net, Network):
@@ -249,6 +295,10 @@ def check_network(net: object) -> None:
 def network_attribute(holder: object) -> str:
     """The attribute of an estimator or a training result that is its network; "" if there is none."""
     return next((name for name in ("network_", "network") if isinstance(getattr(holder, name, None), Network)), "")
+
+
+def _dtype_of(weight: Weight) -> str:
+    return weight.dtype if isinstance(weight, Recipe) else weight.dtype.name
 
 
 def _read_only(weight: Weight) -> Weight:

@@ -38,7 +38,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and dtype of a value; only the first dimension may be symbolic."""
+    """Shape and dtype of a value; only the first dimension may be symbolic.
+
+    ("B", ...): a row per row of the batch. (1, ...): one row, whatever the batch, as of a gradient of a weight. Weights
+    have any shape.
+    """
 
     shape: tuple[Dim, ...]
     dtype: str = "float32"
@@ -57,9 +61,13 @@ class TensorType:
     def is_batched(self) -> bool:
         return bool(self.shape) and self.shape[0] == BATCH
 
+    def rows(self, B: int) -> int:
+        """The rows of a value where the batch has B."""
+        return B if self.is_batched else 1
+
     @functools.cached_property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of one row: all axes after the batch."""
+        """The shape of one row: all axes after the first."""
         return tuple(int(d) for d in self.shape[1:])
 
     @property

@@ -109,7 +109,7 @@ def _ladders(files: Sequence[Results]) -> list[str]:
     for results in files:
         rungs = [row.engine for row in results.rows]
         kinds.setdefault((machine_title(results.machine), *rungs), []).append(results)
-    tables = []
+    tables = list[str]()
     for same in kinds.values():
         if len(same) < MANY_SIZES:
             tables += map(_rungs, same)

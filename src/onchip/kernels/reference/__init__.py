@@ -5,11 +5,11 @@ is the baseline. Dtypes narrower than float32 compute in float32 and round after
 network's own float dtypes are ignored: in float64 a Cast between floats is the identity.
 """
 
-from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients
+from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients, run_step
 from onchip.kernels.reference.training import adam_step, batch_loss, clip_gradients, sgd_step
 from onchip.kernels.reference.used_weights import with_arrays, with_used_tokens
 
 __all__ = [
     "adam_step", "batch_loss", "clip_gradients", "forward", "forward_all",
-    "loss_and_gradients", "sgd_step", "with_arrays", "with_used_tokens",
+    "loss_and_gradients", "run_step", "sgd_step", "with_arrays", "with_used_tokens",
 ]  # fmt: skip

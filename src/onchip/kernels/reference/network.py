@@ -1,29 +1,35 @@
-"""IntDtype networks: every value forward, every gradient backward."""
+"""Networks: every value forward, every gradient backward; and steps of networks with state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.reference.training import batch_loss
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Network, Node, value_weights
 from onchip.network.recipe import Array, Evaluated, materialise
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 
-def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") -> dict[str, Array]:
+def forward_all(
+    net: Network, x: Array | tuple[Array, ...], dtype: str = "float64", state: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
     """Every value of the network, by name. Floats are float64, or float32 for narrower types; ints keep their dtype.
 
-    x  (B, ...), or a tuple of such arrays in the order of net.inputs
+    x      (B, ...), or a tuple of such arrays in the order of net.inputs
+    state  weights by name, in place of the network's
     """
     xs = x if isinstance(x, tuple) else (x,)
     if len(xs) != len(net.inputs):
         got, expected = f"{len(xs)} arrays", f"{len(net.inputs)}: {', '.join(net.inputs)}"
         raise InputError(f"wrong number of inputs for network '{net.name}'", got=got, expected=expected)
-    made: Evaluated = {}
+    made = Evaluated()
+    made.update(state or {})
     values: dict[str, Array] = {}
+    as_weights = value_weights(net)
     with np.errstate(all="ignore"):  # NaN and Inf propagate
         for (name, tensor_type), array in zip(net.inputs.items(), xs, strict=True):
             values[name] = _rounded(array, tensor_type.dtype, dtype)
@@ -31,6 +37,8 @@ def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float6
             read = tuple(values[name] for name in node.inputs)
             y = node.layer.forward(read, _weights(net, node, made, dtype))
             values[node.name] = _rounded(y, net.types[node.name].dtype, dtype)
+            for recipe in as_weights.get(node.name, ()):
+                made[recipe] = values[node.name][0]
     return values
 
 
@@ -39,6 +47,20 @@ def forward(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") 
     values = forward_all(net, x, dtype)
     outputs = tuple(values[name] for name in net.outputs)
     return outputs if len(outputs) > 1 else outputs[0]
+
+
+def run_step(
+    net: Network, x: Array | tuple[Array, ...], state: Mapping[str, Array] | None = None, dtype: str = "float64"
+) -> tuple[Any, dict[str, Array]]:
+    """Run a network with state: its outputs as of `forward`, and the new state.
+
+    state  in place of the network's weights of these names
+    """
+    state = {name: materialise(name, net.weights) for name in net.state} if state is None else state
+    values = forward_all(net, x, dtype, state)
+    outputs = tuple(values[name] for name in net.outputs)
+    new = {name: values[net.state[name]][0] if net.state.get(name) else array for name, array in state.items()}
+    return outputs if len(outputs) > 1 else outputs[0], new
 
 
 def loss_and_gradients(

@@ -19,7 +19,7 @@ from onchip.network.layers.activation import (
     Tanh,
 )
 from onchip.network.layers.argument import ArgMax, ArgMin, ArgTopK, TopK
-from onchip.network.layers.base import LAYERS, Activation, Elementwise, Layer
+from onchip.network.layers.base import LAYERS, STEP_LAYERS, Activation, Elementwise, Layer, StepLayer
 from onchip.network.layers.cast import Cast, ToInts
 from onchip.network.layers.combine import (
     Add,
@@ -68,6 +68,7 @@ from onchip.network.layers.function import (
 from onchip.network.layers.linear import Linear
 from onchip.network.layers.matmul import MatMul
 from onchip.network.layers.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, RowNorm
+from onchip.network.layers.optimiser import AdamStep, ClipScale, Decayed, Descent, FirstMoment, SecondMoment, Velocity
 from onchip.network.layers.pixels import ToPixels
 from onchip.network.layers.pool import (
     AvgPool1d,
@@ -86,18 +87,22 @@ from onchip.network.layers.resize import LinearResize, NearestResize
 from onchip.network.layers.scan import CumSum
 from onchip.network.layers.select import Gather, Pad, Selection, Slice, Tile
 from onchip.network.layers.shape import Dropout, Identity, Permute, Reshape
+from onchip.network.layers.training import BatchSum, CrossEntropy, InputGrad, SquaredError, WeightGrad
 
 __all__ = [
-    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Activation", "Add", "ArgMax", "ArgMin", "ArgTopK",
-    "Atan", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Comparison",
-    "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div",
-    "Dropout", "Elementwise", "Embedding", "Equal", "Erf", "Exp", "Floor", "Gather", "GlobalMax", "GlobalMean",
-    "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish",
-    "Identity", "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Mask",
-    "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad",
-    "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm", "Selection",
-    "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh",
-    "Tile", "ToInts", "ToPixels", "TokenConv", "TopK", "TransposedConvolution",
+    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "STEP_LAYERS", "Abs", "Activation", "AdamStep", "Add",
+    "ArgMax", "ArgMin",
+    "ArgTopK", "Atan", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchSum", "Broadcast", "Cast",
+    "Ceil", "Clip", "ClipScale", "Comparison", "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d",
+    "Convolution", "Cos", "CrossEntropy", "CumSum", "Decayed", "Descent", "Div", "Dropout", "Elementwise",
+    "Embedding", "Equal", "Erf", "Exp", "FirstMoment", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
+    "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish", "Identity",
+    "InputGrad", "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax",
+    "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered",
+    "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm",
+    "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus",
+    "Softsign", "Sqrt", "SquaredError", "StepLayer", "Sub", "Tanh", "Tile", "ToInts", "ToPixels", "TokenConv", "TopK",
+    "TransposedConvolution", "Velocity", "WeightGrad",
 ]  # fmt: skip
 
 BUILT_IN = tuple(LAYERS.values())  # in the order of their declaration; layers of a user follow in LAYERS

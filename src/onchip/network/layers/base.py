@@ -20,6 +20,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 LAYERS: dict[str, type[Layer]] = {}
+STEP_LAYERS: dict[str, type[Layer]] = {}  # only of training steps: no file of a network has them
 MAX_SHOWN = 60  # characters of an attribute in a repr: a Gather may have any number of indices
 
 Types = tuple[TensorType, ...]
@@ -35,6 +36,8 @@ class Layer(abc.ABC):
     optional: ClassVar[tuple[str, ...]] = ()  # roles of optional weights, e.g. "bias"
     arity: ClassVar[int | None] = 1  # number of input values; None: one or more
     has_tables: ClassVar[bool] = False  # its weight is a set of tables that may be stored in half precision
+    constants: ClassVar[tuple[str, ...]] = ()  # roles of weights without a gradient
+    crosses_rows: ClassVar[bool] = False  # a row of y depends on other rows of the batch, or on its place in it
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -102,6 +105,15 @@ def _refuse(layer: Layer, name: str, value: object = None) -> None:
 
 # Also for layers without attributes, which are not dataclasses themselves.
 Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
+
+
+class StepLayer(Layer, abstract=True):
+    """A layer of training steps."""
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(abstract=True, **kwargs)
+        if not abstract:
+            STEP_LAYERS[cls.__name__] = cls
 
 
 class Spelling:

@@ -194,6 +194,7 @@ class Mask(Ordered):
 
     takes_ints: ClassVar[bool] = True
     optional: ClassVar[tuple[str, ...]] = ("first", "mask")
+    constants: ClassVar[tuple[str, ...]] = ("mask",)
     cuda = "b != 0 ? a : 0"
     cpu = "0 if b == 0 else a"
 

@@ -21,6 +21,7 @@ class _BatchNorm(Layer, abstract=True):
 
     ranks: ClassVar[tuple[int, ...]]  # ranks that x may have, the batch included
     required: ClassVar[tuple[str, ...]] = ("mean", "var")
+    constants: ClassVar[tuple[str, ...]] = ("mean", "var")
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
     eps: float = 1e-5
 

@@ -40,8 +40,6 @@ class Selection(Layer, abstract=True):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
-        if not x.is_batched:
-            raise ShapeError("needs a batch axis", got=str(x), expected="[B, ...]")
         if not x.row_size:
             raise ShapeError("nothing to select", got=str(x), expected="non-empty rows")
         if "float" not in x.dtype and (self.fill != int(self.fill) if math.isfinite(self.fill) else True):

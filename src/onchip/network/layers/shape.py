@@ -47,8 +47,6 @@ class Reshape(Layer):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
-        if not x.is_batched:
-            raise ShapeError("needs a batch axis", got=str(x), expected="[B, ...]")
         wanted = list(self.row_shape)
         if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
             raise ShapeError("bad row shape", got=str(tuple(wanted)), expected="sizes and at most one -1")

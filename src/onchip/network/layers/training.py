@@ -1,0 +1,179 @@
+"""What a training step computes besides the network: losses, gradients of layers, sums over the batch.
+
+The gradient of a weight is a value of one row, whatever the batch: its type is (1, ...).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.errors import ShapeError
+from onchip.network.layers.activation import LogSoftmax
+from onchip.network.layers.base import Arrays, Gradients, Layer, StepLayer, Types, Weights, WeightTypes, need_float
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+_BACKWARD = 2  # flop of a gradient, by those of the layer: as many products for the inputs as for the weights
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _GradientOf(StepLayer, abstract=True):
+    """A gradient of `of`, a layer. Inputs: those of the layer, its output y and the gradient dy; its weights."""
+
+    of: Layer
+    arity: ClassVar[int | None] = None
+
+    @property
+    def required(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.of.required
+
+    @property
+    def optional(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.of.optional
+
+    def _check(self, inputs: Types, weights: WeightTypes) -> None:
+        if not self.of.is_differentiable:
+            raise ShapeError(f"a {self.of.kind} has no gradient", got=str(self.of), expected="a layer with a gradient")
+        if len(inputs) < 3:
+            raise ShapeError("too few inputs", got=str(len(inputs)), expected="those of the layer, its output and dy")
+        y = self.of.infer(inputs[:-2], weights)
+        for value in inputs[-2:]:
+            if value.row_shape != y.row_shape:
+                raise ShapeError("y or dy does not fit the layer", got=str(value), expected=str(y))
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.of.row_flop(inputs[:-2], weights)
+
+    def _gradients(self, xs: Arrays, w: Weights) -> Gradients:
+        *read, y, dy = xs
+        return self.of.backward(tuple(read), w, y, dy)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InputGrad(_GradientOf):
+    """The gradient of one of the layer's inputs: x1, x2, ..., y, dy -> dx."""
+
+    index: int = 0
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        self._check(inputs, weights)
+        if not 0 <= self.index < len(inputs) - 2:
+            raise ShapeError("no such input", got=str(self.index), expected=f"0 to {len(inputs) - 3}")
+        return inputs[self.index]
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        dx = self._gradients(xs, w)[0][self.index]
+        assert dx is not None, f"{self.of} has no gradient for input {self.index}"
+        return dx
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightGrad(_GradientOf):
+    """The gradient of one of the layer's weights, summed over the batch: x1, x2, ..., y, dy -> (1, weight's shape)."""
+
+    role: str = "weight"
+    crosses_rows: ClassVar[bool] = True
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        self._check(inputs, weights)
+        with_gradient = [role for role in weights if role not in self.of.constants]
+        if self.role not in with_gradient:
+            expected = ", ".join(with_gradient) or "a layer with weights"
+            raise ShapeError("no gradient of such a weight", got=self.role, expected=expected)
+        return TensorType((1, *weights[self.role].shape), inputs[-1].dtype)
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        return self._gradients(xs, w)[1][self.role][np.newaxis]
+
+
+class BatchSum(StepLayer):
+    """The sum over the batch: (B, ...) -> (1, ...)."""
+
+    crosses_rows: ClassVar[bool] = True
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        need_float(inputs[0])
+        return TensorType((1, *inputs[0].row_shape), inputs[0].dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        total: Array = xs[0].sum(axis=0, keepdims=True)
+        return total
+
+
+# -- losses: an output of the network and its target -> the loss of each row ------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CrossEntropy(StepLayer):
+    """logits (B, N), classes (B,) -> (B,): -log softmax(logits)[class].
+
+    smoothing  the fraction of the target that is spread evenly over all classes
+    """
+
+    smoothing: float = 0.0
+    arity: ClassVar[int | None] = 2
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        logits, classes = inputs
+        need_float(logits)
+        if len(logits.shape) != 2 or not logits.row_size:
+            raise ShapeError("the loss needs logits", got=str(logits), expected="[B, classes]")
+        if classes.row_shape or "int" not in classes.dtype:
+            raise ShapeError("the loss needs a class per row", got=str(classes), expected="int64[B]")
+        return TensorType(logits.shape[:1], logits.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 4 * inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        logp, target = self._parts(xs)
+        loss: Array = -(target * logp).sum(axis=1)
+        return loss
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        logp, target = self._parts(xs)
+        return ((np.exp(logp) - target) * dy[:, np.newaxis], None), {}
+
+    def _parts(self, xs: Arrays) -> tuple[Array, Array]:
+        """log softmax(logits), and the target's probabilities."""
+        logits, classes = xs
+        logp = LogSoftmax().forward((logits,), {})
+        target = np.full_like(logp, self.smoothing / logits.shape[1])
+        target[np.arange(len(logits)), classes] += 1 - self.smoothing
+        return logp, target
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SquaredError(StepLayer):
+    """y, target (B, ...) -> (B,): half the sum of squared differences, or their mean."""
+
+    is_mean: bool = False
+    arity: ClassVar[int | None] = 2
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        y, target = inputs
+        need_float(y)
+        if target.row_shape != y.row_shape or target.dtype != y.dtype:
+            raise ShapeError("target and output do not fit", got=str(target), expected=str(y))
+        return TensorType(y.shape[:1], y.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 3 * inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y, target = xs
+        squares = np.square(y - target).reshape(len(y), -1)
+        loss: Array = squares.mean(axis=1) if self.is_mean else squares.sum(axis=1) / 2
+        return loss
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        output, target = xs
+        scale = 2 / (output.size // len(output)) if self.is_mean and len(output) else 1
+        dx = (output - target) * (scale * dy).reshape(-1, *[1] * (output.ndim - 1))
+        return (dx, -dx), {}

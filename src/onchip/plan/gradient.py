@@ -1,0 +1,261 @@
+"""A training step as a network: forward, loss, one gradient rule per layer, and the optimiser's update.
+
+`training_step` returns a network with state. Its inputs are those of the network, then:
+
+    target  what the loss compares the output with: classes (B,), or (B, ...) like the output
+    share   (B,): the share of each row in the loss, 1 / B for a mean
+
+Its first output is the loss, one number; the trainable weights, and the optimiser's moments, are its state. It is
+planned and run like every other network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
+    AdamStep,
+    Add,
+    BatchSum,
+    ClipScale,
+    CrossEntropy,
+    Decayed,
+    Descent,
+    FirstMoment,
+    GlobalNorm,
+    InputGrad,
+    Layer,
+    Mul,
+    Reshape,
+    SecondMoment,
+    SquaredError,
+    Velocity,
+    WeightGrad,
+)
+from onchip.network.layers.optimiser import STEP_VALUES
+from onchip.network.recipe import Recipe, Weight, reach, value_of, value_weight
+from onchip.network.types import BATCH, TensorType
+from onchip.plan.kernel import TrainingStep
+
+TARGET, SHARE = "target", "share"
+VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
+LOSS = "loss"
+
+# Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.
+GradientNames = tuple[tuple[str | None, ...], dict[str, str]]
+
+
+@dataclass
+class StepBuilder:
+    """The nodes and weights of a step so far."""
+
+    forward: Network
+    nodes: list[Node] = field(default_factory=list)
+    weights: dict[str, Weight] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+
+    def add(self, name: str, layer: Layer, inputs: Iterable[str], weights: Mapping[str, str] | None = None) -> str:
+        """Append a node; returns the name of its value, `name` or like it."""
+        node = Node(self._unused(name), layer, tuple(inputs), weights or {})
+        kinds = {role: self._weight_type(weight) for role, weight in node.weights.items()}
+        read = tuple(self.types[value] for value in node.inputs)
+        found = layer.infer(read, kinds)
+        first = found.shape[:1] if read[0].is_batched else (1,)
+        self.types[node.name] = TensorType((*first, *found.shape[1:]), found.dtype)
+        self.nodes.append(node)
+        return node.name
+
+    def add_weight(self, name: str, weight: Weight) -> str:
+        """Add a weight; returns its name, `name` or like it."""
+        name = self._unused(name)
+        self.weights[name] = weight
+        return name
+
+    def as_weight(self, value: str) -> str:
+        """The weight that is the only row of a value."""
+        kind = self.types[value]
+        return self.add_weight(f"{value}.row", value_weight(value, kind.row_shape, kind.dtype))
+
+    def _weight_type(self, name: str) -> TensorType:
+        weight = self.weights[name]
+        return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
+
+    def _unused(self, name: str) -> str:
+        while name in self.types or name in self.weights:
+            name += "'"
+        return name
+
+
+def training_step(
+    net: Network, step: TrainingStep, *, decays: bool = False, trainable: Callable[[str], bool] = lambda weight: True
+) -> Network:
+    """The network that computes one step of training.
+
+    decays     weights decay by STEP_VALUES' weight_decay
+    trainable  whether a weight, by name, is trained
+    """
+    _ = net.output  # a loss needs exactly one output
+    trained = [name for name in _with_gradient(net) if trainable(name)]
+    if not trained:
+        raise InputError("nothing to train", got="no trainable weight", expected="a float weight of a layer")
+    build = StepBuilder(net, list(net.nodes), dict(net.weights), dict(net.types))
+    loss = _loss_layer(step)
+    classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
+    shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
+    target, share = TensorType(shape, classes_or_rows), TensorType((BATCH,), net.output.dtype)
+    for name, kind in ((TARGET, target), (SHARE, share)):
+        if name in build.types:
+            raise InputError(f"a value of the network is called '{name}'", got=name, expected="another name")
+        build.types[name] = kind
+    (output,) = net.outputs
+    losses = build.add("losses", loss, (output, TARGET))
+    total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
+    d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
+    gradients = _backward(build, {output: d_output}, trained)
+    state = _updates(build, step, gradients, decays)
+    inputs = {**net.inputs, TARGET: target, SHARE: share}
+    nodes = _needed(build.nodes, build.weights, {total, *state.values()})
+    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
+
+
+def _with_gradient(net: Network) -> list[str]:
+    """The weights that have gradients, in the network's order."""
+    uses = [(role in node.layer.constants, name) for node in net.nodes for role, name in node.weights.items()]
+    constant = {name for is_constant, name in uses if is_constant}
+    return [
+        name
+        for name in dict.fromkeys(name for _, name in uses)
+        if name not in constant and not isinstance(net.weights[name], Recipe) and "float" in net.weight_type(name).dtype
+    ]
+
+
+def _loss_layer(step: TrainingStep) -> Layer:
+    if step.loss == "cross_entropy":
+        return CrossEntropy(step.label_smoothing)
+    return SquaredError(is_mean=step.loss == "mse")
+
+
+def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[str]) -> tuple[Node, ...]:
+    """The nodes that these values depend on."""
+    wanted, found = set(values), list[Node]()
+    for node in reversed(nodes):
+        if node.name in wanted:
+            found.append(node)
+            wanted.update(node.inputs)
+            wanted.update(value_of(each) for each in reach(node.weights.values(), weights).values())
+    return tuple(reversed(found))
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------
+
+
+def _backward(build: StepBuilder, upstream: dict[str, str], trained: Iterable[str]) -> dict[str, str]:
+    """Append the gradient nodes; returns the gradient of each trained weight that the loss depends on.
+
+    upstream  the gradient of the network's output
+    """
+    net, wanted = build.forward, set(trained)
+    depends = _dependents(net, wanted)
+    for node in _needed(net.nodes, net.weights, set(upstream)):
+        if node.name in depends and not node.layer.is_differentiable:
+            raise InputError(
+                f"layer '{node.name}' ({node.layer.kind}) has no gradient", got="a trainable weight before it",
+                expected="layers with a gradient", hint="freeze the weights before it, or end the network there",
+            )  # fmt: skip
+    parts: dict[str, list[str]] = {value: [name] for value, name in upstream.items()}
+    of_weights: dict[str, list[str]] = {}
+    for node in reversed(net.nodes):
+        if node.name not in parts or node.name not in depends:
+            continue
+        dy = _total(build, f"{node.name}.grad", parts[node.name])
+        wants = tuple(name in depends and "float" in net.types[name].dtype for name in node.inputs)
+        roles = tuple(role for role, weight in node.weights.items() if weight in wanted)
+        d_inputs, d_weights = gradients_of(build, node, dy, wants, roles)
+        for name, gradient in zip(node.inputs, d_inputs, strict=True):
+            if gradient is not None:
+                parts.setdefault(name, []).append(gradient)
+        for role, gradient in d_weights.items():
+            of_weights.setdefault(node.weights[role], []).append(gradient)
+    return {name: _total(build, f"{name}.grad", of_weights[name]) for name in trained if name in of_weights}
+
+
+def gradients_of(
+    build: StepBuilder, node: Node, dy: str, wants: tuple[bool, ...], roles: tuple[str, ...]
+) -> GradientNames:
+    """Append the nodes that compute the gradients of a layer's inputs, where wanted, and of these weights."""
+    read = (*node.inputs, node.name, dy)
+    d_inputs = tuple(
+        build.add(f"{value}.grad", InputGrad(node.layer, i), read, node.weights) if is_wanted else None
+        for i, (value, is_wanted) in enumerate(zip(node.inputs, wants, strict=True))
+    )
+    d_weights = {
+        role: build.add(f"{node.weights[role]}.grad", WeightGrad(node.layer, role), read, node.weights)
+        for role in roles
+    }
+    return d_inputs, d_weights
+
+
+def _dependents(net: Network, weights: set[str]) -> set[str]:
+    """The values that depend on a trained weight."""
+    found = set[str]()
+    for node in net.nodes:
+        if weights & set(node.weights.values()) or found & set(node.inputs):
+            found.add(node.name)
+    return found
+
+
+def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else build.add(name, Add(), parts)
+
+
+# -- the optimiser -----------------------------------------------------------------------------------------------
+
+
+def _updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool) -> dict[str, str]:
+    """Append the update of every weight; returns the state, each with its new value."""
+    values = build.add_weight(VALUES, np.zeros(len(STEP_VALUES), np.float32))
+    state = {values: ""}
+    if step.clip_norm:
+        gradients = _clipped(build, gradients, step.clip_norm)
+    moments: dict[str, tuple[str, ...]] = {}  # new ones by weight
+    for name, gradient in gradients.items():
+        of_weight, g = {"weight": name, "values": values}, gradient
+        if decays and step.optimiser != "adamw":
+            g = build.add(f"{name}.decayed", Decayed(), (g,), of_weight)
+        if step.optimiser == "momentum":
+            velocity = _moment(build, f"{name}.velocity", name)
+            state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
+            moments[name] = (state[velocity],)
+        elif step.optimiser in ("adam", "adamw"):
+            first, second = _moment(build, f"{name}.first", name), _moment(build, f"{name}.second", name)
+            state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
+            state[second] = build.add(f"{second}.new", SecondMoment(), (g,), {"moment": second})
+            moments[name] = (state[first], state[second])
+        else:
+            moments[name] = (g,)
+    is_adam = step.optimiser in ("adam", "adamw")
+    layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw") if is_adam else Descent()
+    for name, of_name in moments.items():
+        state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
+    return state
+
+
+def _moment(build: StepBuilder, name: str, weight: str) -> str:
+    array = build.weights[weight]
+    assert not isinstance(array, Recipe)
+    return build.add_weight(name, np.zeros(array.shape, array.dtype))
+
+
+def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:
+    rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
+    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
+    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), norms))
+    return {
+        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
+        for name, gradient in gradients.items()
+    }

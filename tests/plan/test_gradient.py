@@ -1,0 +1,170 @@
+"""Training steps as networks, in float64: gradients and updates are those of the reference, layer by layer."""
+
+import numpy as np
+import pytest
+
+from layer_cases import CASES, network, random_inputs
+from onchip.errors import InputError
+from onchip.kernels import reference
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, ArgMax, Conv2d, Embedding, Linear, Mul, ReLU, Reshape, Tanh
+from onchip.network.types import TensorType
+from onchip.plan.gradient import VALUES, training_step
+from onchip.plan.kernel import TrainingStep
+
+TRAINABLE = [case for case in CASES if case.layer.is_differentiable]
+
+
+def before_each_input(net: Network) -> Network:
+    """The network with a trainable factor on every float input, and its output in one axis."""
+    nodes, weights, names = [], dict(net.weights), {}
+    for name, kind in net.inputs.items():
+        if "float" in kind.dtype:
+            names[name] = f"{name}.scaled"
+            weights[f"{name}.factor"] = np.linspace(0.5, 1.5, kind.row_size).reshape(kind.row_shape)
+            nodes.append(Node(names[name], Mul(), (name,), {"constant": f"{name}.factor"}))
+    for node in net.nodes:
+        inputs = tuple(names.get(value, value) for value in node.inputs)
+        nodes.append(Node(node.name, node.layer, inputs, node.weights))
+    nodes.append(Node("flat", Reshape(), (net.outputs[0],)))
+    return Network(net.inputs, tuple(nodes), ("flat",), weights)
+
+
+def begin(step: Network) -> dict[str, np.ndarray]:
+    return {name: np.asarray(step.weights[name], np.float64) for name in step.state} | values()
+
+
+def values(lr=1.0, weight_decay=0.0, momentum=0.0, count=1) -> dict[str, np.ndarray]:
+    return {VALUES: np.array([lr, weight_decay, momentum, 1 - 0.9**count, 1 - 0.999**count])}
+
+
+def descent(net, x, target, loss, **options):
+    """The loss, and the gradient of every weight: what one step of SGD with lr = 1 subtracts."""
+    step, B = training_step(net, TrainingStep(loss, **options)), len(target)
+    share = np.full(B, 1.0 if loss == "half_sse" else 1 / B)
+    return loss_and_change(step, (*x, target, share))
+
+
+def loss_and_change(step, rows):
+    before = begin(step)
+    loss, after = reference.run_step(step, rows, before)
+    return loss[0], {name: before[name] - after[name] for name in step.state if name != VALUES}
+
+
+def assert_close(got, expected, tolerance=1e-11):
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("case", TRAINABLE, ids=str)
+def test_every_layer(case):
+    net, x = before_each_input(network(case, "float64")), random_inputs(case, 5, "float64")
+    target = np.random.default_rng(3).standard_normal((5, net.output.row_size))
+    expected_loss, expected = reference.loss_and_gradients(net, x, target, "mse")
+    loss, gradients = descent(net, x, target, "mse")
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    assert_close(gradients, expected)
+
+
+def branched() -> Network:
+    """Two readers of a value, a weight that two layers share, a frozen table, and a value that the loss ignores."""
+    rng = np.random.default_rng(0)
+    return Network(
+        {"ids": TensorType(("B", 3), "int64"), "x": TensorType(("B", 6), "float64")},
+        (
+            Node("e", Embedding(), ("ids",), {"weight": "table"}),
+            Node("flat", Reshape(), ("e",)),
+            Node("a", Linear(), ("flat",), {"weight": "shared", "bias": "bias"}),
+            Node("b", Linear(), ("x",), {"weight": "shared"}),
+            Node("t", Tanh(), ("a",)),
+            Node("unused", ReLU(), ("t",)),
+            Node("y", Add(), ("t", "b", "a")),
+        ),
+        ("y",),
+        {
+            "table": rng.standard_normal((9, 2)), "shared": rng.standard_normal((4, 6)), "bias": rng.standard_normal(4),
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", "half_sse"])
+def test_a_graph(loss):
+    net, rng = branched(), np.random.default_rng(1)
+    x = rng.integers(0, 9, (7, 3)), rng.standard_normal((7, 6))
+    target = rng.integers(0, 4, 7) if loss == "cross_entropy" else rng.standard_normal((7, 4))
+    expected_loss, expected = reference.loss_and_gradients(net, x, target, loss)
+    value, gradients = descent(net, x, target, loss)
+    assert value == pytest.approx(expected_loss, rel=1e-12)
+    assert_close(gradients, expected)
+    step = training_step(net, TrainingStep(loss), trainable=lambda name: name != "table")
+    assert "table" not in step.state
+    assert "unused" not in step.types
+
+
+def test_label_smoothing():
+    net, rng = mlp(5, 4, 3), np.random.default_rng(1)
+    x, y = rng.standard_normal((6, 5)), rng.integers(0, 3, 6)
+    _, expected = reference.loss_and_gradients(net, x, y, "cross_entropy", smoothing=0.2)
+    _, gradients = descent(net, (x,), y, "cross_entropy", label_smoothing=0.2)
+    assert_close(gradients, expected)
+
+
+def test_rows_with_shares():
+    net, rng = mlp(5, 4, 3), np.random.default_rng(1)
+    x, y, weights = rng.standard_normal((6, 5)), rng.integers(0, 3, 6), rng.random(6)
+    _, expected = reference.loss_and_gradients(net, x, y, "cross_entropy", row_weights=weights)
+    step = training_step(net, TrainingStep("cross_entropy"))
+    _, gradients = loss_and_change(step, (x, y, weights / weights.sum()))
+    assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "adamw"])
+def test_steps_of_an_optimiser(optimiser, clip_norm):
+    net = sequential(
+        TensorType(("B", 2, 5, 5), "float64"),
+        [("c", Conv2d()), ("r", ReLU()), ("f", Reshape()), ("l", Linear())],
+        {"c.weight": weight(3, 2, 3, 3), "c.bias": weight(3), "l.weight": weight(4, 27)},
+    )
+    lr, weight_decay, momentum = 0.1, 0.01, 0.9 if optimiser == "momentum" else 0.0
+    step = training_step(net, TrainingStep("cross_entropy", optimiser, clip_norm=clip_norm), decays=True)
+    expected, moments, state, rng = net, {}, begin(step), np.random.default_rng(2)
+    for count in range(1, 5):
+        x, y = rng.standard_normal((6, 2, 5, 5)), rng.integers(0, 4, 6)
+        loss, gradients = reference.loss_and_gradients(expected, x, y, "cross_entropy")
+        if clip_norm:
+            gradients = reference.clip_gradients(gradients, clip_norm)
+        if optimiser in ("adam", "adamw"):
+            expected = reference.adam_step(expected, moments, gradients, lr, count, weight_decay, optimiser == "adamw")
+        else:
+            expected = reference.sgd_step(expected, moments, gradients, lr, momentum, weight_decay)
+        state |= values(lr, weight_decay, momentum, count)
+        (got,), state = reference.run_step(step, (x, y, np.full(6, 1 / 6)), state)
+        assert got == pytest.approx(loss, rel=1e-12)
+        assert_close({name: state[name] for name in net.weights}, dict(expected.weights))
+
+
+def weight(*shape):
+    return np.random.default_rng(shape).standard_normal(shape) / 3
+
+
+def test_what_cannot_be_trained():
+    rows = TensorType(("B", 5), "float64")
+    no_gradient = sequential(
+        rows,
+        [("l", Linear()), ("a", ArgMax()), ("e", Embedding())],
+        {"l.weight": weight(4, 5), "e.weight": weight(4, 2)},
+    )
+    with pytest.raises(InputError, match=r"layer 'a' .* has no gradient"):
+        training_step(no_gradient, TrainingStep("half_sse"))
+    behind = training_step(no_gradient, TrainingStep("half_sse"), trainable=lambda name: name == "e.weight")
+    assert set(behind.state) == {"e.weight", VALUES}
+    with pytest.raises(InputError, match="nothing to train"):
+        training_step(sequential(rows, [("t", Tanh())], {}), TrainingStep("half_sse"))
+    with pytest.raises(InputError, match="nothing to train"):
+        training_step(mlp(5, 3), TrainingStep("half_sse"), trainable=lambda name: False)
+    taken = Network({"target": rows}, (Node("y", Linear(), ("target",), {"weight": "w"}),), ("y",), {"w": weight(3, 5)})
+    with pytest.raises(InputError, match="is called 'target'"):
+        training_step(taken, TrainingStep("half_sse"))

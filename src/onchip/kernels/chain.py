@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from onchip.kernels.pointwise import ACTIVATIONS
@@ -192,12 +192,21 @@ def why_not_float32(net: Network, chain: Chain) -> str:
     return f"computes on float32, and {odd[0]} is {odd[1]}" if odd else ""
 
 
+def shares_rows(net: Network, before: Node, node: Node, inside: Set[str]) -> bool:
+    """Whether two nodes can run in one pass over rows: both over those of the batch, or both over one.
+
+    inside  the values that the pass computes before `node`: none of them may be its weight
+    """
+    is_same = net.types[before.name].is_batched == net.types[node.name].is_batched
+    return is_same and inside.isdisjoint(net.values_as_weights(node))
+
+
 def is_closed(net: Network, nodes: list[Node]) -> bool:
     """Whether no intermediate value of these nodes is read outside them."""
     inside = {node.name for node in nodes}
     between = nodes[:-1]
     is_read = any(reader.name not in inside for node in between for reader in net.readers(node.name))
-    return not is_read and not any(node.name in net.output_names for node in between)
+    return not is_read and not any(node.name in net.kept for node in between)
 
 
 def with_activation(net: Network, start: int, activations: tuple[type[Elementwise], ...]) -> tuple[Node, ...]:
@@ -234,7 +243,7 @@ def ids_input(net: Network, value: str) -> set[str] | None:
 
 
 def _continues(net: Network, before: Node, node: Node) -> bool:
-    return node.inputs == (before.name,) and before.name not in net.output_names and len(net.readers(before.name)) == 1
+    return node.inputs == (before.name,) and before.name not in net.kept and len(net.readers(before.name)) == 1
 
 
 def _width(net: Network, node: Node) -> int:

@@ -88,8 +88,9 @@ class Network:
         return {node.name: node for node in self.nodes}
 
     @functools.cached_property
-    def output_names(self) -> frozenset[str]:
-        return frozenset(self.outputs)
+    def kept(self) -> frozenset[str]:
+        """The values that are needed outside the graph's edges: outputs, weights that nodes compute, and new state."""
+        return frozenset((*self.outputs, *self._computed_weights, *filter(None, self.state.values())))
 
     def nodes_from(self, start: int) -> Iterator[Node]:
         """net.nodes[start:] without a copy, for callers that stop early."""
@@ -106,6 +107,17 @@ class Network:
             for value in dict.fromkeys(node.inputs):
                 found.setdefault(value, []).append(node)
         return found
+
+    def values_as_weights(self, node: Node) -> list[str]:
+        """The values that a node's weights are, or are derived from."""
+        if not self._computed_weights:
+            return []
+        names = [name for name in node.weights.values() if isinstance(self.weights[name], Recipe)]
+        return [value for weight in reach(names, self.weights).values() if (value := value_of(weight))]
+
+    @functools.cached_property
+    def _computed_weights(self) -> dict[str, list[Recipe]]:
+        return value_weights(self)
 
     def row_flop(self, node: Node) -> int:
         if node.name not in self._row_flop:

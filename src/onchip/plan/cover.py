@@ -11,7 +11,7 @@ from onchip.network.recipe import Recipe, as_is, reach
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.build_cost import build_us, recipe_rates_of
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason
+from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason, for_rows_of
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
@@ -179,9 +179,17 @@ def _claims(
         for answer in kernel.claims(net, start, device, job):
             if isinstance(answer, Refusal):
                 refusals.append(answer)
-            else:
-                claims.append(answer)
+            elif not net.state or _fits_step(net, answer):
+                claims.append(for_rows_of(answer, net))
     return claims
+
+
+def _fits_step(net: Network, claim: Claim) -> bool:
+    """Whether a claim stores weights and state in ROWS, and computes no value that is a weight of its own layers."""
+    if not net.kept.isdisjoint(claim.writes):
+        return False
+    used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
+    return set(claim.nodes).isdisjoint(used)
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:
@@ -199,7 +207,7 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
         reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
     cost = Cost(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
     label, why = f"none yet for {node.layer.kind}", "no kernel of this device supports it yet"
-    return Claim("", label, (node.name,), cost, why, recipes)
+    return for_rows_of(Claim("", label, (node.name,), cost, why, recipes), net)
 
 
 def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Sequence[Refusal]) -> PlanError:

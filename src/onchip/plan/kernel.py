@@ -7,7 +7,7 @@ kernels as an argument and knows them only through this file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -99,19 +99,29 @@ class Cost:
     transposed_bytes: int = 0  # bytes per row that are reordered before or after: a separate pass
     why_slow: str = ""  # what keeps it above its floor, where no other field explains it
     min_us: float = 0.0  # the time of one block's sequential work: no launch is faster, however few its rows
+    has_one_row: bool = False  # whatever the batch
+
+    def nbytes(self, B: int) -> int:
+        return self.row_bytes * self.rows(B) + self.fixed_bytes
+
+    def flop(self, B: int) -> int:
+        return self.row_flop * self.rows(B)
+
+    def rows(self, B: int) -> int:
+        return 1 if self.has_one_row else B
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """The least time of this work on this device: peak rates, and cache bandwidth where the data fits the cache."""
-        peak, nbytes = device.peak, self.row_bytes * B + self.fixed_bytes
-        compute = self.row_flop * B / peak.flops[self.precision or precision]
+        peak, nbytes = device.peak, self.nbytes(B)
+        compute = self.flop(B) / peak.flops[self.precision or precision]
         memory = nbytes / (peak.cache_bandwidth if nbytes <= device.cache_bytes else peak.bandwidth)
         return max(compute, memory) * 1e6 + self.launches * peak.launch_us
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         """The expected time at sustained rates; plans are compared by it."""
-        compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
-        memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
-        transposed = self.transposed_bytes * B / device.bandwidth
+        compute = self.flop(B) / (self.rate * device.flops[self.precision or precision])
+        memory = self.nbytes(B) / device.bandwidth
+        transposed = self.transposed_bytes * self.rows(B) / device.bandwidth
         launch_us = device.graph_launch_us or device.launch_us  # a network's launches are one graph
         return max((max(compute, memory) + transposed) * 1e6, self.min_us) + self.launches * launch_us
 
@@ -166,6 +176,13 @@ class Claim:
     @property
     def weight_bytes(self) -> int:
         return sum(recipe.nbytes for recipe in self.recipes.values())
+
+
+def for_rows_of(claim: Claim, net: Network) -> Claim:
+    """The claim, with the cost of one row if its layers compute on one, whatever the batch."""
+    if not claim.nodes or net.types[net.by_name[claim.nodes[0]].inputs[0]].is_batched:
+        return claim
+    return replace(claim, cost=replace(claim.cost, has_one_row=True))
 
 
 @dataclass(frozen=True)

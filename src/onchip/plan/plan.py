@@ -60,7 +60,7 @@ class Plan:
     @property
     def between_bytes(self) -> int:
         """Bytes per row that pass through memory between groups: what fusion did not remove."""
-        return sum(self.types[name].row_bytes for name in self.between)
+        return sum(self.types[name].row_bytes for name in self.between if self.types[name].is_batched)
 
     @functools.cached_property
     def types(self) -> Mapping[str, TensorType]:
@@ -282,7 +282,7 @@ def values_read(net: Network, claim: Claim) -> list[str]:
 
 def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
     """The claims with the arrays that they read and write. A claim without nodes converts a value to another layout."""
-    read_outside = set(net.outputs)
+    read_outside = set(net.kept)
     reads = [values_read(net, claim) for claim in claims]
     read_outside.update(*reads)
     groups = []

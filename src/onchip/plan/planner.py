@@ -34,6 +34,8 @@ def make_plan(
     if job.is_training:  # no rewrite of weights: they are what is trained
         net, dropped = drop_idle(net)
         return cover(net, device, kernels, job, tuple(dropped), whole)
+    if net.state:  # a step of training: rewrites are made for weights that stay as they are
+        return cover(net, device, kernels, job, (), whole)
 
     @functools.cache
     def without(*names: str) -> tuple[Network, tuple[str, ...]]:

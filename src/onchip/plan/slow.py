@@ -21,9 +21,9 @@ def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refu
         return f"{'the launch takes' if cost.launches == 1 else 'launches take'} {launches_us / estimate_us:.0%} of it"
     if cost.why_slow:
         return cost.why_slow
-    compute = cost.row_flop * job.batch / (cost.rate * device.flops[cost.precision or job.precision])
-    memory = (cost.row_bytes * job.batch + cost.fixed_bytes) / device.bandwidth
-    transposed = cost.transposed_bytes * job.batch / device.bandwidth
+    compute = cost.flop(job.batch) / (cost.rate * device.flops[cost.precision or job.precision])
+    memory = cost.nbytes(job.batch) / device.bandwidth
+    transposed = cost.transposed_bytes * cost.rows(job.batch) / device.bandwidth
     if cost.min_us >= (max(compute, memory) + transposed) * 1e6:
         return "memory latency: each block loads and stores tile after tile"
     if transposed > max(compute, memory):

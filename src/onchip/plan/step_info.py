@@ -24,7 +24,6 @@ def steps_of(plan: Plan, B: int) -> tuple[StepInfo, ...]:
     infos = []
     for claim in (group.claim for group in plan.groups):
         cost, args = claim.cost, (plan.device, plan.job.precision, B)
-        nbytes, flop = cost.row_bytes * B + cost.fixed_bytes, cost.row_flop * B
         times = cost.floor_us(*args), cost.estimate_us(*args)
-        infos.append(StepInfo(claim.label, claim.nodes, nbytes, flop, *times))
+        infos.append(StepInfo(claim.label, claim.nodes, cost.nbytes(B), cost.flop(B), *times))
     return tuple(infos)

@@ -36,6 +36,7 @@ from onchip.network.layers import (
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    InputGrad,
     Layer,
     Linear,
     LinearResize,
@@ -51,6 +52,7 @@ from onchip.network.layers import (
     ToInts,
     TokenConv,
     TransposedConvolution,
+    WeightGrad,
 )
 from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Array, Recipe, as_is
@@ -100,12 +102,17 @@ class PlainKernel(CpuKernel):
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
         values = tuple(dict.fromkeys(node.inputs))
-        moved = sum(net.types[name].row_bytes for name in (*values, node.name))
+        moved = sum(net.types[name].row_bytes for name in values)
+        written = net.types[node.name].row_bytes
         recipes = {}
         for role, name in node.weights.items():
             weight_type = net.weight_type(name)
             recipes[role] = Recipe.of(as_is, (name,), net.weights[name].shape, weight_type.dtype)
         fixed = sum(recipe.nbytes for recipe in recipes.values())
+        if net.types[node.name].is_batched == net.types[node.inputs[0]].is_batched:
+            moved += written
+        else:
+            fixed += written
         looked_up = net.row_lookup_elements(node)
         if looked_up:  # only these rows of the table are read
             fixed -= recipes["weight"].nbytes
@@ -129,6 +136,10 @@ class PlainKernel(CpuKernel):
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             y = outputs[0]
+            if layer.crosses_rows:
+                with np.errstate(all="ignore"):
+                    y[...] = layer.forward(tuple(_as_float32(inputs[i]) for i in facts.reads), w)
+                return
             step = 1
             if isinstance(layer, Div | Mod):  # their errors report the row's index in the batch
                 step = max(1, len(y))
@@ -143,7 +154,8 @@ class PlainKernel(CpuKernel):
             with _BLAS_LOCK, _blas_libraries().limit(limits=1):
                 run(inputs, outputs, threads)
 
-        return run_with_blas if isinstance(layer, _USES_BLAS) else run
+        of = layer.of if isinstance(layer, InputGrad | WeightGrad) else layer
+        return run_with_blas if isinstance(of, _USES_BLAS) else run
 
 
 def _is_elementwise(net: Network, node: Node) -> bool:

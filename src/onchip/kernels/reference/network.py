@@ -38,7 +38,7 @@ def forward_all(
             y = node.layer.forward(read, _weights(net, node, made, dtype))
             values[node.name] = _rounded(y, net.types[node.name].dtype, dtype)
             for recipe in as_weights.get(node.name, ()):
-                made[recipe] = values[node.name][0]
+                made[recipe] = values[node.name][0, ...]
     return values
 
 
@@ -59,7 +59,7 @@ def run_step(
     state = {name: materialise(name, net.weights) for name in net.state} if state is None else state
     values = forward_all(net, x, dtype, state)
     outputs = tuple(values[name] for name in net.outputs)
-    new = {name: values[net.state[name]][0] if net.state.get(name) else array for name, array in state.items()}
+    new = {name: values[net.state[name]][0, ...] if net.state.get(name) else array for name, array in state.items()}
     return outputs if len(outputs) > 1 else outputs[0], new
 
 

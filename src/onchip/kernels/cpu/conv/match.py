@@ -32,7 +32,7 @@ class Subgraphs:
     def __init__(self, net: Network) -> None:
         count = len(net.nodes)
         self.indices = {node.name: i for i, node in enumerate(net.nodes)}
-        self.last_read = [count if node.name in net.output_names else 0 for node in net.nodes]
+        self.last_read = [count if node.name in net.kept else 0 for node in net.nodes]
         for i, node in enumerate(net.nodes):
             for producer in (self.indices[value] for value in node.inputs if value in self.indices):
                 self.last_read[producer] = max(i, self.last_read[producer])

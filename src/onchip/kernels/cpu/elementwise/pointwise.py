@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.batch_norm import batch_norm_ops
+from onchip.kernels.chain import shares_rows
 from onchip.kernels.cpu.compiler.compile_ahead import queue_functions
 from onchip.kernels.cpu.compiler.jit import LinkedFunction, address, address_of
 from onchip.kernels.cpu.cost import CoreCost
@@ -95,11 +96,10 @@ class _Writer:
         self.net = net
         inside = {node.name for node in nodes}
         self.inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
-        outputs = set(net.outputs)
         self.outputs = [
             node.name
             for node in nodes
-            if node.name in outputs or any(reader.name not in inside for reader in net.readers(node.name))
+            if node.name in net.kept or any(reader.name not in inside for reader in net.readers(node.name))
         ]
         self.size = net.types[nodes[0].name].row_size
         self.table: list[tuple[int, int, int, int, int]] = []
@@ -281,8 +281,11 @@ def _begins(net: Network) -> list[int]:
         found: list[int] = []
         node_index = {node.name: i for i, node in enumerate(net.nodes)}
         for i, node in enumerate(net.nodes):
-            before = net.types[net.nodes[i - 1].name] if i and found[-1] >= 0 else None
-            goes_on = before is not None and net.types[node.name].row_size == before.row_size
+            before = net.nodes[i - 1] if i and found[-1] >= 0 else None
+            goes_on = before is not None and net.types[node.name].row_size == net.types[before.name].row_size
+            if goes_on and before is not None:
+                inside = {each.name for each in net.nodes[found[-1] : i]} if net.state else set[str]()
+                goes_on = shares_rows(net, before, node, inside)
             if goes_on and isinstance(node.layer, Slice):  # only of values from outside the chain
                 goes_on = node_index.get(node.inputs[0], -1) < found[-1]
             found.append(-1 if not _fits(net, node) else found[-1] if goes_on else i)

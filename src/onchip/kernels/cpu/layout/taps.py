@@ -142,7 +142,7 @@ def _group(net: Network, start: int) -> list[Node]:
         if fits and found:
             assert node is not None
             before = found[-1].name
-            fits = node.inputs == (before,) and net.readers(before) == [node] and before not in net.output_names
+            fits = node.inputs == (before,) and net.readers(before) == [node] and before not in net.kept
         if fits:
             assert node is not None
             found.append(node)

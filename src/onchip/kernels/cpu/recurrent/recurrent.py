@@ -350,7 +350,7 @@ def _input_linear(net: Network, start: int) -> Node | None:
     if not following or not isinstance(node.layer, Linear) or not isinstance(following[0].layer, Recurrent):
         return None
     is_float = all(net.weight_type(name).dtype == "float32" for name in node.weights.values())
-    has_one_reader = net.readers(node.name) == [following[0]] and node.name not in net.output_names
+    has_one_reader = net.readers(node.name) == [following[0]] and node.name not in net.kept
     return node if is_float and has_one_reader and following[0].inputs.count(node.name) == 1 else None
 
 

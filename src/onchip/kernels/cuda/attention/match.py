@@ -81,9 +81,7 @@ def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node,
                 first = node
             elif is_softmax and node.inputs[0] == last != node.inputs[1]:
                 readers = net.readers(node.name)
-                is_permuted = (
-                    len(readers) == 1 and isinstance(readers[0].layer, Permute) and node.name not in net.output_names
-                )
+                is_permuted = len(readers) == 1 and isinstance(readers[0].layer, Permute) and node.name not in net.kept
                 follows = is_permuted and net.nodes[start + len(nodes)] is readers[0]
                 return (*nodes, *(readers if follows else ())), (first, node, scores)
             else:

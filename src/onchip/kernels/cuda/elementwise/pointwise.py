@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from onchip.kernels.chain import shares_rows
 from onchip.kernels.cuda.common.arguments import NOTHING, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
@@ -253,10 +254,14 @@ def _fitting(net: Network, start: int, acc_type: str) -> list[Node]:
     first = net.nodes[start]
     size = net.types[first.name].row_size
     found: list[Node] = []
+    inside: set[str] = set()
     for node in net.nodes_from(start):
+        if not shares_rows(net, first, node, inside):
+            break
         if net.types[node.name].row_size != size or not is_elementwise(node.layer) or not fits(net, node, acc_type):
             break
         found.append(node)
+        inside.add(node.name)
         if len(found) == MAX_STEPS - 2:  # the first step loads, the last one stores
             break
     return found

@@ -247,11 +247,10 @@ class RunWriter:
         self.net, self.nodes, self.acc_type = net, nodes, acc_type
         inside = {node.name for node in nodes}
         self.inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
-        outside = set(net.outputs)
         self.outputs = [
             node.name
             for node in nodes
-            if node.name in outside or any(reader.name not in inside for reader in net.readers(node.name))
+            if node.name in net.kept or any(reader.name not in inside for reader in net.readers(node.name))
         ]
         self.steps: list[Step] = []
         self.operands: list[Operand] = []

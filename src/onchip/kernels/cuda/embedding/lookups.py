@@ -158,7 +158,7 @@ class LookupsKernel(CudaKernel):
         values = [value for value in read if value not in inside]
         outputs = [
             node for node in nodes
-            if node.name in net.output_names or any(reader.name not in inside for reader in net.readers(node.name))
+            if node.name in net.kept or any(reader.name not in inside for reader in net.readers(node.name))
         ]  # fmt: skip
         if not outputs or outputs[-1] is not nodes[-1]:
             return None

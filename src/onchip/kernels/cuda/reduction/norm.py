@@ -129,7 +129,7 @@ class NormKernel(CudaKernel):
         nodes, values, addend, stores_sum = [norm], 2, "", False
         if add is not None:
             nodes, addend = [add, norm], "constant" if add.weights else "value"
-            stores_sum = len(net.readers(add.name)) > 1 or add.name in net.output_names
+            stores_sum = len(net.readers(add.name)) > 1 or add.name in net.kept
             values += (addend == "value") + stores_sum
             for constant in add.weights.values():
                 recipes["added"] = Recipe.of(stretched, (constant,), x.row_shape, x.dtype, to=x.row_shape)

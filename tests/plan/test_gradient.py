@@ -10,7 +10,7 @@ from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, ArgMax, Conv2d, Embedding, Linear, Mul, ReLU, Reshape, Tanh
 from onchip.network.types import TensorType
-from onchip.plan.gradient import VALUES, training_step
+from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import TrainingStep
 
 TRAINABLE = [case for case in CASES if case.layer.is_differentiable]

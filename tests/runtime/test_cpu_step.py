@@ -8,7 +8,7 @@ from onchip.kernels import reference
 from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Mul, Reshape
-from onchip.plan.gradient import VALUES, training_step
+from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep

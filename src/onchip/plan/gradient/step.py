@@ -12,7 +12,6 @@ planned and run like every other network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,60 +34,17 @@ from onchip.network.layers import (
     SecondMoment,
     SquaredError,
     Velocity,
-    WeightGrad,
 )
 from onchip.network.layers.optimiser import STEP_VALUES
-from onchip.network.recipe import Recipe, Weight, reach, value_of, value_weight
+from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
+from onchip.plan.gradient.builder import StepBuilder
+from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
 LOSS = "loss"
-
-# Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.
-GradientNames = tuple[tuple[str | None, ...], dict[str, str]]
-
-
-@dataclass
-class StepBuilder:
-    """The nodes and weights of a step so far."""
-
-    forward: Network
-    nodes: list[Node] = field(default_factory=list)
-    weights: dict[str, Weight] = field(default_factory=dict)
-    types: dict[str, TensorType] = field(default_factory=dict)
-
-    def add(self, name: str, layer: Layer, inputs: Iterable[str], weights: Mapping[str, str] | None = None) -> str:
-        """Append a node; returns the name of its value, `name` or like it."""
-        node = Node(self._unused(name), layer, tuple(inputs), weights or {})
-        kinds = {role: self._weight_type(weight) for role, weight in node.weights.items()}
-        read = tuple(self.types[value] for value in node.inputs)
-        found = layer.infer(read, kinds)
-        first = found.shape[:1] if read[0].is_batched else (1,)
-        self.types[node.name] = TensorType((*first, *found.shape[1:]), found.dtype)
-        self.nodes.append(node)
-        return node.name
-
-    def add_weight(self, name: str, weight: Weight) -> str:
-        """Add a weight; returns its name, `name` or like it."""
-        name = self._unused(name)
-        self.weights[name] = weight
-        return name
-
-    def as_weight(self, value: str) -> str:
-        """The weight that is the only row of a value."""
-        kind = self.types[value]
-        return self.add_weight(f"{value}.row", value_weight(value, kind.row_shape, kind.dtype))
-
-    def _weight_type(self, name: str) -> TensorType:
-        weight = self.weights[name]
-        return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
-
-    def _unused(self, name: str) -> str:
-        while name in self.types or name in self.weights:
-            name += "'"
-        return name
 
 
 def training_step(
@@ -175,29 +131,13 @@ def _backward(build: StepBuilder, upstream: dict[str, str], trained: Iterable[st
         dy = _total(build, f"{node.name}.grad", parts[node.name])
         wants = tuple(name in depends and "float" in net.types[name].dtype for name in node.inputs)
         roles = tuple(role for role, weight in node.weights.items() if weight in wanted)
-        d_inputs, d_weights = gradients_of(build, node, dy, wants, roles)
+        d_inputs, d_weights = gradients_of(build, node, dy, Wanted(wants, roles))
         for name, gradient in zip(node.inputs, d_inputs, strict=True):
             if gradient is not None:
                 parts.setdefault(name, []).append(gradient)
         for role, gradient in d_weights.items():
             of_weights.setdefault(node.weights[role], []).append(gradient)
     return {name: _total(build, f"{name}.grad", of_weights[name]) for name in trained if name in of_weights}
-
-
-def gradients_of(
-    build: StepBuilder, node: Node, dy: str, wants: tuple[bool, ...], roles: tuple[str, ...]
-) -> GradientNames:
-    """Append the nodes that compute the gradients of a layer's inputs, where wanted, and of these weights."""
-    read = (*node.inputs, node.name, dy)
-    d_inputs = tuple(
-        build.add(f"{value}.grad", InputGrad(node.layer, i), read, node.weights) if is_wanted else None
-        for i, (value, is_wanted) in enumerate(zip(node.inputs, wants, strict=True))
-    )
-    d_weights = {
-        role: build.add(f"{node.weights[role]}.grad", WeightGrad(node.layer, role), read, node.weights)
-        for role in roles
-    }
-    return d_inputs, d_weights
 
 
 def _dependents(net: Network, weights: set[str]) -> set[str]:

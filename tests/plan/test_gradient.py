@@ -8,12 +8,12 @@ from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, ArgMax, Conv2d, Embedding, Linear, Mul, ReLU, Reshape, Tanh
+from onchip.network.layers import Add, ArgMax, Conv2d, Dropout, Embedding, Linear, Mul, ReLU, Reshape, Tanh
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import TrainingStep
 
-TRAINABLE = [case for case in CASES if case.layer.is_differentiable]
+TRAINABLE = [case for case in CASES if case.layer.is_differentiable and not isinstance(case.layer, Dropout)]
 
 
 def before_each_input(net: Network) -> Network:
@@ -41,7 +41,8 @@ def values(lr=1.0, weight_decay=0.0, momentum=0.0, count=1) -> dict[str, np.ndar
 
 def descent(net, x, target, loss, **options):
     """The loss, and the gradient of every weight: what one step of SGD with lr = 1 subtracts."""
-    step, B = training_step(net, TrainingStep(loss, **options)), len(target)
+    at_inference = lambda name: name not in ("mean", "var")  # noqa: E731 - of a batch norm
+    step, B = training_step(net, TrainingStep(loss, **options), trainable=at_inference), len(target)
     share = np.full(B, 1.0 if loss == "half_sse" else 1 / B)
     return loss_and_change(step, (*x, target, share))
 

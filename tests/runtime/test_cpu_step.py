@@ -9,6 +9,7 @@ from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Mul, Reshape
 from onchip.plan.gradient.step import VALUES, training_step
+from onchip.plan.gradient.training_form import DRAW
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep
@@ -37,7 +38,8 @@ def trained_through(net: Network) -> Network:
 def begin(step: Network, lr=0.1) -> dict[str, np.ndarray]:
     """The first state: its velocities are gradients after a step."""
     values = np.array([lr, 0.0, 0.9, 1.0, 1.0], np.float32)
-    return {name: np.asarray(step.weights[name]) for name in step.state} | {VALUES: values}
+    state = {name: np.asarray(step.weights[name]) for name in step.state} | {VALUES: values}
+    return state | ({DRAW: np.array([7, 1])} if DRAW in state else {})
 
 
 def run(bound: CpuStep, rows, state) -> dict[str, np.ndarray]:

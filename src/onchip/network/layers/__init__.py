@@ -20,6 +20,7 @@ from onchip.network.layers.activation import (
 )
 from onchip.network.layers.argument import ArgMax, ArgMin, ArgTopK, TopK
 from onchip.network.layers.base import LAYERS, STEP_LAYERS, Activation, Elementwise, Layer, StepLayer
+from onchip.network.layers.batch import BatchMean, BatchNormGrad, BatchVariance, DropoutMask
 from onchip.network.layers.cast import Cast, ToInts
 from onchip.network.layers.combine import (
     Add,
@@ -68,7 +69,16 @@ from onchip.network.layers.function import (
 from onchip.network.layers.linear import Linear
 from onchip.network.layers.matmul import MatMul
 from onchip.network.layers.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, RowNorm
-from onchip.network.layers.optimiser import AdamStep, ClipScale, Decayed, Descent, FirstMoment, SecondMoment, Velocity
+from onchip.network.layers.optimiser import (
+    AdamStep,
+    ClipScale,
+    Decayed,
+    Descent,
+    FirstMoment,
+    RunningAverage,
+    SecondMoment,
+    Velocity,
+)
 from onchip.network.layers.pixels import ToPixels
 from onchip.network.layers.pool import (
     AvgPool1d,
@@ -91,15 +101,15 @@ from onchip.network.layers.training import BatchSum, CrossEntropy, InputGrad, Sq
 
 __all__ = [
     "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "STEP_LAYERS", "Abs", "Activation", "AdamStep", "Add",
-    "ArgMax", "ArgMin",
-    "ArgTopK", "Atan", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchSum", "Broadcast", "Cast",
-    "Ceil", "Clip", "ClipScale", "Comparison", "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d",
-    "Convolution", "Cos", "CrossEntropy", "CumSum", "Decayed", "Descent", "Div", "Dropout", "Elementwise",
-    "Embedding", "Equal", "Erf", "Exp", "FirstMoment", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-    "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish", "Identity",
-    "InputGrad", "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax",
-    "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered",
-    "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm",
+    "ArgMax", "ArgMin", "ArgTopK", "Atan", "AvgPool1d", "AvgPool2d", "BatchMean", "BatchNorm1d", "BatchNorm2d",
+    "BatchNormGrad", "BatchSum", "BatchVariance", "Broadcast", "Cast", "Ceil", "Clip", "ClipScale", "Comparison",
+    "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CrossEntropy",
+    "CumSum", "Decayed", "Descent", "Div", "Dropout", "DropoutMask", "Elementwise", "Embedding", "Equal", "Erf",
+    "Exp", "FirstMoment", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum",
+    "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish", "Identity", "InputGrad", "Interleave",
+    "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Mask", "MatMul", "Max",
+    "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad", "Permute",
+    "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm", "RunningAverage",
     "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus",
     "Softsign", "Sqrt", "SquaredError", "StepLayer", "Sub", "Tanh", "Tile", "ToInts", "ToPixels", "TokenConv", "TopK",
     "TransposedConvolution", "Velocity", "WeightGrad",

@@ -116,6 +116,18 @@ class AdamStep(Update):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class RunningAverage(Update):
+    """average + momentum (x - average), of a batch norm's statistics."""
+
+    momentum: float = 0.1
+    required: ClassVar[tuple[str, ...]] = ("average",)
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        average: Array = w["average"] + self.momentum * (xs[0] - w["average"])
+        return average
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ClipScale(StepLayer):
     """From the norms of all gradients, (1,) each: what they are multiplied by, at most 1."""
 

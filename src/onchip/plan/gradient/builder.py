@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Node
 from onchip.network.layers import Layer
 from onchip.network.recipe import Recipe, Weight, value_weight
 from onchip.network.types import TensorType
@@ -15,17 +15,19 @@ from onchip.network.types import TensorType
 class StepBuilder:
     """The nodes and weights of a step so far."""
 
-    forward: Network
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, Weight] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
 
     def add(self, name: str, layer: Layer, inputs: Iterable[str], weights: Mapping[str, str] | None = None) -> str:
         """Append a node; returns the name of its value, `name` or like it."""
-        node = Node(self._unused(name), layer, tuple(inputs), weights or {})
+        return self.add_node(Node(self._unused(name), layer, tuple(inputs), weights or {}))
+
+    def add_node(self, node: Node) -> str:
+        """Append a node as it is; returns its name."""
         kinds = {role: self._weight_type(weight) for role, weight in node.weights.items()}
         read = tuple(self.types[value] for value in node.inputs)
-        found = layer.infer(read, kinds)
+        found = node.layer.infer(read, kinds)
         first = found.shape[:1] if read[0].is_batched else (1,)
         self.types[node.name] = TensorType((*first, *found.shape[1:]), found.dtype)
         self.nodes.append(node)

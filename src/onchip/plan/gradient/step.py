@@ -33,6 +33,7 @@ from onchip.network.layers import (
     Reshape,
     SecondMoment,
     SquaredError,
+    StepLayer,
     Velocity,
 )
 from onchip.network.layers.optimiser import STEP_VALUES
@@ -40,6 +41,7 @@ from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
+from onchip.plan.gradient.training_form import add_forward
 from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
@@ -53,14 +55,15 @@ def training_step(
     """The network that computes one step of training.
 
     decays     weights decay by STEP_VALUES' weight_decay
-    trainable  whether a weight, by name, is trained
+    trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
     """
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
     if not trained:
         raise InputError("nothing to train", got="no trainable weight", expected="a float weight of a layer")
-    build = StepBuilder(net, list(net.nodes), dict(net.weights), dict(net.types))
-    loss = _loss_layer(step)
+    build = StepBuilder([], dict(net.weights), dict(net.inputs))
+    state = add_forward(build, net, trainable)
+    loss, forward = _loss_layer(step), tuple(build.nodes)
     classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
     shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
     target, share = TensorType(shape, classes_or_rows), TensorType((BATCH,), net.output.dtype)
@@ -72,8 +75,8 @@ def training_step(
     losses = build.add("losses", loss, (output, TARGET))
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
-    gradients = _backward(build, {output: d_output}, trained)
-    state = _updates(build, step, gradients, decays)
+    gradients = _backward(build, forward, output, d_output, trained)
+    state |= _updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
     return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
@@ -110,28 +113,30 @@ def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[st
 # -- gradients ---------------------------------------------------------------------------------------------------
 
 
-def _backward(build: StepBuilder, upstream: dict[str, str], trained: Iterable[str]) -> dict[str, str]:
-    """Append the gradient nodes; returns the gradient of each trained weight that the loss depends on.
+def _backward(
+    build: StepBuilder, nodes: Sequence[Node], output: str, d_output: str, trained: Iterable[str]
+) -> dict[str, str]:
+    """Append the gradients of these nodes; returns that of each trained weight that the loss depends on.
 
-    upstream  the gradient of the network's output
+    d_output  the gradient of the network's output
     """
-    net, wanted = build.forward, set(trained)
-    depends = _dependents(net, wanted)
-    for node in _needed(net.nodes, net.weights, set(upstream)):
+    wanted = set(trained)
+    depends = _dependents(nodes, wanted)
+    for node in _needed(nodes, build.weights, {output}):
         if node.name in depends and not node.layer.is_differentiable:
             raise InputError(
                 f"layer '{node.name}' ({node.layer.kind}) has no gradient", got="a trainable weight before it",
                 expected="layers with a gradient", hint="freeze the weights before it, or end the network there",
             )  # fmt: skip
-    parts: dict[str, list[str]] = {value: [name] for value, name in upstream.items()}
+    parts: dict[str, list[str]] = {output: [d_output]}
     of_weights: dict[str, list[str]] = {}
-    for node in reversed(net.nodes):
+    for node in reversed(nodes):
         if node.name not in parts or node.name not in depends:
             continue
         dy = _total(build, f"{node.name}.grad", parts[node.name])
-        wants = tuple(name in depends and "float" in net.types[name].dtype for name in node.inputs)
+        inputs = tuple(name in depends and "float" in build.types[name].dtype for name in node.inputs)
         roles = tuple(role for role, weight in node.weights.items() if weight in wanted)
-        d_inputs, d_weights = gradients_of(build, node, dy, Wanted(wants, roles))
+        d_inputs, d_weights = gradients_of(build, node, dy, Wanted(inputs, roles))
         for name, gradient in zip(node.inputs, d_inputs, strict=True):
             if gradient is not None:
                 parts.setdefault(name, []).append(gradient)
@@ -140,11 +145,12 @@ def _backward(build: StepBuilder, upstream: dict[str, str], trained: Iterable[st
     return {name: _total(build, f"{name}.grad", of_weights[name]) for name in trained if name in of_weights}
 
 
-def _dependents(net: Network, weights: set[str]) -> set[str]:
-    """The values that depend on a trained weight."""
+def _dependents(nodes: Sequence[Node], weights: set[str]) -> set[str]:
+    """The values that depend on a trained weight; statistics and masks of training forms are part of their rules."""
     found = set[str]()
-    for node in net.nodes:
-        if weights & set(node.weights.values()) or found & set(node.inputs):
+    for node in nodes:
+        is_trained = not weights.isdisjoint(node.weights.values()) or not found.isdisjoint(node.inputs)
+        if is_trained and not isinstance(node.layer, StepLayer):
             found.add(node.name)
     return found
 

@@ -28,8 +28,7 @@ from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.arrays.calls import DeviceCalls
-from onchip.runtime.cuda import backend as cuda_backend
-from onchip.runtime.cuda import chunks, staging, timed_copies, timed_graph
+from onchip.runtime.cuda import chunks, staging, timed_copies, timed_graph, timed_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
@@ -69,7 +68,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (cuda_backend, timed_graph):
+    for module in (timed_plan, timed_graph):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.ns)
     monkeypatch.setattr(timed_copies, "perf_counter_ns", made.host)
     return made
@@ -389,7 +388,7 @@ def test_events_are_reused_and_destroyed(plan, gpu, driver):
 
 
 def test_a_call_of_more_graphs_than_are_kept_loses_none(plan, gpu, driver, monkeypatch):
-    monkeypatch.setattr(cuda_backend, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(timed_plan, "MAX_GRAPHS", 1)
     engine, recorder = recorded(plan)
     engine._bound.max_arena_bytes = 16 * 9 * 4 + 256
     engine(Array(gpu, rows(70, 6)), out=Array(gpu, rows(70, 4)))  # chunks of 16 rows and of 6

@@ -19,4 +19,8 @@ def recorded(bound: Bound, recorder: Recorder) -> Bound:
         return RecordedCpu(bound, recorder)
     from onchip.runtime.cuda.backend import CudaBound
 
-    return bound.recorded(recorder) if isinstance(bound, CudaBound) else bound  # a plan for training runs no rows
+    if not isinstance(bound, CudaBound):
+        return bound  # a plan for training runs no rows
+    from onchip.runtime.cuda.timed_plan import TimedPlan
+
+    return TimedPlan(bound, recorder)

@@ -67,11 +67,15 @@ class RecordedPlan(CudaBound, abc.ABC, Generic[C]):
     def _enqueue_chunk(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
         call = self._here.call
         if call is None:  # the caller captures the stream
-            super()._enqueue_chunk(bound, pointers, B, stream, status)
+            self._launch_chunk(bound, pointers, B, stream, status)
             return
         if not self._recorder.resources:
             self._recorder.resources.update(self._resources(bound, B))
         self._record_chunk(call, bound, pointers, B, stream, status)
+
+    def _launch_chunk(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
+        """As the plain plan does."""
+        super()._enqueue_chunk(bound, pointers, B, stream, status)
 
     def _track_of(self, stream: int) -> str:
         return self._tracks.setdefault(stream_key(stream), f"stream {len(self._tracks) + 1}")

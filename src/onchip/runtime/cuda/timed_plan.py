@@ -41,7 +41,7 @@ class TimedPlan(RecordedPlan[Launched]):
             spans = sorted(launched.spans, key=lambda span: span.begin_ns)
             self._recorder.append(Call(begin, end, B, tuple(spans)))
 
-    def _timed_copies(self) -> TimedCopies | None:
+    def _copies(self) -> TimedCopies:
         launched = self._here.call
         assert launched is not None  # inside `run`
         return TimedCopies(self.gpu, launched, self._track_of, self._free_events)

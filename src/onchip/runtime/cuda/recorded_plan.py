@@ -15,6 +15,7 @@ from onchip.runtime.cuda.backend import CudaBound
 from onchip.runtime.cuda.bound_plan import BoundRows, StreamKey, stream_key
 from onchip.runtime.cuda.occupancy import occupancy
 from onchip.runtime.cuda.status import Ticket
+from onchip.runtime.nvtx_ranges import named_range
 from onchip.runtime.spans import Recorder, Resources
 
 C = TypeVar("C")  # what is known of a call while it runs
@@ -34,9 +35,10 @@ class RecordedPlan(CudaBound, abc.ABC, Generic[C]):
         self._recorder = recorder
         self._here: _ThreadCall[C] = _ThreadCall()
         self._tracks: dict[StreamKey, str] = {}
+        self._labels = ", ".join(self.plan.groups[group.index].claim.label for group in self.groups)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        with self._recording(B):
+        with self._range_of(B), self._recording(B):
             super().run(inputs, outputs, B)
 
     def run_like(self, x: object) -> Run | None:
@@ -49,10 +51,13 @@ class RecordedPlan(CudaBound, abc.ABC, Generic[C]):
         with self.gpu:
             if self.gpu.is_capturing(stream):
                 return super().enqueue(pointers, B, stream)
-            with self._recording(B):
+            with self._range_of(B), self._recording(B):
                 ticket = super().enqueue(pointers, B, stream)
                 self.gpu.synchronise(stream)
             return ticket
+
+    def _range_of(self, B: int) -> AbstractContextManager[None]:
+        return named_range(f"{self.plan.network.name}, {B:,} rows")
 
     @abc.abstractmethod
     def _recording(self, B: int) -> AbstractContextManager[None]:
@@ -71,7 +76,8 @@ class RecordedPlan(CudaBound, abc.ABC, Generic[C]):
             return
         if not self._recorder.resources:
             self._recorder.resources.update(self._resources(bound, B))
-        self._record_chunk(call, bound, pointers, B, stream, status)
+        with named_range(self._labels):
+            self._record_chunk(call, bound, pointers, B, stream, status)
 
     def _launch_chunk(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
         """As the plain plan does."""

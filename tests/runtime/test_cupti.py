@@ -85,6 +85,26 @@ def test_a_library_without_a_function():
         Cupti(SimpleNamespace())
 
 
+def test_the_real_library_finds_these_records(library):
+    """Without a GPU it enables nothing, but it knows how long records are."""
+    try:
+        found = load_cupti()
+    except CuptiError as error:
+        pytest.skip(f"the layout of records is not compared with CUPTI: {error}")
+    number = ctypes.c_uint32()
+    found._call("cuptiGetVersion", ctypes.byref(number))
+    library.version = max(known for known in SIZES if known <= number.value)
+    kinds = [EXTERNAL, KERNEL, MEMCPY, MEMSET, KERNEL]
+    names = {KERNEL: {"name": 0}, EXTERNAL: {"externalId": 3}}
+    data = b"".join(library.record(kind, correlationId=5, **names.get(kind, {"start": 0})) for kind in kinds)
+    buffer = (ctypes.c_uint64 * (len(data) // 8)).from_buffer_copy(data)
+    try:
+        offsets = list(found._offsets(buffer, len(data)))
+    except CuptiError as error:
+        pytest.skip(f"CUPTI {found.version} reads no records without a GPU: {error}")
+    assert [buffer[offset // 8] & 0xFFFFFFFF for offset in offsets] == kinds
+
+
 # -- the layout ----------------------------------------------------------------------------------------------
 
 STRUCTS = {KERNEL: "Kernel", MEMCPY: "Memcpy", MEMSET: "Memset", EXTERNAL: "ExternalCorrelation"}
@@ -152,6 +172,7 @@ def loads(monkeypatch, loaded, loadable, library):
         raise OSError(f"{path}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", dlopen)
+    monkeypatch.setattr(cupti, "TOOLKIT", "")
     return opened
 
 
@@ -180,8 +201,9 @@ def test_the_library_that_is_loaded_already(monkeypatch, package, library):
     assert opened == ["libcupti.so.13"]
 
 
-def test_the_library_of_a_toolkit(monkeypatch, tmp_path, library):
-    path = tmp_path / "extras" / "CUPTI" / "lib64" / "libcupti.so.13"
+@pytest.mark.parametrize("folder", ["extras/CUPTI/lib64", "lib64"])
+def test_the_library_of_a_toolkit(monkeypatch, tmp_path, library, folder):
+    path = tmp_path / folder / "libcupti.so.13"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))

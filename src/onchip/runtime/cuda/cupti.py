@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from onchip.errors import DeviceError
 
-LIBRARY = "libcupti.so.13"
+LIBRARY, TOOLKIT = "libcupti.so.13", "/usr/local/cuda"
 # CUPTI_ACTIVITY_KIND_*
 MEMCPY, MEMSET, KERNEL, EXTERNAL_CORRELATION = 1, 2, 10, 39
 # Of these driver calls CUPTI records under which id they were made (CUPTI_DRIVER_TRACE_CBID_*): cuMemsetD8Async,
@@ -227,5 +227,6 @@ def _paths() -> Iterator[Path]:
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         yield from sorted(Path(folder).glob(f"*/lib/{LIBRARY}"))
-    for home in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")):
-        yield from (path for path in [Path(home, "extras", "CUPTI", "lib64", LIBRARY)] if path.exists())
+    for home in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT)):
+        paths = (Path(home, folder, LIBRARY) for folder in ("extras/CUPTI/lib64", "lib64"))
+        yield from (path for path in paths if path.exists())

@@ -61,6 +61,14 @@ def test_records_fill_several_buffers(library, monkeypatch):
     assert (found.nbytes, found._buffers) == (0, {})
 
 
+def test_a_buffer_of_another_profiler_is_not_read(library):
+    found = Cupti(library)
+    found.start()
+    buffer = (ctypes.c_uint64 * 100)()
+    library._complete(None, 0, ctypes.addressof(buffer), 800, 800)
+    assert found.read() == ([], {})
+
+
 def test_what_is_enabled(library):
     found = Cupti(library)
     found.start()

@@ -170,8 +170,8 @@ class Cupti:
         buffer[0], size[0] = ctypes.addressof(memory), _BUFFER_BYTES
 
     def _on_complete(self, context: object, stream: int, buffer: int, size: int, nbytes: int) -> None:
-        memory = self._buffers.pop(buffer)
-        if nbytes:
+        memory = self._buffers.pop(buffer, None)
+        if memory is not None and nbytes:  # not another profiler's, which did not subscribe
             self._complete.append((memory, nbytes))
 
     def _call(self, name: str, *arguments: Any) -> None:

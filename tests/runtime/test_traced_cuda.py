@@ -3,6 +3,7 @@
 import functools
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,8 +154,8 @@ def test_activities_are_read_when_the_calls_are(plan, library):
     for _ in range(10):
         engine(rows(7, 6))
     assert library.flushes == flushes
-    assert len(recorder.calls) == 10
-    assert library.flushes == flushes + 1
+    assert len(recorder.calls) == len(recorder.calls) == 10
+    assert library.flushes == flushes + 1  # once, as nothing is left to read
 
 
 def test_a_long_job_reads_now_and_then(plan, library, monkeypatch):
@@ -170,7 +171,7 @@ def test_a_long_job_reads_now_and_then(plan, library, monkeypatch):
     assert not activities._activities()._tag_of
 
 
-def test_chunks_of_a_call_are_on_several_streams(plan, driver, monkeypatch):
+def test_chunks_of_a_call_are_on_several_streams(plan, driver, library, monkeypatch):
     for module, name, value in (
         (chunks, "SLOT_BYTES", 8000), (chunks, "MIN_CHUNK_BYTES", 4000), (staging, "MAPPED_BYTES", 1000),
         (staging, "SMALL_BYTES", 1000),
@@ -192,6 +193,7 @@ def test_chunks_of_a_call_are_on_several_streams(plan, driver, monkeypatch):
         begins = [span.begin_ns for span in call.spans]
         assert begins == sorted(begins)
     assert len(launches(recorder.calls[0])) > 4 * chunks.SLOTS
+    assert not library._here.ids  # later work has no id
 
 
 def test_arrays_on_the_gpu_and_captured_streams(plan, gpu, driver):
@@ -208,7 +210,25 @@ def test_arrays_on_the_gpu_and_captured_streams(plan, gpu, driver):
 
     gpu.capture(enqueue).launch()
     gpu.synchronise()
+    engine.record(None)
     assert [[span.group for span in call.spans] for call in recorder.calls] == [[0, 1]] * 3
+    assert recorder.lost == 0
+
+
+def test_the_memset_of_scratch_memory_belongs_to_its_group(plan):
+    engine, _ = recorded(plan)
+    launched = SimpleNamespace(node_count=2, functions=[SimpleNamespace(entry="_Za", name="a<1>")])
+    bound = SimpleNamespace(steps=[(SimpleNamespace(index=4), launched)])
+    assert engine._bound._nodes_of(bound, 9) == (Node("", "memset", 4), Node("_Za", "a<1>", 4))
+
+
+def test_many_batch_sizes(plan, monkeypatch):
+    monkeypatch.setattr(traced_plan, "MAX_CALLS", 3)
+    engine, recorder = recorded(plan)
+    for B in range(1, 8):
+        engine(rows(B, 6))
+    assert len(engine._bound._nodes) <= 3
+    assert [[span.rows for span in launches(call)] for call in recorder.calls] == [[B, B] for B in range(1, 8)]
 
 
 def test_what_others_launch_is_not_counted(plan, library, gpu):
@@ -369,6 +389,16 @@ def test_events_where_cupti_sees_nothing(plan, library):
     assert isinstance(engine._bound, TimedPlan)
     assert recorder.clock.endswith(": CUPTI 13.0 does not record this GPU")
     assert library.subscribers == 0
+
+
+def test_every_gpu_is_checked_once(plan, gpu, library, driver, monkeypatch):
+    cleared = []
+    monkeypatch.setattr(gpu, "clear", lambda *arguments: (cleared.append(0), type(gpu).clear(gpu, *arguments)))
+    assert [type(recorded(plan)[0]._bound) for _ in range(2)] == [TracedPlan] * 2
+    assert cleared == [0]
+    fake_gpu(monkeypatch, driver)  # another one
+    library.delivers = lambda kind: False
+    assert type(recorded(plan)[0]._bound) is TimedPlan
 
 
 def test_events_without_cupti(plan, monkeypatch):

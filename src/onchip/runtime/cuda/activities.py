@@ -6,6 +6,7 @@ import atexit
 import functools
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ class Activities:
         self._users, self._tags = 0, itertools.count(1)
         self._found: dict[int, list[tuple[Activity, str]]] = {}  # by id
         self._tag_of: dict[int, int] = {}  # by correlation
-        self._works: set[int] = set()  # GPUs that a memset was seen on
+        self._recorded: weakref.WeakSet[Gpu] = weakref.WeakSet()  # those on which a memset was seen
         self.clock = f"CUPTI {cupti.version}"
 
     def begin(self, gpu: Gpu) -> None:
@@ -90,13 +91,13 @@ class Activities:
                 self._cupti.start()
                 atexit.register(self._cupti.stop)  # CUPTI must not call Python when it has ended
             self._users += 1
-        if gpu.index not in self._works:
+        if gpu not in self._recorded:
             try:
                 self._check(gpu)
             except CuptiError:
                 self.end()
                 raise
-            self._works.add(gpu.index)
+            self._recorded.add(gpu)
 
     def end(self) -> None:
         """A plan is no longer recorded."""

@@ -78,6 +78,10 @@ def test_what_is_enabled(library):
     assert (library.enabled, library.enabled_calls, library.subscribers) == (set(), set(), 0)
     found.start()
     assert library.subscribers == 1
+    library._write(MEMCPY, start=0, end=0, correlationId=7)
+    found.stop()
+    found.start()
+    assert (found.read(), found.nbytes) == (([], {}), 0)  # nothing of the time before
 
 
 @pytest.mark.parametrize("version", [120900, 130500, 140000])

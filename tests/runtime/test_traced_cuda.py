@@ -1,6 +1,7 @@
 """Calls recorded with CUPTI: on a fake CUPTI that watches a fake driver."""
 
 import functools
+import itertools
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from checks import rows
+from checks import random_mlp, rows
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
 from fake_cuda import Array, FakeDriver, fake_gpu, floats
 from fake_cupti import KERNEL, MEMCPY, FakeCupti
 from gpu_networks import two_groups
@@ -16,18 +19,22 @@ from onchip.errors import DeviceError, KernelError
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.measure import profile_network as profile_network_module
 from onchip.measure.profile import profile, summarise
+from onchip.network.graph import Network, Node
+from onchip.network.layers import CumSum, Reshape, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.cuda import activities, chunks, cupti, staging, timed_copies, traced_plan
 from onchip.runtime.cuda import driver as driver_module
-from onchip.runtime.cuda.activities import Activities, Copy, Launch, Node
+from onchip.runtime.cuda.activities import Activities, Copy, Launch
+from onchip.runtime.cuda.activities import Node as LaunchNode
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.cupti import MEMSET, Activity, Cupti, CuptiError
 from onchip.runtime.cuda.timed_copies import INTO_PINNED, OUT_OF_PINNED, TO_GPU, TO_HOST
 from onchip.runtime.cuda.timed_plan import TimedPlan
 from onchip.runtime.cuda.traced_plan import TracedPlan
-from onchip.runtime.engine import Engine
+from onchip.runtime.engine import Engine, compile
 from onchip.runtime.spans import COPY, Recorder, Span
 
 COPY_NS = 250
@@ -219,7 +226,7 @@ def test_the_memset_of_scratch_memory_belongs_to_its_group(plan):
     engine, _ = recorded(plan)
     launched = SimpleNamespace(node_count=2, functions=[SimpleNamespace(entry="_Za", name="a<1>")])
     bound = SimpleNamespace(steps=[(SimpleNamespace(index=4), launched)])
-    assert engine._bound._nodes_of(bound, 9) == (Node("", "memset", 4), Node("_Za", "a<1>", 4))
+    assert engine._bound._nodes_of(bound, 9) == (LaunchNode("", "memset", 4), LaunchNode("_Za", "a<1>", 4))
 
 
 def test_many_batch_sizes(plan, monkeypatch):
@@ -274,6 +281,43 @@ def test_a_call_that_fails_is_not_recorded(plan, driver):
     engine(x)
     assert [len(launches(call)) for call in recorder.calls] == [2, 2, 2]
     assert recorder.lost == 0
+
+
+def chain_with_views():
+    """Groups of several launches, with one between them that launches nothing."""
+    nodes = (
+        Node("s", Softmax(1), ("x",)), Node("r", Reshape((3, 8)), ("s",)), Node("c", CumSum(1), ("r",)),
+        Node("t", Softmax(1), ("c",)),
+    )  # fmt: skip
+    return Network({"x": TensorType(("B", 4, 6))}, nodes, ("t",), {})
+
+
+@needs_gxx
+@pytest.mark.parametrize("net", [chain_with_views(), random_mlp(20, 70, 30, 5)], ids=["views", "mlp"])
+def test_emulated_kernels(monkeypatch, net):
+    """The results are the plain plan's to the bit, and the kernels are those that events time, in the same order."""
+    gpu = emulate_device(monkeypatch)
+    library = FakeCupti(itertools.count(10**12, 100).__next__)
+    library.watch(gpu.driver)
+    monkeypatch.setattr(activities, "_activities", functools.cache(lambda: Activities(Cupti(library))))
+    engine = compile(net, "cuda")
+    found = []
+    for kind in (TracedPlan, TimedPlan):
+        library.answers["cuptiSubscribe"] = 0 if kind is TracedPlan else 39
+        recorder = Recorder(engine.plan)
+        for B in (1, 50):
+            x = rows(B, *net.input.row_shape)
+            engine.record(None)
+            want = engine(x)
+            engine.record(recorder)
+            assert type(engine._bound) is kind
+            for _ in range(3):
+                assert np.array_equal(engine(x), want)
+        engine.record(None)
+        found.append([[(span.group, span.name, span.rows) for span in launches(call)] for call in recorder.calls])
+        assert recorder.lost == 0
+    assert found[0] == found[1]
+    assert [len(found[0]), len({group for group, _, _ in found[0][0]}) > 1] == [6, True]
 
 
 # -- records that are missing --------------------------------------------------------------------------------
@@ -413,7 +457,7 @@ def test_events_without_cupti(plan, monkeypatch):
 
 # -- spans ---------------------------------------------------------------------------------------------------
 
-A, B, CLEAR = Node("_Za", "a<1>", 0), Node("_Zb", "b<2>", 1), Node("", "memset", 1)
+A, B, CLEAR = (LaunchNode(*each) for each in (("_Za", "a<1>", 0), ("_Zb", "b<2>", 1), ("", "memset", 1)))
 
 
 def ran(name, begin, end, kind=10):

@@ -94,7 +94,7 @@ class Activities:
         if gpu not in self._recorded:
             try:
                 self._check(gpu)
-            except CuptiError:
+            except BaseException:
                 self.end()
                 raise
             self._recorded.add(gpu)

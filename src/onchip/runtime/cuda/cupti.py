@@ -121,6 +121,7 @@ class Cupti:
             library.cuptiActivityEnableDriverApi(call, 0)
         library.cuptiActivityFlushAll(1)  # also incomplete records: CUPTI must not complete a buffer at exit
         library.cuptiUnsubscribe(self._subscriber)
+        self._complete.clear()
 
     def push(self, tag: int) -> None:
         """Driver calls of this thread are made under this id, until `pop`."""

@@ -260,8 +260,8 @@ class FakeDriver:
         return (self._told("cuMemFree"),)
 
     def cuMemFreeAsync(self, pointer, stream):
-        del self.memory[pointer]
         del self.pool_bytes[pointer]
+        self.put(stream, lambda: self.memory.pop(pointer))  # earlier work on the stream may still use it
         return (self._told("cuMemFreeAsync"),)
 
     def cuMemHostAlloc(self, nbytes, flags):

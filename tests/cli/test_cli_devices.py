@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from conftest import STATED_FLOPS
-from onchip.plan.device import KNOWN
+from onchip.plan.device import H200, KNOWN
+from onchip.runtime import recording
 from onchip.runtime.cpu.backend import core_count
+from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
 
@@ -28,3 +32,12 @@ def test_json_and_measuring(spawn, monkeypatch, tmp_path):
     assert cpu["bytes_per_s"] > 1e8
     assert [known["name"] for known in document["known"]] == list(KNOWN)
     assert (document["no_cuda"] is None) == bool(cuda_devices())
+
+
+@pytest.mark.parametrize("clock", ["CUPTI 13.0", "CUDA events, one launch at a time: no CUPTI of CUDA 13"])
+def test_the_clock_of_profiles(cli, monkeypatch, clock):
+    for name, value in (("cuda_devices", [H200]), ("why_no_cuda", None), ("driver_version", "13.0")):
+        monkeypatch.setattr(devices, name, lambda value=value: value)
+    monkeypatch.setattr(recording, "clock_of_profiles", lambda: clock)
+    assert f"onchip profile: times of kernels by {clock}\n" in cli("devices").err
+    assert json.loads(cli("devices", "--json").out)["profile_clock"] == clock

@@ -13,6 +13,7 @@ from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.measure import profile_network as profile_network_module
 from onchip.measure.profile import Profile, profile, summarise
 from onchip.measure.profile_network import profile_network
+from onchip.measure.trace import trace_events
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import CumSum
 from onchip.network.types import TensorType
@@ -63,6 +64,17 @@ def test_the_times_of_a_group():
     assert (s.nbytes, s.flop, s.estimate_us) == (step.nbytes, step.flop, pytest.approx(step.estimate_us))
     assert s.bytes_per_s == pytest.approx(step.nbytes / s.mean_us * 1e6)
     assert s.of_floor == pytest.approx(step.floor_us / s.mean_us)
+
+
+def test_launches_of_a_group_that_overlap_count_once():
+    """On one stream; those of another group, or on another stream, count for themselves."""
+    stream = "stream 1"
+    found = summarise("cuda:0", recorder_of(Call(0, 100_000, 4, (
+        span(0, 10, 30, stream), span(0, 12, 20, stream), span(0, 25, 45, stream), span(0, 50, 55, stream),
+        span(0, 52, 54, "stream 2"), span(1, 53, 63, stream),
+    ))))  # fmt: skip
+    times = {kernel.layers: kernel.mean_us for kernel in found.kernels}
+    assert times == {("s",): pytest.approx(35 + 5 + 2), ("t",): pytest.approx(10)}
 
 
 def test_bytes_and_flop_are_those_of_the_mean_call():
@@ -129,6 +141,19 @@ def test_the_timeline(tmp_path):
     assert names == {(0, 0): "calls", (0, 1): "thread 0", (0, 2): "thread 1", (0, 3): "stream 1"}
     assert [e["args"] for e in complete[2:]] == [{"rows": 4, "group": 1}, {"bytes": 64}]
     assert all({"name", "ph", "pid", "tid"} <= event.keys() for event in events)
+
+
+def test_spans_that_overlap_have_tracks_of_their_own():
+    """The viewer draws events of a track inside each other."""
+    spans = [span(0, 1, 5, "stream 1"), span(0, 2, 4, "stream 1"), span(1, 3, 9, "stream 1"), span(1, 5, 8, "stream 1")]
+    spans.append(span(0, 3, 4, "stream 2"))
+    events = list(trace_events([("cuda:0", recorder_of(Call(0, 9000, 4, tuple(spans))))]))
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    found = [(names[event["tid"]], event["ts"]) for event in events if event["ph"] == "X" and event["tid"]]
+    assert sorted(found) == [
+        ("stream 1", 1), ("stream 1", 5), ("stream 1, overlapping 1", 2), ("stream 1, overlapping 2", 3),
+        ("stream 2", 3),
+    ]  # fmt: skip
 
 
 def test_ranks_are_processes_of_the_timeline_and_have_tables(tmp_path):

@@ -1,4 +1,4 @@
-"""Calls recorded with the time of every launch: on a fake driver with its own clock, emulated, and on a GPU."""
+"""Calls recorded with CUDA events: on a fake driver with its own clock, emulated, and on a GPU; there also by CUPTI."""
 
 import gc
 import itertools
@@ -28,12 +28,12 @@ from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.arrays.calls import DeviceCalls
-from onchip.runtime.cuda import backend as cuda_backend
-from onchip.runtime.cuda import chunks, staging, timed_copies, timed_graph
+from onchip.runtime.cuda import activities, chunks, staging, timed_copies, timed_graph, timed_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
 from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.cupti import CuptiError, load_cupti
 from onchip.runtime.cuda.timed_copies import INTO_PINNED, OUT_OF_PINNED, TO_GPU, TO_HOST
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder
 from onchip.runtime.engine import Engine, compile
@@ -48,6 +48,31 @@ def recorded(plan):
     engine, recorder = Engine(plan, CudaBackend(0), "cuda:0"), Recorder(plan)
     engine.record(recorder)
     return engine, recorder
+
+
+def load_nothing():
+    raise CuptiError("not in this test")
+
+
+@pytest.fixture(params=["events"])
+def recorded_by(request, monkeypatch):
+    """What times the launches."""
+    if request.param == "events":
+        monkeypatch.setattr(activities, "_activities", load_nothing)
+    else:
+        try:
+            load_cupti()
+        except CuptiError as error:
+            pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _recorded_by(recorded_by):
+    pass
+
+
+on_both_clocks = pytest.mark.parametrize("recorded_by", ["events", "cupti"], indirect=True)
 
 
 class Clock:
@@ -69,7 +94,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (cuda_backend, timed_graph):
+    for module in (timed_plan, timed_graph):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.ns)
     monkeypatch.setattr(timed_copies, "perf_counter_ns", made.host)
     return made
@@ -389,7 +414,7 @@ def test_events_are_reused_and_destroyed(plan, gpu, driver):
 
 
 def test_a_call_of_more_graphs_than_are_kept_loses_none(plan, gpu, driver, monkeypatch):
-    monkeypatch.setattr(cuda_backend, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(timed_plan, "MAX_GRAPHS", 1)
     engine, recorder = recorded(plan)
     engine._bound.max_arena_bytes = 16 * 9 * 4 + 256
     engine(Array(gpu, rows(70, 6)), out=Array(gpu, rows(70, 4)))  # chunks of 16 rows and of 6
@@ -536,8 +561,9 @@ def test_ids_outside_their_table_still_raise(monkeypatch, B):
 
 
 @pytest.mark.gpu
+@on_both_clocks
 @pytest.mark.parametrize("net", [NET, two_groups(), with_a_view()], ids=["one launch", "two", "a view"])
-def test_on_a_gpu(net):
+def test_on_a_gpu(net, recorded_by):
     plain = compile(net, "cuda")
     engine, recorder = recorded(plain.plan)
     groups = {i for i, group in enumerate(plain.plan.groups) if not group.claim.is_view}
@@ -547,7 +573,7 @@ def test_on_a_gpu(net):
         for a, b in zip(*((each if isinstance(each, tuple) else (each,)) for each in (got, want)), strict=True):
             assert np.array_equal(a, b)
         call = recorder.calls[-1]
-        assert call.rows == B
+        assert (call.rows, recorder.lost) == (B, 0)
         assert {span.group for span in launches(call)} == groups == set(recorder.resources)
         assert sum(span.nbytes for span in copies(call, INTO_PINNED)) == x.nbytes
         assert sum(span.nbytes for span in copies(call, TO_GPU)) in (0, x.nbytes)  # 0: mapped memory
@@ -556,14 +582,43 @@ def test_on_a_gpu(net):
         assert all(span.end_ns > span.begin_ns for span in call.spans)
         for track in {span.track for span in call.spans}:
             spans = [span for span in call.spans if span.track == track]
-            assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(spans))
+            if recorded_by == "events":  # with CUPTI, kernels may overlap
+                assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(spans))
             assert sum(span.end_ns - span.begin_ns for span in spans) <= call.end_ns - call.begin_ns
     for found in recorder.resources.values():
         assert 0 < found.occupancy <= 1
         assert found.registers > 0
+    assert recorder.clock.startswith("CUDA events" if recorded_by == "events" else "CUPTI 13.")
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recorded_by", ["cupti"], indirect=True)
+def test_both_clocks_agree_on_a_gpu(monkeypatch, recorded_by):
+    """The time of a kernel that takes much longer than an event, and where it lies in the call."""
+    plain, times = compile(NET, "cuda"), {}
+    x = rows(1_000_000, 72)
+    for clock in ("cupti", "events"):
+        if clock == "events":
+            monkeypatch.setattr(activities, "_activities", load_nothing)
+        engine, recorder = recorded(plain.plan)
+        for _ in range(5):
+            engine(x)
+        engine.record(None)
+        for call in recorder.calls:
+            assert all(
+                call.begin_ns - 50_000 < span.begin_ns < span.end_ns < call.end_ns + 50_000 for span in call.spans
+            )
+        kinds = {"kernel": launches, TO_GPU: lambda call: copies(call, TO_GPU)}
+        times[clock] = {
+            kind: min(sum(span.end_ns - span.begin_ns for span in of(call)) for call in recorder.calls)
+            for kind, of in kinds.items()
+        }
+    for kind, ns in times["cupti"].items():
+        assert ns == pytest.approx(times["events"][kind], rel=0.2), kind
+
+
+@pytest.mark.gpu
+@on_both_clocks
 def test_torch_tensors_on_a_gpu(torch):
     plain = compile(NET, "cuda")
     engine, recorder = recorded(plain.plan)

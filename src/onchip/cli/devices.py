@@ -28,6 +28,7 @@ def devices(
     from onchip.plan.device import KNOWN
     from onchip.runtime.cpu.backend import this_cpu
     from onchip.runtime.cuda.devices import cuda_devices, driver_version, why_no_cuda
+    from onchip.runtime.recording import clock_of_profiles
 
     here = {"cpu": this_cpu(measure), **{f"cuda:{i}": gpu for i, gpu in enumerate(cuda_devices())}}
     no_cuda = why_no_cuda() if len(here) == 1 else None
@@ -37,6 +38,7 @@ def devices(
             "known": [_facts(name, device) for name, device in KNOWN.items()],
             "no_cuda": no_cuda,
             "cuda_driver": driver_version() or None,
+            "profile_clock": None if no_cuda else clock_of_profiles(),
         })  # fmt: skip
         return
     head = [
@@ -50,6 +52,7 @@ def devices(
     print_message("units: cores or SMs; Gflop/s in fp32; GB/s of main memory; on chip: L2 or shared memory per unit")
     print_message("call: overhead of a call with one host row; bus: between host and GPU memory")
     if no_cuda is None:
+        print_message(f"onchip profile: times of kernels by {clock_of_profiles()}")
         print_message("auto: the device estimated faster for a network; onchip plan MODEL --batch ROWS prints which")
 
 

@@ -95,6 +95,8 @@ class EngineProfile:
     imbalance: float  # the busiest thread's CPU time divided by their mean; 0 if it is not counted
     kernels: tuple[KernelTime, ...]  # those with the most time first
     copies: tuple[CopyTime, ...]  # of host arrays, on a GPU
+    clock: str  # on a GPU: what measured the times of kernels and copies
+    lost: int  # calls that are left out: some of their times are missing
 
     @property
     def text(self) -> str:
@@ -102,8 +104,9 @@ class EngineProfile:
 
     def fitted(self, width: int) -> str:
         """The table, and what it leaves out, in lines of at most `width` characters."""
+        lost = f"{plural(self.lost, 'call')} left out: some of their times are missing"
         if not self.calls:
-            return f"{self.network} on {self.chosen}: no calls"
+            return f"{self.network} on {self.chosen}: no calls" + (f"; {lost}" if self.lost else "")
         on_gpu = self.chosen.startswith("cuda")
         where = f"{self.where}: " if self.where else ""
         head = HEAD + (GPU_HEAD if on_gpu else [])
@@ -115,6 +118,8 @@ class EngineProfile:
             f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
             f"{format_us(max(0.0, self.call_us - self.kernel_us))} before, between and after them",
         ]
+        if self.clock:
+            lines.append(f"times of kernels by {self.clock}" + (f"; {lost}" if self.lost else ""))
         lines += [copy.text for copy in self.copies]
         if self.threads:
             used = ", ".join(f"{share:.0%}" for share in self.threads)
@@ -135,7 +140,7 @@ class Profile:
     @property
     def engines(self) -> tuple[EngineProfile, ...]:
         """One per engine that was called."""
-        return tuple(summarise(chosen, recorder) for chosen, recorder in self.recorded if recorder.calls)
+        return tuple(summarise(*each) for each in self.recorded if each[1].calls or each[1].lost)
 
     @property
     def trainings(self) -> tuple[TrainingProfile, ...]:
@@ -185,8 +190,9 @@ def profile() -> Iterator[Profile]:
     """Record when each kernel of an engine runs: with onchip.profile() as found: engine(x), then print(found).
 
     It records the calls of all engines of this process, also of those that are created inside. A recorded call returns
-    the same bits and takes somewhat longer; on a GPU its kernels run one after the other. Of a training that begins
-    inside (fit, fit_many, estimators) it records the phases and the time of the steps; its results do not change.
+    the same bits and takes somewhat longer; on a GPU without CUPTI its kernels run one after the other. Of a training
+    that begins inside (fit, fit_many, estimators) it records the phases and the time of the steps; its results do not
+    change.
     """
     found = Profile()
 
@@ -208,6 +214,8 @@ def profile() -> Iterator[Profile]:
         recording.ON_NEW.clear()  # one profile at a time
         for engine in list(engines.ENGINES):
             engine.record(None)
+        for _, recorder in found.recorded:
+            recorder.finish()  # also of engines that are gone
         _recording.release()
 
 
@@ -222,7 +230,7 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
             [times[i] for times in of_groups], [at(call.rows)[i] for call in calls], [call.count for call in calls],
             whole, recorder.resources.get(i, Resources()),
         )
-        for i, group in enumerate(plan.groups)
+        for i, group in enumerate(plan.groups if calls else ())
         if not group.claim.is_view or any(times[i] for times in of_groups)
     ]  # fmt: skip
     call_us = statistics.fmean((call.end_ns - call.begin_ns) / 1e3 for call in calls) if calls else 0.0
@@ -232,16 +240,21 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
         sum(call.count for call in calls), len(calls), call_us,
         statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
-        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls), recorder.clock, recorder.lost,
     )  # fmt: skip
 
 
 def _times(call: Call, groups: int) -> list[float]:
-    """Microseconds of each group in a call: of the mean thread where threads run different rows."""
-    times = [0.0] * groups
-    for span in call.spans:
+    """Microseconds of each group in a call: of the mean thread where threads run different rows.
+
+    Launches of a group that overlap on a stream count once.
+    """
+    times, ends = [0.0] * groups, dict[tuple[str, int], int]()
+    for span in call.spans:  # in the order in which they begin
         if span.group != COPY:
-            times[span.group] += (span.end_ns - span.begin_ns) / 1e3 / call.workers
+            end = ends.get((span.track, span.group), 0)
+            times[span.group] += max(0, span.end_ns - max(span.begin_ns, end)) / 1e3 / call.workers
+            ends[span.track, span.group] = max(span.end_ns, end)
     return times
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onchip.errors import DeviceError
 from onchip.files import check_memory
 from onchip.measure.profile import EngineProfile, Profile, summarise
 from onchip.network.graph import Network
@@ -108,12 +109,16 @@ def profile_network(
         show()
         engine.record(recorder if is_recorded else None)
         if is_recorded:
-            _call_us(engine, x)  # the first compiles what records
-            del recorder.calls[-1]
+            for _ in range(2):  # the first compiles what records; on a GPU the second builds the graph
+                _call_us(engine, x)
+            del recorder.calls[-2:]
         times = _sample(engine, x, seconds / (2 * ROUNDS), show)
         best[is_recorded] = min(best[is_recorded], statistics.fmean(times))
         plain += [] if is_recorded else times
     engine.record(None)
+    if not recorder.calls:
+        got = f"no times of {recorder.lost:,} calls, by {recorder.clock}"
+        raise DeviceError("the calls could not be recorded", got=got, expected="a time of each kernel")
     median, p95 = np.percentile(plain, [50, 95])
     found = NetworkProfile(
         summarise(engine.chosen, recorder), B, (planned - begin) * 1e3, (built - planned) * 1e3, first, float(median),

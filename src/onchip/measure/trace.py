@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from onchip.files import atomic_write
-from onchip.runtime.spans import COPY, Recorder
+from onchip.runtime.spans import COPY, Recorder, Span
 from onchip.train.recording import TrainingRecorder
 
 CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
@@ -38,8 +38,8 @@ def trace_events(
         tracks: dict[str, int] = {CALLS: 0}
         for call in recorder.calls:
             yield _event(process, 0, f"call, {call.rows} rows", call.begin_ns - zero, call.end_ns, call.begin_ns)
-            for span in call.spans:
-                track = tracks.setdefault(span.track, len(tracks))
+            for name, span in _without_overlap(call.spans):
+                track = tracks.setdefault(name, len(tracks))
                 event = _event(process, track, span.name, span.begin_ns - zero, span.end_ns, span.begin_ns)
                 args = {"bytes": span.nbytes} if span.group == COPY else {"rows": span.rows, "group": span.group}
                 yield event | {"args": args}
@@ -50,6 +50,16 @@ def trace_events(
             yield _name("thread_name", process, number, name)
     for process, training in enumerate(trainings, len(recorded)):
         yield from _training_events(process, training, zero)
+
+
+def _without_overlap(spans: Iterable[Span]) -> Iterator[tuple[str, Span]]:
+    """Each span with its track; one that overlaps others gets a further track, as events of a track cannot overlap."""
+    ends: dict[str, list[int]] = {}  # of the last span on each of the tracks
+    for span in sorted(spans, key=lambda span: span.begin_ns):
+        of_track = ends.setdefault(span.track, [])
+        number = next((i for i, end in enumerate(of_track) if end <= span.begin_ns), len(of_track))
+        of_track[number : number + 1] = [span.end_ns]
+        yield f"{span.track}, overlapping {number}" if number else span.track, span
 
 
 def _training_events(process: int, training: TrainingRecorder, zero: int) -> Iterator[dict[str, Any]]:

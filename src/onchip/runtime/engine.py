@@ -77,13 +77,17 @@ class Engine:
         are_distinct = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_direct = are_distinct and not self._computed_ids  # the backend writes each output to its destination
         self._plain_bound = backend.bind(plan)
+        self._recorder: Recorder | None = None
         self.record(None)
         ENGINES.add(self)
         for notify in ON_NEW:
             notify(self)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record later calls in `recorder`, which takes longer; None: no more. Calls in flight end as they began."""
+        """Record later calls in `recorder`, which takes longer; None: no more. Calls in flight end as they began,
+        and may be left out."""
+        if self._recorder is not None:
+            self._recorder.finish()
         self._recorder = recorder
         self._bound: Bound = self._plain_bound if recorder is None else recorded(self._plain_bound, recorder)
         self._quick_call = self._bound.quick_call() if self._is_direct else None

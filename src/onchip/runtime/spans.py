@@ -63,6 +63,9 @@ class Recorder:
         self.resources: dict[int, Resources] = {}  # by group, of a GPU
         # Puts calls that are not yet in `calls` there: to do so after each call would delay the next one.
         self.collect: Callable[[], None] = lambda: None
+        self.finish: Callable[[], None] = lambda: None  # ends the recording
+        self.clock = ""  # of a GPU: what measures its times
+        self.lost = 0  # calls that are left out: their times are incomplete
         self._calls: list[Call] = []
 
     @property

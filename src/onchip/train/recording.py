@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from onchip.kernels.training import LaunchTime
 from onchip.plan.plan import Plan
+from onchip.runtime.nvtx_ranges import named_range
 
 # On a GPU the host is in LAUNCH while it sends steps, and in STEPS while it waits for them.
 PLAN, ROWS, LAUNCH, STEPS = "plan and build", "prepare rows", "launch steps", "steps"
@@ -116,13 +117,17 @@ class _Phase:
     """The host is in a phase while this context is open."""
 
     def __init__(self, recorder: TrainingRecorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
+        self._recorder, self._name, self._range = recorder, name, named_range(name)
 
     def __enter__(self) -> None:
+        self._range.__enter__()
         self._begin_ns = perf_counter_ns()
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._recorder.add(self._name, self._begin_ns)
+        self._range.__exit__(kind, error, trace)
 
 
 ON_NEW: list[Callable[[TrainingRecorder], None]] = []  # called with the recorder of each new run; none: nothing records

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -279,6 +280,14 @@ def test_every_rank_records_its_calls(tmp_path, sent):
     assert not any(isinstance(message, ClockRequest) for _, message in sent)
 
 
+def test_ranks_say_how_they_timed_their_calls(tmp_path, monkeypatch):
+    real = Recording.recorded
+    monkeypatch.setattr(Recording, "recorded", lambda self: replace(real(self), clock="CUPTI 13.0", lost=2))
+    run_threads(tmp_path, 2, X, records=True)
+    ((_, recorder),) = run_threads.group.recorded(run_threads.own.plan)
+    assert (recorder.clock, recorder.lost) == ("CUPTI 13.0", 2)
+
+
 def test_nothing_is_recorded_or_sent_without_an_order(tmp_path, sent, monkeypatch):
     recorders, record = [], Engine.record
     monkeypatch.setattr(Engine, "record", lambda *args: (recorders.append(args[1]), record(*args)))
@@ -321,6 +330,8 @@ def test_the_shortest_ways_give_the_difference_of_the_clocks(monkeypatch):
     assert len(requests) == ROUND_TRIPS
     (recorder,) = recorders
     recorder.append(Call(10, 20, 7, (Span("thread 0", "k", 0, 12, 18, 7),)))
+    recorder.clock, recorder.lost = "CUPTI 13.0", 2
+    assert (recording.recorded().clock, recording.recorded().lost) == ("CUPTI 13.0", 2)
     assert recording.recorded().calls == [Call(1010, 1020, 7, (Span("thread 0", "k", 0, 1012, 1018, 7),))]
     assert recording.recorded().chosen == "cpu"
 

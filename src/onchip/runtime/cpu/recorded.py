@@ -13,6 +13,7 @@ from onchip.kernels.cpu.threading.timed import CAPACITY, Run, TimedLaunch
 from onchip.network.recipe import Array
 from onchip.plan.step_info import StepInfo
 from onchip.runtime.cpu.backend import CpuBound, Step
+from onchip.runtime.nvtx_ranges import named_range
 from onchip.runtime.spans import Call, Recorder, Span
 
 RECORD_NS, SHARE = 6_000, 0.02  # to record a call takes about this long; at most this share of all calls' time
@@ -51,6 +52,7 @@ class RecordedCpu:
         self._is_compiled = plain.chunks is not None
         self._bound = plain.with_launches(self._with_clock)
         self._labels = [group.claim.label for group in plain.plan.groups]
+        self._network = plain.plan.network.name
 
     def _with_clock(self, step: Step) -> Launch:
         if self._is_compiled and isinstance(step.launch, CompiledLaunch):
@@ -59,14 +61,19 @@ class RecordedCpu:
             return timed.timed
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            begin = time.perf_counter_ns()
-            step.launch(inputs, outputs, threads)
+            with named_range(self._labels[step.group]):
+                begin = time.perf_counter_ns()
+                step.launch(inputs, outputs, threads)
             self._runs.append((step.group, Run(0, begin, time.perf_counter_ns(), len(outputs[0]))))
 
         return run
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         """As the plain plan; one call at a time."""
+        with named_range(f"{self._network}, {B:,} rows"):
+            self._run(inputs, outputs, B)
+
+    def _run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         bound = self._bound
         chunk = B if bound.chunks is None else bound.chunks.rows_of_chunk(B)
         runs = -(-B // chunk)

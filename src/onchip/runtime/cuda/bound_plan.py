@@ -22,7 +22,7 @@ from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
-from onchip.runtime.cuda.timed_copies import TimedCopies
+from onchip.runtime.cuda.timed_copies import HostCopies
 
 MAX_CALLS = 64  # batch sizes whose launches a thread caches
 MAX_GRAPHS = 32  # cached
@@ -154,9 +154,9 @@ class BoundPlan:
             return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
         staged = list(inputs.values()), list(outputs.values())
-        staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often, self._timed_copies())
+        staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often, self._copies())
 
-    def _timed_copies(self) -> TimedCopies | None:
+    def _copies(self) -> HostCopies | None:
         """What records the copies of a call of `run`."""
         return None
 

@@ -297,7 +297,7 @@ class Gpu:
                 # The module stays loaded with the context: there are few, and a later engine may need it again.
                 module = call(driver.cuModuleLoadData, binary.cubin, doing=doing)
                 handle = call(driver.cuModuleGetFunction, module, binary.entry.encode(), doing=doing)
-                found = Function(driver, program.name_expression, handle, binary.registers, binary.spill_bytes)
+                found = Function(driver, program.name_expression, handle, binary)
                 self._functions[program] = found
             function = self._functions[program]
             function.allow_shared(shared_bytes)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from onchip.kernels.cuda.common.arguments import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, TensorMap, WindowMap
 from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.runtime.cuda.driver import call, fail
+from onchip.runtime.cuda.nvrtc import Binary
 
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
 # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
@@ -51,9 +52,10 @@ class LaunchContext(Protocol):
 class Function:
     """A kernel compiled for a GPU and loaded there."""
 
-    def __init__(self, driver: Any, name: str, handle: Any, registers: int, spill_bytes: int) -> None:
+    def __init__(self, driver: Any, name: str, handle: Any, binary: Binary) -> None:
         self._driver, self.name, self.handle = driver, name, handle
-        self.registers, self.spill_bytes = registers, spill_bytes  # per thread, from the compiler
+        self.entry = binary.entry  # the name as the compiler mangled it
+        self.registers, self.spill_bytes = binary.registers, binary.spill_bytes  # per thread, from the compiler
         shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
         self._shared_limit, self._allowing = 0, threading.Lock()

@@ -32,7 +32,7 @@ from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.pinned import PinnedArrays, PinnedBuffer
 from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
-from onchip.runtime.cuda.timed_copies import TO_GPU, TO_HOST, TimedCopies
+from onchip.runtime.cuda.timed_copies import TO_GPU, TO_HOST, HostCopies
 
 MIN_SLOT_BYTES = 128 << 10
 # Up to this size, a chunk's kernels access mapped host memory: no copies, each of which waits some us for the previous
@@ -146,7 +146,7 @@ class Staging:
 
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue, is_read_often: bool = False,
-        copies: TimedCopies | None = None,
+        copies: HostCopies | None = None,
     ) -> None:  # fmt: skip
         """Run B > 0 rows; returns when the outputs are complete.
 
@@ -194,7 +194,7 @@ class Staging:
 
     def _run_small(
         self, layout: _Layout, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue,
-        copies: TimedCopies | None,
+        copies: HostCopies | None,
     ) -> None:  # fmt: skip
         copy_in, copy_out = _host_copies(copies)
         for target, source in zip(layout.inputs, inputs, strict=True):
@@ -240,7 +240,7 @@ class _Batch:
 
     def __init__(
         self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, pinned: PinnedArrays,
-        is_read_often: bool, copies: TimedCopies | None,
+        is_read_often: bool, copies: HostCopies | None,
     ) -> None:  # fmt: skip
         self._gpu, self._cut, self._B, self._input_count = gpu, cut, B, len(inputs)
         arrays = (*inputs, *outputs)
@@ -334,7 +334,7 @@ def _as_bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _host_copies(copies: TimedCopies | None) -> tuple[HostCopy, HostCopy]:
+def _host_copies(copies: HostCopies | None) -> tuple[HostCopy, HostCopy]:
     """Copies into pinned memory and out of it."""
     return (_copy, _copy) if copies is None else (copies.copy_in, copies.copy_out)
 

@@ -117,6 +117,7 @@ class RankGroup:
             if synced.recorded is not None:
                 recorder = Recorder(plan, name_of(rank, self._ranks))
                 recorder.resources.update(synced.recorded.resources)
+                recorder.clock, recorder.lost = synced.recorded.clock, synced.recorded.lost
                 for call in synced.recorded.calls:
                     recorder.append(call)
                 found.append((synced.recorded.chosen, recorder))

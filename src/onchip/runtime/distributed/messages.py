@@ -70,6 +70,8 @@ class Recorded:
     chosen: str  # the device
     calls: list[Call]
     resources: dict[int, Resources]
+    clock: str
+    lost: int
 
 
 @dataclass(frozen=True, eq=False)

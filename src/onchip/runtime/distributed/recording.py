@@ -46,4 +46,5 @@ class Recording:
     def recorded(self) -> Recorded:
         ahead_ns = (self._least_ns + self._most_ns) // 2
         calls = [call.shifted(ahead_ns) for call in self._recorder.calls]
-        return Recorded(self._engine.chosen, calls, self._recorder.resources)
+        recorder = self._recorder
+        return Recorded(self._engine.chosen, calls, recorder.resources, recorder.clock, recorder.lost)

@@ -151,6 +151,8 @@ class Claim:
     writes: Mapping[str, str] = field(default_factory=dict)  # the layouts of values that it does not write in ROWS
     is_view: bool = False  # its output is a view of its input: nothing is launched
     is_fallback: bool = False  # used only if no other kernel claims the layer
+    # Its outputs may be written over the state that they replace: each element depends on no other element of it.
+    updates_in_place: bool = False
 
     def __post_init__(self) -> None:
         for name in ("recipes", "reads", "writes"):

@@ -107,6 +107,22 @@ class Plan:
         written = dict.fromkeys(name for group in self.groups for name in group.outputs)
         return tuple(name for name in written if name not in self.network.outputs and self.stored_in[name] == name)
 
+    @functools.cached_property
+    def updated_in_place(self) -> Mapping[str, str]:
+        """The values that may be stored in the state that they replace, which no later group reads."""
+        net, last_read = self.network, dict[str, int]()
+        for i, group in enumerate(self.groups):
+            reached = reach(group.claim.recipes.values(), net.weights)
+            last_read |= {name: i for name in reached if isinstance(name, str) and name in net.state}
+        by_value = {value: name for name, value in net.state.items() if value}
+        return {
+            value: by_value[value]
+            for i, group in enumerate(self.groups)
+            if group.claim.updates_in_place
+            for value in group.outputs
+            if value in by_value and value not in net.outputs and last_read.get(by_value[value], i) <= i
+        }
+
     @property
     def rewrite_flop(self) -> int:
         """The flop to compute the weights that rewrites derived, once, when an engine is built."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from onchip.errors import ShapeError
 from onchip.kernels.cuda.common.arguments import Input, Output
-from onchip.kernels.cuda.common.program import Lowering, status_words
+from onchip.kernels.cuda.common.program import Lowering, Steps, status_words
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
@@ -41,6 +41,10 @@ class BoundGroup:
     inputs: tuple[str, ...]
     weights: Mapping[str, Buffer]
     outputs: tuple[str, ...]
+    rows: int = 0  # of each launch; 0: as many as the batch has
+
+    def at(self, B: int) -> Steps:
+        return self.lowering.at(self.rows or B)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +75,14 @@ def stream_key(stream: int) -> StreamKey:
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network on a stream and returns at once; `run` takes NumPy arrays."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup]) -> None:
-        self.gpu, self.plan, self.groups = gpu, plan, tuple(groups)
+    def __init__(
+        self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], memory: Mapping[str, Buffer] | None = None
+    ) -> None:
+        """memory  of the arrays that are not in the arena, by name; kept alive"""
+        self.gpu, self.plan, self.groups, self._memory = gpu, plan, tuple(groups), memory or {}
+        self._pointers = {name: buffer.pointer for name, buffer in self._memory.items()}
         net = plan.network
-        self._between = {name: plan.types[name].row_bytes for name in plan.between}
+        self._between = {name: plan.types[name].row_bytes for name in plan.between if name not in self._memory}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.max_arena_bytes = gpu.device.memory_bytes // ARENA_PART
@@ -83,7 +91,7 @@ class BoundPlan:
         self._arenas: dict[StreamKey, Buffer] = {}  # for the graphs of a stream, which run one at a time
         self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
         self._lock = threading.Lock()
-        words = [word for group in groups for word in status_words(group.lowering.at(1))]
+        words = [word for group in groups for word in status_words(group.at(1))]
         # Errors in GPU arrays are raised by a later call; errors in host rows by the same call.
         self.found = StatusWords(gpu, words) if words else None
         self._host_status = StatusWords(gpu, words) if words else None
@@ -179,7 +187,7 @@ class BoundPlan:
         return cached[B]
 
     def bind(self, B: int) -> BoundRows:
-        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.groups]
+        steps = [(step, BoundSteps(self.gpu, step.at(B), step.weights)) for step in self.groups]
         arena = Arena()
         last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
         offsets: dict[str, int] = {}
@@ -197,11 +205,17 @@ class BoundPlan:
         return BoundRows(steps, offsets, scratches, arena.nbytes)
 
     def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int) -> None:
-        values = _values(bound, pointers, arena)
+        values = self._values(bound, pointers, arena)
         for (group, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
             inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
             launches.enqueue(inputs, outputs, arena + scratch, stream, status=status)
             status += launches.status_bytes
+
+    def _values(self, bound: BoundRows, pointers: Mapping[str, int], arena: int) -> Mapping[str, int]:
+        """The address of every array: the caller's, the plan's own, and those in the arena."""
+        if not (bound.offsets or self._pointers):
+            return pointers
+        return {**pointers, **self._pointers, **{name: arena + offset for name, offset in bound.offsets.items()}}
 
     def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
         """Put the launches on a stream one by one, with an arena from the pool."""
@@ -218,7 +232,7 @@ class BoundPlan:
         bound = self.bind(B)
         arena = self._arena_of(stream, bound.arena_bytes)
         begin = arena.pointer if arena else 0
-        values = _values(bound, pointers, begin)
+        values = self._values(bound, pointers, begin)
         nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # with the pointer arguments of the launch, by name
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
@@ -262,13 +276,6 @@ class BoundPlan:
                 graph.launch(stream)
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-
-
-def _values(bound: BoundRows, pointers: Mapping[str, int], arena: int) -> Mapping[str, int]:
-    """The address of every array: the caller's, and those in the arena."""
-    if not bound.offsets:
-        return pointers
-    return {**pointers, **{name: arena + offset for name, offset in bound.offsets.items()}}
 
 
 def _name_of(group: BoundGroup, value: Input | Output) -> str:

@@ -1,0 +1,158 @@
+"""A network with state on a GPU: each run computes its outputs, then replaces the state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from onchip.errors import PlanError
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.program import Lowering
+from onchip.kernels.cuda.layout.permute import PermuteLowering
+from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
+from onchip.network.recipe import Array, Recipe, materialise, reach, value_of
+from onchip.network.types import numpy_dtype
+from onchip.plan.build_cost import canonical, dtype_of, is_alias, recipe_rates_of, shape_of
+from onchip.plan.plan import Plan
+from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.status import Ticket
+from onchip.runtime.cuda.weights import make_weights
+
+
+class CudaStep:
+    """The state is `state`, by name: memory on the GPU that runs read and write, in the order of their stream.
+
+    From the second run with B rows on a stream, all launches are one graph.
+    """
+
+    def __init__(self, gpu: Gpu, plan: Plan) -> None:
+        net = plan.network
+        self.gpu, self.plan = gpu, plan
+        self.state = {name: gpu.upload(materialise(name, net.weights)) for name in net.state}
+        builder = _Builder(gpu, plan, self.state)
+        self.bound = BoundPlan(gpu, plan, builder.groups(), builder.memory)
+        self.bound.max_arena_bytes = gpu.device.memory_bytes  # a batch is never split: its rows depend on each other
+        self.bound.at(plan.job.batch)  # compiles the kernels
+
+    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
+        """Run B > 0 rows. pointers: of the network's inputs and outputs, 16-byte aligned, in the network's order."""
+        return self.bound.enqueue(pointers, B, stream)
+
+    def run(self, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
+        """Run B host rows of the network's inputs, by name; returns its outputs, by name."""
+        net, gpu = self.plan.network, self.gpu
+        outputs = {
+            name: np.empty((net.types[name].rows(B), *net.types[name].row_shape), numpy_dtype(net.types[name].dtype))
+            for name in net.outputs
+        }
+        buffers = {name: gpu.upload(np.ascontiguousarray(inputs[name])) for name in net.inputs}
+        buffers |= {name: gpu.reserve(array.nbytes) for name, array in outputs.items()}
+        with gpu:
+            ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream)
+        ticket.wait()
+        return {name: gpu.download(buffers[name], array) for name, array in outputs.items()}
+
+    def read_state(self) -> dict[str, Array]:
+        weights = self.plan.network.weights
+        arrays = {name: np.empty(weights[name].shape, dtype_of(name, weights)) for name in self.state}
+        return {name: self.gpu.download(self.state[name], array) for name, array in arrays.items()}
+
+    def write_state(self, arrays: Mapping[str, Array]) -> None:
+        with self.gpu:
+            for name, array in arrays.items():
+                self.gpu.write(self.state[name], np.ascontiguousarray(array), self.gpu.stream)
+            self.gpu.synchronise()
+
+
+@dataclass(frozen=True)
+class _AllRows:
+    """A weight's launches: as many rows as it has, whatever the batch."""
+
+    recipe: RecipeLowering
+
+    def at(self, B: int):  # type: ignore[no-untyped-def]
+        shape = self.recipe.recipe.shape
+        return self.recipe.at(shape[0] if shape else 1)
+
+
+class _Builder:
+    """The groups of a step: those of the plan, before each the weights that it needs and that change in each run, and
+    at the end the new state, where a group has not written it in place."""
+
+    def __init__(self, gpu: Gpu, plan: Plan, state: Mapping[str, Buffer]) -> None:
+        self._gpu, self._plan, self._net, self._state = gpu, plan, plan.network, state
+        self._groups: list[BoundGroup] = []
+        self._derived: dict[Recipe, str] = {}  # the weights that change: the names of their arrays
+        in_place, home = plan.updated_in_place, plan.stored_in
+        # Values of one row have memory of their own, as weights are made of them.
+        self.memory: dict[str, Buffer] = {f"state {name}": buffer for name, buffer in state.items()}
+        for name, kind in plan.types.items():
+            if not kind.is_batched and home.get(name) == name and name not in self._net.outputs:
+                replaced = in_place.get(name)
+                self.memory[name] = state[replaced] if replaced else gpu.reserve(kind.row_bytes)
+        recipes = {recipe for group in plan.groups for recipe in group.claim.recipes.values()}
+        fixed = [recipe for recipe in recipes if not self._changes(recipe)]
+        self._fixed = make_weights(gpu, fixed, self._net.weights, recipe_rates_of(KERNELS, gpu.device))
+
+    def groups(self) -> list[BoundGroup]:
+        plan, units = self._plan, self._gpu.device.units
+        for i, group in enumerate(plan.groups):
+            inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
+            kind, lowering = plan.types[group.inputs[0]], cast(Lowering, group.claim.facts)
+            if group.claim.is_view:
+                if inputs == outputs:
+                    continue
+                rank = len(plan.types[group.outputs[0]].shape)
+                shape = plan.types[group.outputs[0]].row_shape
+                lowering = PermuteLowering((kind.dtype,) * 2, shape, tuple(range(rank)), units)
+            weights = {
+                name: self._fixed[recipe] if recipe in self._fixed else self.memory[self._array_of(recipe, i)]
+                for name, recipe in group.claim.recipes.items()
+            }
+            self._groups.append(BoundGroup(i, lowering, inputs, weights, outputs, 0 if kind.is_batched else 1))
+        for name, value in self._net.state.items():
+            if value and value not in plan.updated_in_place:
+                kind = self._net.types[value]
+                lowering = PermuteLowering((kind.dtype,) * 2, (kind.row_size,), (0, 1), units)
+                read, written = (plan.stored_in[value],), (f"state {name}",)
+                self._groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
+        return self._groups
+
+    def _changes(self, weight: str | Recipe) -> bool:
+        reached = reach([weight], self._net.weights).items()
+        return any(name in self._net.state or value_of(found) for name, found in reached)
+
+    def _array_of(self, weight: str | Recipe, index: int) -> str:
+        """The name of a weight's array. One that changes is computed before group `index`, unless it was before."""
+        weights = self._net.weights
+        weight = canonical(weight, weights)
+        if isinstance(weight, str) and weight in self._state:
+            return f"state {weight}"
+        if isinstance(weight, str):
+            return self._upload(weight)
+        if value := value_of(weight):
+            return self._plan.stored_in[value]
+        if is_alias(weight, weights):
+            return self._array_of(weight.sources[0], index)
+        if weight not in self._derived:
+            if weight.op not in LOWERINGS:
+                hint = "another precision, or the CPU"
+                raise PlanError("a weight cannot be computed in each step", got=weight.op, expected="", hint=hint)
+            sources = tuple(self._array_of(source, index) for source in weight.sources)
+            types = tuple(Source(shape_of(source, weights), dtype_of(source, weights)) for source in weight.sources)
+            name = self._derived[weight] = f"weight {len(self._derived)}"
+            self.memory[name] = self._gpu.reserve(weight.nbytes)
+            lowering = _AllRows(RecipeLowering(weight, types, self._gpu.device))
+            self._groups.append(BoundGroup(index, lowering, sources, {}, (name,), 1))
+        return self._derived[weight]
+
+    def _upload(self, name: str) -> str:
+        key = f"fixed {name}"
+        if key not in self.memory:
+            self.memory[key] = self._gpu.upload(materialise(name, self._net.weights))
+        return key

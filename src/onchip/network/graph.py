@@ -13,7 +13,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError, printable
 from onchip.network.layers import Layer
 from onchip.network.meaning import Meaning
-from onchip.network.recipe import Recipe, Weight, reach, value_of
+from onchip.network.recipe import Recipe, Weight, in_order, reach, value_of
 from onchip.network.text import columns, escaped, html_table
 from onchip.network.types import DTYPE_BYTES, TensorType
 
@@ -295,6 +295,20 @@ def value_weights(net: Network) -> dict[str, list[Recipe]]:
         if isinstance(weight, Recipe) and (value := value_of(weight)):
             found.setdefault(value, []).append(weight)
     return found
+
+
+def changing_weights(weights: Iterable[str | Recipe], net: Network) -> list[Recipe]:
+    """The recipes among these weights and their sources that are computed in each run, sources first."""
+    found: dict[str | Recipe, None] = {}
+    for name in in_order(weights, net.weights):
+        if isinstance(weight := _weight(name, net), Recipe):
+            if value_of(weight) or any(source in net.state or source in found for source in weight.sources):
+                found[name] = None
+    return [weight for name in found if isinstance(weight := _weight(name, net), Recipe)]
+
+
+def _weight(name: str | Recipe, net: Network) -> Weight:
+    return name if isinstance(name, Recipe) else net.weights[name]
 
 
 def check_network(net: object) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onchip.errors import PlanError
-from onchip.network.graph import Network, Node
-from onchip.network.recipe import Recipe, as_is, reach
+from onchip.network.graph import Network, Node, changing_weights
+from onchip.network.recipe import Recipe, as_is, reach, value_of
 from onchip.network.types import DTYPE_BYTES
-from onchip.plan.build_cost import build_us, recipe_rates_of
+from onchip.plan.build_cost import build_us, is_alias, recipe_rates_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason, for_rows_of
 from onchip.plan.layout import ROWS
@@ -53,7 +53,7 @@ def cover(
     count = len(net.nodes)
     best: list[dict[State, _Path]] = [{} for _ in range(count + 1)]
     best[0][_IN_ROWS] = _Path(0.0, None)
-    layouts = _Layouts(net, device, kernels, job)
+    layouts, step = _Layouts(net, device, kernels, job), _Step(net, device, kernels)
     refusals: list[Refusal] = []
     claimed: set[str] = set()
     furthest = 0
@@ -63,7 +63,11 @@ def cover(
         paths = layouts.worth_following({state: path for state, path in best[start].items() if path.cost < cheapest})
         if not paths:
             continue
-        claims = _claims(net, start, device, kernels, job, refusals)
+        claims = [
+            for_rows_of(step.with_weights(claim) if net.state else claim, net)
+            for claim in _claims(net, start, device, kernels, job, refusals)
+            if not net.state or step.fits(claim)
+        ]
         claimed.update(name for claim in claims for name in claim.nodes)
         if not claims and not whole:
             claims = [no_claim(net, net.nodes[start], job)]
@@ -168,6 +172,37 @@ class _Layouts:
         return self._conversions[key]
 
 
+class _Step:
+    """What the claims of a network with state must do besides: weights that change are computed in each run."""
+
+    def __init__(self, net: Network, device: Device, kernels: Sequence[Kernel]) -> None:
+        self._net, self._is_on_host = net, device.kind == "cpu"
+        self._operations = recipe_rates_of(kernels, device)
+
+    def fits(self, claim: Claim) -> bool:
+        """Whether it stores weights and state in ROWS, computes no value that is a weight of its own layers, and its
+        changing weights can be computed on the device."""
+        net = self._net
+        used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
+        if not net.kept.isdisjoint(claim.writes) or not set(claim.nodes).isdisjoint(used):
+            return False
+        return self._is_on_host or all(recipe.op in self._operations for recipe in self._changing(claim))
+
+    def with_weights(self, claim: Claim) -> Claim:
+        """The claim, with the cost of computing its weights: a launch each."""
+        changing = self._changing(claim)
+        if not changing:
+            return claim
+        moved, cost = sum(2 * recipe.nbytes for recipe in changing), claim.cost
+        cost = replace(cost, fixed_bytes=cost.fixed_bytes + moved, launches=cost.launches + len(changing))
+        return replace(claim, cost=cost)
+
+    def _changing(self, claim: Claim) -> list[Recipe]:
+        """The weights that are computed in each run: of state, or of values."""
+        found = changing_weights(claim.recipes.values(), self._net)
+        return [recipe for recipe in found if not (value_of(recipe) or is_alias(recipe, self._net.weights))]
+
+
 def _claims(
     net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, refusals: list[Refusal]
 ) -> list[Claim]:
@@ -179,17 +214,9 @@ def _claims(
         for answer in kernel.claims(net, start, device, job):
             if isinstance(answer, Refusal):
                 refusals.append(answer)
-            elif not net.state or _fits_step(net, answer):
-                claims.append(for_rows_of(answer, net))
+            else:
+                claims.append(answer)
     return claims
-
-
-def _fits_step(net: Network, claim: Claim) -> bool:
-    """Whether a claim stores weights and state in ROWS, and computes no value that is a weight of its own layers."""
-    if not net.kept.isdisjoint(claim.writes):
-        return False
-    used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
-    return set(claim.nodes).isdisjoint(used)
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:

@@ -14,7 +14,8 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
 from onchip.kernels.cuda.layout.permute import PermuteLowering
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
-from onchip.network.recipe import Array, Recipe, materialise, reach, value_of
+from onchip.network.graph import changing_weights
+from onchip.network.recipe import Array, Recipe, materialise, value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.build_cost import canonical, dtype_of, is_alias, recipe_rates_of, shape_of
 from onchip.plan.plan import Plan
@@ -95,8 +96,9 @@ class _Builder:
             if not kind.is_batched and home.get(name) == name and name not in self._net.outputs:
                 replaced = in_place.get(name)
                 self.memory[name] = state[replaced] if replaced else gpu.reserve(kind.row_bytes)
-        recipes = {recipe for group in plan.groups for recipe in group.claim.recipes.values()}
-        fixed = [recipe for recipe in recipes if not self._changes(recipe)]
+        recipes = dict.fromkeys(recipe for group in plan.groups for recipe in group.claim.recipes.values())
+        changing = set(changing_weights(recipes, self._net))
+        fixed = [recipe for recipe in recipes if recipe not in changing]
         self._fixed = make_weights(gpu, fixed, self._net.weights, recipe_rates_of(KERNELS, gpu.device))
 
     def groups(self) -> list[BoundGroup]:
@@ -122,10 +124,6 @@ class _Builder:
                 read, written = (plan.stored_in[value],), (f"state {name}",)
                 self._groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
         return self._groups
-
-    def _changes(self, weight: str | Recipe) -> bool:
-        reached = reach([weight], self._net.weights).items()
-        return any(name in self._net.state or value_of(found) for name, found in reached)
 
     def _array_of(self, weight: str | Recipe, index: int) -> str:
         """The name of a weight's array. One that changes is computed before group `index`, unless it was before."""

@@ -1,0 +1,133 @@
+"""The loss of a batch and the gradient of the network's output: host side of gradient/loss.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_float
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.gradient.batch_sum import sum_batch
+from onchip.network.graph import Network, Node
+from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS, BLOCKS_PER_SM = 256, 8
+LONG = 1024  # longest row for one warp
+TYPES = {"float32": "float", "float64": "double"}
+
+
+@dataclass(frozen=True)
+class LossLowering:
+    """y, target[, share] -> the losses, or their sum and the gradient of y, or this gradient alone."""
+
+    loss: str  # in C++
+    dtype: str
+    N: int
+    smoothing: float
+    inputs: tuple[int, int, int]  # the indices of y, target and share; -1: no share
+    writes: tuple[str, ...]  # per output: "losses", "total" or "gradient"
+    units: int
+
+    def at(self, B: int) -> Steps:
+        outputs: dict[str, Argument] = {what: Output(i) for i, what in enumerate(self.writes)}
+        nbytes = B * DTYPE_BYTES[self.dtype] if "total" in outputs else 0
+        lanes = THREADS if self.N > LONG else 32
+        blocks = min(-(-B * lanes // THREADS), self.units * BLOCKS_PER_SM)
+        y, target, share = (Input(i) if i >= 0 else NOTHING for i in self.inputs)
+        shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_float(self.smoothing)), "little")
+        rows = KernelLaunch(
+            Program(SOURCE, f"loss<{self.loss}, {TYPES[self.dtype]}, {lanes}>"), grid_1d(blocks),
+            (
+                y, target, share, outputs.get("losses", NOTHING), shared, outputs.get("gradient", NOTHING),
+                Int64(B), Int64(self.N), UInt32(bits),
+            ),
+            Budget(64),
+        )  # fmt: skip
+        if not nbytes:
+            return Steps((rows,))
+        sums, scratch = sum_batch(self.dtype, B, 1, self.units, Scratch(0), outputs["total"], nbytes)
+        return Steps((rows, *sums), scratch)
+
+
+class LossKernel(CudaKernel):
+    name = "loss"
+    layers = (CrossEntropy, SquaredError, InputGrad)
+    dtypes = tuple(TYPES)
+    order = "per lane, then in a tree; rows by chunk"
+
+    def applies(self, net: Network, start: int) -> bool:
+        layer = net.nodes[start].layer
+        return not isinstance(layer, InputGrad) or (_is_loss(layer.of) and layer.index == 0)
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        y, target = node.inputs[:2]
+        if isinstance(node.layer, InputGrad):
+            if len(set(node.inputs)) < len(node.inputs):
+                yield Refusal(self.name, node.name, "separate y, target and share")
+                return
+            yield self._claim(net, (node,), node.layer.of, (0, 1, len(node.inputs) - 1), ("gradient",), device)
+            return
+        yield self._claim(net, (node,), node.layer, (0, 1, -1), ("losses",), device)
+        if len(whole := _whole(net, start)) == 4 and len({y, target, whole[1].inputs[1]}) == 3:
+            yield self._claim(net, whole, node.layer, (0, 1, 2), ("total", "gradient"), device)
+
+    def _claim(
+        self, net: Network, nodes: tuple[Node, ...], loss: Layer, inputs: tuple[int, int, int], writes: tuple[str, ...],
+        device: Device,
+    ) -> Claim:  # fmt: skip
+        y = net.types[nodes[0].inputs[0]]
+        smoothing = loss.smoothing if isinstance(loss, CrossEntropy) else 0.0
+        name = "CrossEntropy"
+        if isinstance(loss, SquaredError):
+            name = f"SquaredError<{str(loss.is_mean).lower()}>"
+        lowering = LossLowering(name, y.dtype, y.row_size, smoothing, inputs, writes, device.units)
+        moved = y.row_bytes * (1 + ("gradient" in writes)) + net.types[nodes[0].inputs[1]].row_bytes
+        cost = Cost(sum(map(net.row_flop, nodes)), moved, launches=2 if "total" in writes else 1)
+        names = tuple(node.name for node in nodes)
+        return self.claim(net, nodes[0], lowering, nodes=names, cost=cost, label=f"loss<{name},{y.row_size}>")
+
+
+def _is_loss(layer: Layer) -> bool:
+    return isinstance(layer, CrossEntropy | SquaredError)
+
+
+def _whole(net: Network, start: int) -> tuple[Node, ...]:
+    """The nodes of the loss and of its gradient, as plan/gradient/step.py writes them: loss, share, sum, gradient."""
+    nodes = net.nodes[start : start + 4]
+    if len(nodes) < 4:
+        return ()
+    losses, shared, total, gradient = nodes
+    fits = (
+        isinstance(shared.layer, Mul)
+        and not shared.weights
+        and len(shared.inputs) == 2
+        and shared.inputs[0] == losses.name
+        and isinstance(total.layer, BatchSum)
+        and total.inputs == (shared.name,)
+        and isinstance(gradient.layer, InputGrad)
+        and gradient.layer.of == losses.layer
+        and gradient.layer.index == 0
+        and gradient.inputs[:2] == losses.inputs
+        and gradient.inputs[-1] == shared.inputs[1]
+    )
+    inside = {losses.name, shared.name}
+    is_private = inside.isdisjoint(net.kept) and all(
+        reader in nodes for name in inside for reader in net.readers(name)
+    )
+    return tuple(nodes) if fits and is_private else ()
+
+
+INSTANCES = (
+    instance("classes", LossLowering("CrossEntropy", "float32", 10, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
+    instance("many classes", LossLowering("CrossEntropy", "float32", 5000, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
+    instance("mse", LossLowering("SquaredError<true>", "float32", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
+    instance("float64", LossLowering("SquaredError<false>", "float64", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
+)

@@ -1,0 +1,95 @@
+"""Finding the optimiser's layers in a training step: a run of nodes that one launch per device can compute."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onchip.network.graph import Network, Node
+from onchip.network.layers import AdamStep, Decayed, Descent, FirstMoment, Layer, Mul, RunningAverage, SecondMoment
+from onchip.network.layers import Velocity
+from onchip.network.layers.optimiser import Update
+
+DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE = range(5)  # as gradient/update.cu has them
+
+
+@dataclass(frozen=True)
+class ParameterUpdate:
+    """A weight and how it is updated, by the names of the network; "" where there is none."""
+
+    kind: int
+    gradient: str
+    states: tuple[tuple[str, str], ...]  # the weight, then its moments; each with the value that replaces it
+    values: str = ""  # the optimiser's values of the step
+    scale: str = ""  # of the gradient
+    decays: bool = False  # the gradient has weight_decay times the weight added
+    rate: float = 0.0  # of a running average
+
+
+def begins_updates(net: Network, start: int) -> bool:
+    """Whether a run of the optimiser's nodes begins at net.nodes[start]."""
+    return _belongs(net, net.nodes[start]) and not (start and _belongs(net, net.nodes[start - 1]))
+
+
+def find_updates(net: Network, start: int) -> tuple[tuple[str, ...], list[ParameterUpdate] | str]:
+    """The run of nodes from net.nodes[start] on, and the parameters that it updates, or why that cannot be told."""
+    nodes = list(itertools.takewhile(lambda node: _belongs(net, node), net.nodes_from(start)))
+    return tuple(node.name for node in nodes), _parameters(net, nodes)
+
+
+def _belongs(net: Network, node: Node) -> bool:
+    """An update, or the clipping of its gradient."""
+    if not isinstance(node.layer, Mul):
+        return isinstance(node.layer, Update)
+    is_scaled = len(node.inputs) == 1 and net.weight_type(node.weights["constant"]).shape == ()
+    readers = net.readers(node.name)
+    return is_scaled and bool(readers) and all(isinstance(reader.layer, Update) for reader in readers)
+
+
+def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | str:
+    made = {node.name: node for node in nodes}
+    found, used = list[ParameterUpdate](), set[str]()
+    for node in nodes:
+        if isinstance(node.layer, Descent | AdamStep | RunningAverage):
+            parameter, chain = _parameter(made, node)
+            if parameter.gradient in made:
+                return f"no optimiser has the layers before '{node.name}'"
+            found.append(parameter)
+            used.update(chain)
+    new = {value for each in found for _, value in each.states}
+    is_read = any(reader.name not in made for node in nodes for reader in net.readers(node.name))
+    if is_read or used != made.keys() or made.keys() & net.kept != new:
+        return "other layers read what it computes, or it is not the new value of a state"
+    return found
+
+
+def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate, list[str]]:
+    """What these nodes update, and their names, from the one that computes the new weight; made: all of the run."""
+    used = [last.name]
+
+    def before(value: str, kind: type[Layer], **weights: str) -> Node | None:
+        """The node that computes a value, if it is of this kind and has these weights."""
+        node = made.get(value)
+        if node is None or not isinstance(node.layer, kind) or not weights.items() <= node.weights.items():
+            return None
+        used.append(value)
+        return node
+
+    (g, *others), layer = last.inputs, last.layer
+    if isinstance(layer, RunningAverage):
+        return ParameterUpdate(AVERAGE, g, ((last.weights["average"], last.name),), rate=layer.momentum), used
+    kind, weight, values = DESCENT, last.weights["weight"], last.weights["values"]
+    moments: list[tuple[str, str]] = []
+    if isinstance(layer, AdamStep):
+        first, second = before(g, FirstMoment), before(others[0], SecondMoment)
+        if first is not None and second is not None and first.inputs == second.inputs:
+            kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
+            moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
+    elif (velocity := before(g, Velocity, values=values)) is not None:
+        kind, (g,), moments = MOMENTUM, velocity.inputs, [(velocity.weights["velocity"], velocity.name)]
+    decayed = before(g, Decayed, weight=weight, values=values)
+    g = g if decayed is None else decayed.inputs[0]
+    clipped = before(g, Mul)
+    g, scale = (g, "") if clipped is None else (clipped.inputs[0], clipped.weights["constant"])
+    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decayed is not None), used

@@ -3,17 +3,49 @@
 import numpy as np
 import pytest
 
-from layer_cases import CASES, network, random_inputs
+from gradient_cases import GRADIENT_CASES
+from layer_cases import network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, ArgMax, Conv2d, Dropout, Embedding, Linear, Mul, ReLU, Reshape, Tanh
+from onchip.network.layers import (
+    Add,
+    ArgMax,
+    Conv2d,
+    Dropout,
+    Embedding,
+    InputGrad,
+    Linear,
+    Mul,
+    ReLU,
+    Reshape,
+    Tanh,
+    WeightGrad,
+)
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import TrainingStep
 
-TRAINABLE = [case for case in CASES if case.layer.is_differentiable and not isinstance(case.layer, Dropout)]
+TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropout)]
+
+GENERIC = {
+    "InputGrad": {
+        "Abs", "Add", "Atan", "AvgPool1d", "AvgPool2d", "Cast", "Ceil", "Clip", "Concat", "Cos", "CumSum",
+        "Div", "ELU", "Equal", "Erf", "Exp", "Floor", "GELU", "GRU", "Gather", "GlobalMax", "GlobalMean",
+        "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid",
+        "HardSwish", "Identity", "Interleave", "LSTM", "LayerNorm", "LeakyReLU", "LinearResize", "Log",
+        "LogSoftmax", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mul", "NearestResize",
+        "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "RNN", "ReLU", "Reciprocal", "Reshape", "Round", "SELU",
+        "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt",
+        "SquaredError", "Sub", "Tanh", "Tile", "TopK",
+    },
+    "WeightGrad": {
+        "Add", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Div",
+        "Embedding", "Equal", "GRU", "Greater", "GreaterOrEqual", "GroupNorm", "LSTM", "LayerNorm", "Linear",
+        "Mask", "MatMul", "Max", "Min", "Mul", "PReLU", "Pow", "RMSNorm", "RNN", "Sub", "TokenConv",
+    },
+}  # fmt: skip
 
 
 def before_each_input(net: Network) -> Network:
@@ -59,14 +91,26 @@ def assert_close(got, expected, tolerance=1e-11):
         np.testing.assert_allclose(got[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("B", [1, 5])
 @pytest.mark.parametrize("case", TRAINABLE, ids=str)
-def test_every_layer(case):
-    net, x = before_each_input(network(case, "float64")), random_inputs(case, 5, "float64")
-    target = np.random.default_rng(3).standard_normal((5, net.output.row_size))
+def test_every_layer(case, B):
+    net, x = before_each_input(network(case, "float64")), random_inputs(case, B, "float64")
+    target = np.random.default_rng(3).standard_normal((B, net.output.row_size))
     expected_loss, expected = reference.loss_and_gradients(net, x, target, "mse")
     loss, gradients = descent(net, x, target, "mse")
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     assert_close(gradients, expected)
+
+
+def test_gradients_without_a_rule():
+    """The layers whose gradients are generic nodes, InputGrad and WeightGrad: few kernels run these."""
+    found = {"InputGrad": set(), "WeightGrad": set()}
+    for case in TRAINABLE:
+        step = training_step(before_each_input(network(case, "float64")), TrainingStep("mse"))
+        for node in step.nodes:
+            if isinstance(node.layer, InputGrad | WeightGrad):
+                found[node.layer.kind].add(node.layer.of.kind)
+    assert found == GENERIC
 
 
 def branched() -> Network:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from layer_cases import CASES, network, random_inputs
+from gradient_cases import GRADIENT_CASES
+from layer_cases import network, random_inputs
 from onchip.kernels import reference
 from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
@@ -14,8 +15,6 @@ from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.placement import plan
-
-TRAINABLE = [case for case in CASES if case.layer.is_differentiable]
 
 
 def trained_through(net: Network) -> Network:
@@ -63,7 +62,7 @@ def assert_right(step: Network, got, rows, state):
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-@pytest.mark.parametrize("case", TRAINABLE, ids=str)
+@pytest.mark.parametrize("case", GRADIENT_CASES, ids=str)
 def test_every_layer(case):
     net = trained_through(network(case))
     step = training_step(net, TrainingStep("mse", "momentum"))

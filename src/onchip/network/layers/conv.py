@@ -29,6 +29,7 @@ class _Conv(Layer, abstract=True):
     rank: ClassVar[int]
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("bias",)
+    needs_y: ClassVar[bool] = False
 
     def _check_attributes(self, **lengths: int) -> None:
         for name, length in lengths.items():

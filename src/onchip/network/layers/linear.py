@@ -15,6 +15,7 @@ class Linear(Layer):
 
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("bias",)
+    needs_y: ClassVar[bool] = False
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]

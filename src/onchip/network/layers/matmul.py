@@ -22,6 +22,7 @@ class MatMul(Layer):
 
     arity: ClassVar[int | None] = None
     optional: ClassVar[tuple[str, ...]] = ("constant", "first")
+    needs_y: ClassVar[bool] = False
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         a, b = self.operands(inputs, weights)

@@ -21,7 +21,8 @@ _BACKWARD = 2  # flop of a gradient, by those of the layer: as many products for
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _GradientOf(StepLayer, abstract=True):
-    """A gradient of `of`, a layer. Inputs: those of the layer, its output y and the gradient dy; its weights."""
+    """A gradient of `of`, a layer. Inputs: those of the layer, its output y if it needs that, and the gradient dy; its
+    weights."""
 
     of: Layer
     arity: ClassVar[int | None] = None
@@ -37,31 +38,34 @@ class _GradientOf(StepLayer, abstract=True):
     def _check(self, inputs: Types, weights: WeightTypes) -> None:
         if not self.of.is_differentiable:
             raise ShapeError(f"a {self.of.kind} has no gradient", got=str(self.of), expected="a layer with a gradient")
-        if len(inputs) < 3:
+        xs, (dy,) = inputs[: -1 - self.of.needs_y], inputs[-1:]
+        if not xs:
             raise ShapeError("too few inputs", got=str(len(inputs)), expected="those of the layer, its output and dy")
-        y = self.of.infer(inputs[:-2], weights)
-        for value in inputs[-2:]:
+        y = self.of.infer(xs, weights)
+        for value in (dy, inputs[-2]) if self.of.needs_y else (dy,):
             if value.row_shape != y.row_shape:
                 raise ShapeError("y or dy does not fit the layer", got=str(value), expected=str(y))
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
-        return self.of.row_flop(inputs[:-2], weights)
+        return self.of.row_flop(inputs[: -1 - self.of.needs_y], weights)
 
     def _gradients(self, xs: Arrays, w: Weights) -> Gradients:
-        *read, y, dy = xs
+        *read, dy = xs
+        y = read.pop() if self.of.needs_y else dy
         return self.of.backward(tuple(read), w, y, dy)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InputGrad(_GradientOf):
-    """The gradient of one of the layer's inputs: x1, x2, ..., y, dy -> dx."""
+    """The gradient of one of the layer's inputs: x1, x2, ..., [y,] dy -> dx."""
 
     index: int = 0
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         self._check(inputs, weights)
-        if not 0 <= self.index < len(inputs) - 2:
-            raise ShapeError("no such input", got=str(self.index), expected=f"0 to {len(inputs) - 3}")
+        count = len(inputs) - 1 - self.of.needs_y
+        if not 0 <= self.index < count:
+            raise ShapeError("no such input", got=str(self.index), expected=f"0 to {count - 1}")
         return inputs[self.index]
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
@@ -72,7 +76,7 @@ class InputGrad(_GradientOf):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightGrad(_GradientOf):
-    """The gradient of one of the layer's weights, summed over the batch: x1, x2, ..., y, dy -> (1, weight's shape)."""
+    """The gradient of one of the layer's weights, summed over the batch: x1, x2, ..., [y,] dy -> (1, ...)."""
 
     role: str = "weight"
     crosses_rows: ClassVar[bool] = True

@@ -6,12 +6,12 @@ gradients are an InputGrad per input and a WeightGrad per weight, by the layer's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from onchip.network.graph import Node
-from onchip.network.layers import InputGrad, Layer, WeightGrad
+from onchip.network.layers import BatchSum, GlobalSum, InputGrad, Layer, WeightGrad
 from onchip.plan.gradient.builder import StepBuilder
 
 # Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.
@@ -49,13 +49,28 @@ def gradients_of(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gra
 
 def by_backward(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     """One node per gradient, by the layer's own `backward`."""
-    read = (*node.inputs, node.name, dy)
-    d_inputs = tuple(
-        build.add(f"{value}.grad", InputGrad(node.layer, i), read, node.weights) if is_wanted else None
-        for i, (value, is_wanted) in enumerate(zip(node.inputs, wanted.inputs, strict=True))
-    )
-    d_weights = {
-        role: build.add(f"{node.weights[role]}.grad", WeightGrad(node.layer, role), read, node.weights)
-        for role in wanted.roles
-    }
-    return d_inputs, d_weights
+    d_inputs = tuple(input_grad(build, node, dy, i) if is_wanted else None for i, is_wanted in enumerate(wanted.inputs))
+    return d_inputs, {role: weight_grad(build, node, dy, role) for role in wanted.roles}
+
+
+def input_grad(build: StepBuilder, node: Node, dy: str, index: int) -> str:
+    """The gradient of an input, by the layer's own `backward`."""
+    layer = InputGrad(node.layer, index)
+    return build.add(f"{node.inputs[index]}.grad", layer, _read_backward(node, dy), node.weights)
+
+
+def weight_grad(build: StepBuilder, node: Node, dy: str, role: str) -> str:
+    """The gradient of a weight, by the layer's own `backward`."""
+    layer = WeightGrad(node.layer, role)
+    return build.add(f"{node.weights[role]}.grad", layer, _read_backward(node, dy), node.weights)
+
+
+def _read_backward(node: Node, dy: str) -> tuple[str, ...]:
+    return (*node.inputs, node.name, dy) if node.layer.needs_y else (*node.inputs, dy)
+
+
+def batch_sum(build: StepBuilder, name: str, value: str, axes: Sequence[int] = ()) -> str:
+    """The sum of a value (B, ...) over the batch and these axes of its rows, which are removed: (1, ...)."""
+    if axes:
+        value = build.add(f"{name}.rows", GlobalSum(tuple(axes)), (value,))
+    return build.add(name, BatchSum(), (value,))

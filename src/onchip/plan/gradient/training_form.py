@@ -17,12 +17,11 @@ from onchip.network.layers import (
     DropoutMask,
     Mul,
     RunningAverage,
-    WeightGrad,
 )
 from onchip.network.recipe import value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of
+from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of, weight_grad
 
 DRAW = "step.draw"  # the weight with the seed and the number of the step, for dropouts
 
@@ -76,11 +75,7 @@ def batch_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gradi
     if not value_of(build.weights[node.weights["mean"]]):
         return by_backward(build, node, dy, wanted)
     (x,), eps = node.inputs, node.layer.attributes()["eps"]
-    read = (x, node.name, dy)
-    sums = {
-        role: build.add(f"{node.weights[role]}.grad", WeightGrad(node.layer, role), read, node.weights)
-        for role in ("weight", "bias")
-    }
+    sums = {role: weight_grad(build, node, dy, role) for role in ("weight", "bias")}
     weights = {role: node.weights[role] for role in ("weight", "mean", "var")}
     weights |= {f"d_{role}": build.as_weight(value) for role, value in sums.items()}
     dx = build.add(f"{x}.grad", BatchNormGrad(eps), (x, dy), weights) if wanted.inputs[0] else None

@@ -333,7 +333,8 @@ class RunWriter:
             self._normalise(node)
         elif isinstance(layer, Broadcast) and op is not None:
             code = _code(self.combinations, op, is_swapped)
-            parameters = (not is_swapped, is_swapped) if may_divide_by_zero(self.net, node) else (0, 0)
+            checks = may_divide_by_zero(self.net, node)
+            parameters = (not is_swapped, is_swapped) if checks else self._parameters(op, layer)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.slots:
                     self.steps.append(Step(Opcode.COMBINE_SLOT, self.slots[root], code, parameters))
@@ -357,11 +358,12 @@ class RunWriter:
     def _apply(self, layer: Layer) -> None:
         op = operation_of(layer)
         assert op is not None
-        parameters = (
-            op.parameter_values(layer) if self.acc_type == "double" else map(float, op.float32_parameters(layer))
-        )
-        p, q = (*parameters, 0, 0)[:2]
-        self.steps.append(Step(Opcode.APPLY, 0, _code(self.functions, op), (p, q)))
+        self.steps.append(Step(Opcode.APPLY, 0, _code(self.functions, op), self._parameters(op, layer)))
+
+    def _parameters(self, op: Operation, layer: Layer) -> tuple[float, float]:
+        values = op.parameter_values(layer) if self.acc_type == "double" else map(float, op.float32_parameters(layer))
+        p, q = (*values, 0, 0)[:2]
+        return p, q
 
     def _normalise(self, node: Node) -> None:
         to = self.net.types[node.name].row_shape

@@ -104,8 +104,9 @@ def gelu_tanh(x: np.float32) -> np.float32:
 
 @compiled(inline=True)
 def silu_derivative(x: np.float32) -> np.float32:
-    s = sigmoid(x)
-    y: np.float32 = s * (_ONE + x * (_ONE - s))
+    low = sigmoid(-abs(x))
+    s, rest = (low, _ONE - low) if x < _ZERO else (_ONE - low, low)
+    y: np.float32 = s * (_ONE + x * rest)
     return y
 
 
@@ -124,8 +125,9 @@ def gelu_derivative(x: np.float32) -> np.float32:
 def gelu_tanh_derivative(x: np.float32) -> np.float32:
     """s + x s (1 - s) 2 u', s the sigmoid of 2 u."""
     q = _CUBE * x * x
-    s = sigmoid(_TWO_SQRT_2_PI * x * (_ONE + q))
-    return s * (_ONE + x * (_ONE - s) * _TWO_SQRT_2_PI * (_ONE + _THREE * q))
+    low = sigmoid(-abs(_TWO_SQRT_2_PI * x * (_ONE + q)))
+    s, rest = (low, _ONE - low) if x < _ZERO else (_ONE - low, low)
+    return s * (_ONE + x * rest * _TWO_SQRT_2_PI * (_ONE + _THREE * q))
 
 
 @compiled(inline=True)

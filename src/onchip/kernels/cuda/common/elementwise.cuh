@@ -195,8 +195,8 @@ __device__ __forceinline__ double mish(double v) {
 
 template <class Element>
 __device__ __forceinline__ Element silu_derivative(Element v) {
-    const Element s = exact_sigmoid(v);
-    return s * (Element(1) + v * (Element(1) - s));
+    const Element low = exact_sigmoid(-abs_of(v)), high = Element(1) - low;
+    return (v < Element(0) ? low : high) * (Element(1) + v * (v < Element(0) ? high : low));
 }
 __device__ __forceinline__ float erfc_of(float v) { return erfcf(v); }
 __device__ __forceinline__ double erfc_of(double v) { return erfc(v); }
@@ -209,8 +209,10 @@ __device__ __noinline__ Element gelu_derivative(Element v) {
 // s + v s (1 - s) 2 u', s = sigmoid(2 u).
 template <class Element>
 __device__ __forceinline__ Element tanh_gelu_derivative(Element v) {
-    const Element q = Element(0.044715) * v * v, s = exact_sigmoid(twice_tanh_argument(v));
-    return s * (Element(1) + v * (Element(1) - s) * (Element(1.5957691216057308) * (Element(1) + Element(3) * q)));
+    const Element q = Element(0.044715) * v * v;
+    const Element low = exact_sigmoid(-abs_of(twice_tanh_argument(v))), high = Element(1) - low;
+    const Element rest = (v < Element(0) ? high : low) * (Element(1.5957691216057308) * (Element(1) + Element(3) * q));
+    return (v < Element(0) ? low : high) * (Element(1) + v * rest);
 }
 // tanh + v (1 - tanh^2) sigmoid with the quotient of mish: the second term is 4 v e (1 + e) / denominator^2 for v < 0,
 // else 4 v e^2 (1 + e) / denominator^2.

@@ -78,7 +78,7 @@ def _declared(kind: type[Elementwise | Broadcast]) -> dict[str, Operation]:
 def _gradients(kind: type[Elementwise]) -> dict[str, Operation]:
     """The gradients of an elementwise layer that declares their expressions, by variant."""
     operands, found = (kind.grad_of, "dy"), dict[str, Operation]()
-    for variant in _variants(kind):
+    for variant in _variants(kind) if kind.grad_of else ():
         op = _operation(kind, variant, kind.cuda_grad, "", kind.cpu_grad, operands)
         found[variant] = dataclasses.replace(op, layer=ElementwiseGrad, struct=op.struct and f"{op.struct}Grad")
     return found
@@ -129,6 +129,7 @@ _DECLARED = tuple(kind for kind in BUILT_IN if issubclass(kind, Elementwise | Br
 # Operations of the project's own layers. CODES select the activations at run time: in common/epilogue.cuh, and in
 # cpu/microkernels/activation.py.
 OPERATIONS = (*(row for kind in _DECLARED for row in _declared(kind).values()), *_WRITTEN_OUT)
+GRADIENTS = tuple(row for kind in _DECLARED if issubclass(kind, Elementwise) for row in _gradients(kind).values())
 BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 ACTIVATIONS = tuple(kind for kind in _DECLARED if issubclass(kind, Activation))

@@ -16,7 +16,7 @@ from typing import cast
 from onchip.kernels.batch_norm import batch_norm_ops
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, StatusWord, Weight
 from onchip.kernels.cuda.common.layers import struct_of
-from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
+from onchip.kernels.pointwise import BINARY, GRADIENTS, UNARY, Operation, may_divide_by_zero, operation_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
@@ -76,6 +76,7 @@ def _all_structs(operations: Iterable[Operation]) -> tuple[str, ...]:
 
 FUNCTIONS = _all_structs(sorted(UNARY, key=lambda op: op.layer not in _COMMON))
 COMBINATIONS = _all_structs(BINARY)
+GRADIENT_STRUCTS = _all_structs(GRADIENTS)  # those that a chain uses follow COMBINATIONS, as those of users' layers
 COMMON_FUNCTIONS = sum(op.layer in _COMMON for op in UNARY)
 _INT_LAYERS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod, Greater, GreaterOrEqual, Equal)
 INT_FUNCTIONS = _all_structs(op for op in UNARY if op.layer in _INT_LAYERS)

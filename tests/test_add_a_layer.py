@@ -22,7 +22,7 @@ from onchip.kernels.cuda.common.layers import layers_header, struct_of
 from onchip.kernels.pointwise import operation_of
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
-from onchip.network.layers import LAYERS, Activation, Elementwise, Ordered
+from onchip.network.layers import LAYERS, Activation, Elementwise, ElementwiseGrad, Ordered
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
@@ -116,6 +116,17 @@ def test_it_is_fused_and_compiles_for_a_gpu(package):
     assert group.claim.label == "mlp_tensor_core<35,16,8,Cube>"
     for launch in group.claim.facts.at(1024).launches:
         assert compile_program(launch.program, "sm_90a").spill_bytes == 0
+
+
+@needs_gxx
+def test_its_gradient_is_compiled(package, monkeypatch):
+    cube, row = package("layer").Cube(), TensorType(("B", 5))
+    net = Network({"x": row, "dy": row}, (Node("dx", ElementwiseGrad(cube), ("x", "dy")),), ("dx",), {})
+    xs, gpu = (X[:, 0], X[:, 1]), emulated_gpu(monkeypatch)
+    engines = onchip.compile(net, "cpu"), Engine(make_plan(net, gpu.device, KERNELS, Job()), CudaBackend(), "cuda:0")
+    for engine in engines:
+        assert kernels_of(engine.plan) == ["pointwise<ElementwiseGrad>"]
+        np.testing.assert_allclose(engine(*xs), 3 * xs[0] ** 2 * xs[1], rtol=1e-5)
 
 
 def test_other_programs_stay_as_they_are(package):

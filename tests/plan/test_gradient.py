@@ -31,14 +31,12 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "Abs", "Add", "Atan", "AvgPool1d", "AvgPool2d", "Cast", "Ceil", "Clip", "Concat", "Cos", "CumSum",
-        "Div", "ELU", "Equal", "Erf", "Exp", "Floor", "GELU", "GRU", "Gather", "GlobalMax", "GlobalMean",
-        "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid",
-        "HardSwish", "Identity", "Interleave", "LSTM", "LayerNorm", "LeakyReLU", "LinearResize", "Log",
-        "LogSoftmax", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mul", "NearestResize",
-        "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "RNN", "ReLU", "Reciprocal", "Reshape", "Round", "SELU",
-        "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt",
-        "SquaredError", "Sub", "Tanh", "Tile", "TopK",
+        "Add", "AvgPool1d", "AvgPool2d", "Cast", "Concat", "CumSum", "Div", "Equal", "GRU", "Gather",
+        "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual",
+        "GroupNorm", "Identity", "Interleave", "LSTM", "LayerNorm", "LinearResize", "LogSoftmax", "Mask",
+        "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mul", "NearestResize", "PReLU", "Pad", "Permute",
+        "Pow", "RMSNorm", "RNN", "Reshape", "SequenceMax", "Slice", "Softmax", "SquaredError", "Sub", "Tile",
+        "TopK",
     },
     "WeightGrad": {
         "Add", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Div",

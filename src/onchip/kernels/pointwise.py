@@ -23,6 +23,7 @@ from onchip.network.layers import (
     Cast,
     Div,
     Elementwise,
+    ElementwiseGrad,
     Layer,
     LeakyReLU,
     Mod,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from onchip.network.graph import Network, Node
     from onchip.network.layers.base import Expression
 
-MAX_PARAMETERS = 2  # of a function of one element; one of two has none
+MAX_PARAMETERS = 2  # of a function of one element and of its gradient; other functions of two have none
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[+-]?\d+)?")
 
 
@@ -51,11 +52,8 @@ class Operation:
     cuda: str = ""
     fast: str = ""
     cpu: str = ""
+    operands: tuple[str, ...] = ("x",)
     parameters: tuple[str, ...] = ()  # the attributes in its expressions; a bound of None is infinite
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return ("a", "b") if issubclass(self.layer, Broadcast) else ("x",)
 
     def float32_parameters(self, layer: Layer) -> tuple[np.float32, ...]:
         """The parameters of a layer, for float32 kernels."""
@@ -63,19 +61,39 @@ class Operation:
 
     def parameter_values(self, layer: Layer) -> tuple[float, ...]:
         infinities = {"low": -math.inf, "high": math.inf}
-        attributes = [(name, getattr(layer, name)) for name in self.parameters]
+        source = layer.of if isinstance(layer, ElementwiseGrad) else layer
+        attributes = [(name, getattr(source, name)) for name in self.parameters]
         return tuple(infinities[name] if value is None else value for name, value in attributes)
 
 
 @functools.cache
 def _declared(kind: type[Elementwise | Broadcast]) -> dict[str, Operation]:
     """The operations of a layer that declares expressions, by variant."""
-    variants = dict.fromkeys(key for each in (kind.cuda, kind.cpu) for key in ([""] if isinstance(each, str) else each))
-    return {variant: _operation(kind, variant) for variant in variants}
+    operands = ("a", "b") if issubclass(kind, Broadcast) else ("x",)
+    fast = getattr(kind, "fast", "")
+    return {variant: _operation(kind, variant, kind.cuda, fast, kind.cpu, operands) for variant in _variants(kind)}
 
 
-def _operation(kind: type[Elementwise | Broadcast], variant: str) -> Operation:
-    cuda, fast, cpu = (_of_variant(getattr(kind, name, ""), variant) for name in ("cuda", "fast", "cpu"))
+@functools.cache
+def _gradients(kind: type[Elementwise]) -> dict[str, Operation]:
+    """The gradients of an elementwise layer that declares their expressions, by variant."""
+    operands, found = (kind.grad_of, "dy"), dict[str, Operation]()
+    for variant in _variants(kind) if kind.grad_of else ():
+        op = _operation(kind, variant, kind.cuda_grad, "", kind.cpu_grad, operands)
+        found[variant] = dataclasses.replace(op, layer=ElementwiseGrad, struct=op.struct and f"{op.struct}Grad")
+    return found
+
+
+def _variants(kind: type[Elementwise | Broadcast]) -> list[str]:
+    variants = (key for each in (kind.cuda, kind.cpu) for key in ([""] if isinstance(each, str) else each))
+    return list(dict.fromkeys(variants))
+
+
+def _operation(
+    kind: type[Elementwise | Broadcast], variant: str, cuda_texts: Expression, fast_texts: Expression,
+    cpu_texts: Expression, operands: tuple[str, ...],
+) -> Operation:  # fmt: skip
+    cuda, fast, cpu = (_of_variant(texts, variant) for texts in (cuda_texts, fast_texts, cpu_texts))
     named = {word for text in (cuda, cpu) for word in re.findall(r"[A-Za-z_]\w*", text)}
     parameters = tuple(field.name for field in dataclasses.fields(kind) if field.name in named)
     most = 0 if issubclass(kind, Broadcast) else MAX_PARAMETERS
@@ -84,7 +102,7 @@ def _operation(kind: type[Elementwise | Broadcast], variant: str) -> Operation:
     struct = variant.title() + kind.__name__ if cuda else ""
     if struct and kind not in BUILT_IN:  # unique: two layers of users may have the same name
         struct += "_" + hashlib.sha256(repr((cuda, fast, parameters)).encode()).hexdigest()[:8]
-    return Operation(kind, struct, variant, cuda, fast, cpu, parameters)
+    return Operation(kind, struct, variant, cuda, fast, cpu, operands, parameters)
 
 
 def _of_variant(expression: Expression, variant: str) -> str:
@@ -111,6 +129,7 @@ _DECLARED = tuple(kind for kind in BUILT_IN if issubclass(kind, Elementwise | Br
 # Operations of the project's own layers. CODES select the activations at run time: in common/epilogue.cuh, and in
 # cpu/microkernels/activation.py.
 OPERATIONS = (*(row for kind in _DECLARED for row in _declared(kind).values()), *_WRITTEN_OUT)
+GRADIENTS = tuple(row for kind in _DECLARED if issubclass(kind, Elementwise) for row in _gradients(kind).values())
 BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 ACTIVATIONS = tuple(kind for kind in _DECLARED if issubclass(kind, Activation))
@@ -120,6 +139,8 @@ TRAINED = (ReLU, LeakyReLU, Sigmoid, Tanh)  # training kernels compute their der
 
 def operation_of(layer: Layer) -> Operation | None:
     """A layer's operation; None for one that is not pointwise, and for a Cast to float64, which rounds nothing."""
+    if isinstance(layer, ElementwiseGrad):
+        return _gradients(type(layer.of)).get(layer.of.variant)
     if isinstance(layer, Elementwise | Broadcast):
         return _declared(type(layer)).get(layer.variant)
     return _BETWEEN_DTYPES.get((type(layer), layer.variant))

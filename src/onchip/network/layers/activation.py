@@ -54,6 +54,9 @@ class LeakyReLU(Activation):
     torch = Spelling("leaky_relu", negative_slope="slope")
     cuda = "x >= 0 ? x : slope * x"
     cpu = "slope * x if x < 0 else x"
+    grad_of = "y"
+    cuda_grad = "y >= 0 ? dy : slope * dy"
+    cpu_grad = "slope * dy if y < 0 else dy"
 
     def function(self, x: Array) -> Array:
         return np.where(x >= 0, x, self.slope * x)
@@ -64,12 +67,15 @@ class LeakyReLU(Activation):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clip(Activation):
-    """min(max(x, low), high), None for no bound; NaN stays NaN. ReLU6 is Clip(0, 6)."""
+    """min(max(x, low), high), None for no bound; NaN stays NaN. ReLU6 is Clip(0, 6). The derivative is 0 at a bound."""
 
     low: float | None = None
     high: float | None = None
     flop_each: ClassVar[int] = 2
     cuda = cpu = "clip(x, low, high)"
+    grad_of = "y"
+    cuda_grad = "y > low && y < high ? dy : 0"
+    cpu_grad = "dy if y > low and y < high else 0"
 
     def __post_init__(self) -> None:
         if any(bound is not None and math.isnan(bound) for bound in (self.low, self.high)):
@@ -83,7 +89,8 @@ class Clip(Activation):
         return y if self.high is None else np.minimum(y, y.dtype.type(self.high))
 
     def derivative(self, x: Array, y: Array) -> Array:
-        return np.asarray(x == y)
+        is_above = y == y if self.low is None else y > x.dtype.type(self.low)
+        return np.asarray(is_above if self.high is None else is_above & (y < x.dtype.type(self.high)))
 
 
 class Sigmoid(Activation):
@@ -96,6 +103,8 @@ class Sigmoid(Activation):
     cuda = "exact_sigmoid(x)"
     fast = "fast_sigmoid(x)"
     cpu = "sigmoid(x)"
+    grad_of = "y"
+    cuda_grad = cpu_grad = "dy * y * (1 - y)"
 
     def function(self, x: Array) -> Array:
         return _sigmoid(x)
@@ -112,6 +121,8 @@ class Tanh(Activation):
     cuda = "exact_tanh(x)"
     fast = "fast_tanh(x)"
     cpu = "tanh(x)"
+    grad_of = "y"
+    cuda_grad = cpu_grad = "dy * (1 - y * y)"
 
     def function(self, x: Array) -> Array:
         return np.tanh(x)
@@ -129,13 +140,15 @@ class SiLU(Activation):
     cuda = "x * exact_sigmoid(x)"
     fast = "x * fast_sigmoid(x)"
     cpu = "x * sigmoid(x)"
+    grad_of = "x"
+    cuda_grad = cpu_grad = "dy * silu_derivative(x)"
 
     def function(self, x: Array) -> Array:
         return x * _sigmoid(x)
 
     def derivative(self, x: Array, y: Array) -> Array:
         s = _sigmoid(x)
-        return np.asarray(s + y * (1 - s))
+        return np.asarray(s + x * s * (1 - s))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,6 +164,9 @@ class GELU(Activation):
     cuda: ClassVar[Expression] = {"": "exact_gelu(x)", "tanh": "tanh_gelu(x)"}
     fast: ClassVar[Expression] = {"": "fast_gelu(x)", "tanh": "fast_tanh_gelu(x)"}
     cpu: ClassVar[Expression] = {"": "gelu(x)", "tanh": "gelu_tanh(x)"}
+    grad_of = "x"
+    cuda_grad: ClassVar[Expression] = {"": "dy * gelu_derivative(x)", "tanh": "dy * tanh_gelu_derivative(x)"}
+    cpu_grad: ClassVar[Expression] = {"": "dy * gelu_derivative(x)", "tanh": "dy * gelu_tanh_derivative(x)"}
 
     @property
     def variant(self) -> str:
@@ -184,6 +200,9 @@ class ELU(Activation):
     onnx = Spelling("Elu", alpha="alpha")
     torch = Spelling("elu", alpha="alpha")
     cuda = cpu = "elu(x, alpha)"
+    grad_of = "y"
+    cuda_grad = "y >= 0 ? dy : dy * (y + alpha)"
+    cpu_grad = "dy * (y + alpha) if y < 0 else dy"
 
     def function(self, x: Array) -> Array:
         return _elu(x, self.alpha)
@@ -201,6 +220,9 @@ class SELU(Activation):
     torch = Spelling("selu")
     jax = "nn.selu"
     cuda = cpu = f"{SCALE} * elu(x, {ALPHA})"
+    grad_of = "y"
+    cuda_grad = f"dy * (y >= 0 ? {SCALE} : y + {SCALE * ALPHA})"
+    cpu_grad = f"dy * (y + {SCALE * ALPHA} if y < 0 else {SCALE})"
 
     def function(self, x: Array) -> Array:
         return self.SCALE * _elu(x, self.ALPHA)
@@ -218,6 +240,9 @@ class HardSigmoid(Activation):
     flop_each: ClassVar[int] = 4
     onnx = Spelling("HardSigmoid", alpha="slope", beta="shift")
     cuda = cpu = "hard_sigmoid(x, slope, shift)"
+    grad_of = "y"
+    cuda_grad = "y > 0 && y < 1 ? slope * dy : 0"
+    cpu_grad = "slope * dy if y > 0 and y < 1 else 0"
 
     def function(self, x: Array) -> Array:
         return _hard_sigmoid(x, self.slope, self.shift)
@@ -233,6 +258,9 @@ class HardSwish(Activation):
     torch = Spelling("hardswish")
     jax = "nn.hard_swish"
     cuda = cpu = f"x * hard_sigmoid(x, {1 / 6}, 0.5)"
+    grad_of = "x"
+    cuda_grad = f"x <= -3 ? 0 : x >= 3 ? dy : dy * (x * {1 / 3} + 0.5)"
+    cpu_grad = f"0 if x <= -3 else dy if x >= 3 else dy * (x * {1 / 3} + 0.5)"
 
     def function(self, x: Array) -> Array:
         return x * _hard_sigmoid(x, 1 / 6, 0.5)
@@ -251,13 +279,15 @@ class Softplus(Activation):
     jax = "nn.softplus"
     cuda = "(x < 0 ? 0 : x) + log1p_of(exp_of(-abs_of(x)))"
     cpu = "softplus(x)"
+    grad_of = "y"
+    cuda_grad = cpu_grad = "-dy * elu(-y, 1)"
 
     def function(self, x: Array) -> Array:
         y: Array = np.logaddexp(x, x.dtype.type(0))
         return y
 
     def derivative(self, x: Array, y: Array) -> Array:
-        return _sigmoid(x)
+        return -np.expm1(-y)  # sigmoid(x)
 
 
 class Softsign(Activation):
@@ -269,6 +299,9 @@ class Softsign(Activation):
     jax = "nn.soft_sign"
     cuda = "softsign(x)"
     cpu = "x / (1 + abs(x))"
+    grad_of = "x"
+    cuda_grad = "quotient_of(dy, (1 + abs_of(x)) * (1 + abs_of(x)))"
+    cpu_grad = "dy / ((1 + abs(x)) * (1 + abs(x)))"
 
     def function(self, x: Array) -> Array:
         y: Array = x / (1 + np.abs(x))
@@ -285,6 +318,8 @@ class Mish(Activation):
     torch = Spelling("mish")
     jax = "nn.mish"
     cuda = cpu = "mish(x)"
+    grad_of = "x"
+    cuda_grad = cpu_grad = "dy * mish_derivative(x)"
 
     def function(self, x: Array) -> Array:
         y: Array = x * np.tanh(np.logaddexp(x, x.dtype.type(0)))

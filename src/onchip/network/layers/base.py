@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from onchip.errors import ShapeError, shorten
 from onchip.network.recipe import Array
@@ -133,6 +133,9 @@ class Elementwise(Layer, abstract=True):
     `cuda` and `cpu` are its expressions of x and of its attributes in C++ and in Python: in terms of the functions of
     kernels/cuda/common/elementwise.cuh and of kernels/cpu/microkernels/. Numbers in them have the type of x. The
     kernels of a device without an expression refuse the layer.
+
+    `cuda_grad` and `cpu_grad` are the expressions of dx: of dy, and of either x or y; `grad_of` says which.
+    `derivative` must then return the same for that one in place of both.
     """
 
     flop_each: ClassVar[int] = 1
@@ -142,6 +145,9 @@ class Elementwise(Layer, abstract=True):
     cuda: ClassVar[Expression] = ""
     fast: ClassVar[Expression] = ""  # in C++, for hidden layers in 16 bits: error at most 2^-12 of the largest result
     cpu: ClassVar[Expression] = ""
+    grad_of: ClassVar[Literal["", "x", "y"]] = ""
+    cuda_grad: ClassVar[Expression] = ""
+    cpu_grad: ClassVar[Expression] = ""
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:

@@ -20,6 +20,9 @@ class Abs(Elementwise):
     jax = "numpy.abs"
     cuda = "abs_of(x)"
     cpu = "abs(x)"
+    grad_of = "x"
+    cuda_grad = "dy * sign_of(x)"
+    cpu_grad = "dy if x > 0 else -dy if x < 0 else 0 * dy"
 
     def function(self, x: Array) -> Array:
         return np.abs(x)
@@ -53,6 +56,9 @@ class Sqrt(Elementwise):
     jax = "numpy.sqrt"
     cuda = "sqrt_of(x)"
     cpu = "sqrt(x)"
+    grad_of = "y"
+    cuda_grad = "quotient_of(0.5 * dy, y)"
+    cpu_grad = "0.5 * dy / y"
 
     def function(self, x: Array) -> Array:
         return np.sqrt(x)
@@ -70,6 +76,8 @@ class Reciprocal(Elementwise):
     jax = "numpy.reciprocal"
     cuda = "quotient_of(1, x)"
     cpu = "1 / x"
+    grad_of = "y"
+    cuda_grad = cpu_grad = "-dy * y * y"
 
     def function(self, x: Array) -> Array:
         return np.reciprocal(x)
@@ -153,6 +161,9 @@ class Atan(Elementwise):
     jax = "numpy.arctan"
     cuda = "atan_of(x)"
     cpu = "arctan(x)"
+    grad_of = "x"
+    cuda_grad = "quotient_of(dy, 1 + x * x)"
+    cpu_grad = "dy / (1 + x * x)"
 
     def function(self, x: Array) -> Array:
         return np.arctan(x)
@@ -170,6 +181,9 @@ class Erf(Elementwise):
     jax = "lax.erf"
     cuda = "erf_of(x)"
     cpu = "error_function(x)"
+    grad_of = "x"
+    cuda_grad = "dy * (1.1283791670955126 * exp_of(-x * x))"
+    cpu_grad = "dy * (1.1283791670955126 * exponential(-x * x))"
 
     def function(self, x: Array) -> Array:
         return erf(x)

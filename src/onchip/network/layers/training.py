@@ -12,7 +12,18 @@ import numpy as np
 
 from onchip.errors import ShapeError
 from onchip.network.layers.activation import LogSoftmax
-from onchip.network.layers.base import Arrays, Gradients, Layer, StepLayer, Types, Weights, WeightTypes, need_float
+from onchip.network.layers.base import (
+    Arrays,
+    Elementwise,
+    Gradients,
+    Layer,
+    StepLayer,
+    Types,
+    Weights,
+    WeightTypes,
+    need_float,
+)
+from onchip.network.layers.combine import Ordered
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
@@ -91,6 +102,26 @@ class WeightGrad(_GradientOf):
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return self._gradients(xs, w)[1][self.role][np.newaxis]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ElementwiseGrad(Ordered, StepLayer):
+    """The gradient of an elementwise layer's input: x or y, as the layer's `grad_of` says, and dy -> dx."""
+
+    of: Elementwise
+    arity: ClassVar[int | None] = 2
+    optional: ClassVar[tuple[str, ...]] = ()
+    backward = Layer.backward  # none
+
+    @property
+    def variant(self) -> str:
+        return self.of.variant
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return (self.of.flop_each + 1) * inputs[0].row_size
+
+    def function(self, a: Array, b: Array) -> Array:
+        return np.asarray(b * self.of.derivative(a, a))
 
 
 class BatchSum(StepLayer):

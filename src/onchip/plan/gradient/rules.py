@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onchip.network.graph import Node
+<<<<<<< HEAD
 from onchip.network.layers import BatchSum, GlobalSum, InputGrad, Layer, WeightGrad
+=======
+from onchip.network.layers import BatchSum, GlobalSum, InputGrad, WeightGrad
+>>>>>>> rules
 from onchip.plan.gradient.builder import StepBuilder
 
 # Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.
@@ -28,10 +32,10 @@ class Wanted:
 
 Rule = Callable[[StepBuilder, Node, str, Wanted], GradientNames]
 R = TypeVar("R", bound=Rule)
-_RULES: dict[type[Layer], Rule] = {}
+_RULES: dict[type, Rule] = {}
 
 
-def rule_of(*layers: type[Layer]) -> Callable[[R], R]:
+def rule_of(*layers: type) -> Callable[[R], R]:
     """Register a function as the rule of these layers, and of those derived from them."""
 
     def register(rule: R) -> R:

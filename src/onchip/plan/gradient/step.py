@@ -39,7 +39,11 @@ from onchip.network.layers import (
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
+<<<<<<< HEAD
 from onchip.plan.gradient import conv, linear  # noqa: F401 - their rules
+=======
+from onchip.plan.gradient import conv, elementwise, linear  # noqa: F401 - their rules
+>>>>>>> rules
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import add_forward
@@ -143,6 +147,9 @@ def _backward(
                 parts.setdefault(name, []).append(gradient)
         for role, gradient in d_weights.items():
             of_weights.setdefault(node.weights[role], []).append(gradient)
+    if not of_weights:
+        got, hint = "no gradient reaches a trainable weight", "layers between them and the loss that have a derivative"
+        raise InputError("nothing to train", got=got, expected="weights that the loss depends on", hint=hint)
     return {name: _total(build, f"{name}.grad", of_weights[name]) for name in trained if name in of_weights}
 
 

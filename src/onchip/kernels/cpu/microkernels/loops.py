@@ -94,10 +94,11 @@ def _loop(op: Operation, dtype: str) -> LinkedFunction:
         for n in range(count):
             y[n] = f(x[n], p, q)
 
-    def of_two(dst: int, first: int, second: int, count: int, _: int) -> None:
+    def of_two(dst: int, first: int, second: int, count: int, word: int) -> None:
         y, a, b = array_at(dst, count), array_at(first, count), array_at(second, count)
+        p, q = _parameters(word, parameters)
         for n in range(count):
-            y[n] = f(a[n], b[n])
+            y[n] = f(a[n], b[n], p, q)
 
     return _linked(of_one if len(op.operands) == 1 else of_two, f)
 
@@ -109,9 +110,9 @@ def _linked(loop: Any, f: Any) -> LinkedFunction:
 
 
 def _function(op: Operation, dtype: str) -> Any:
-    """The expression as an inlined function; of one element, also of two parameters."""
+    """The expression as an inlined function of the operands and two parameters."""
     scope, unused = {**_SCOPES[dtype], "__name__": __name__}, ("_first", "_second")[len(op.parameters) :]
-    arguments = ", ".join((*op.operands, *op.parameters, *(unused if len(op.operands) == 1 else ())))
+    arguments = ", ".join((*op.operands, *op.parameters, *unused))
     unknown = set(compile(op.cpu, "", "eval").co_names) - {*scope, *op.operands, *op.parameters}
     if unknown:
         got, expected = ", ".join(sorted(unknown)), ", ".join(_FLOAT_SCOPE)

@@ -191,6 +191,40 @@ __device__ __forceinline__ double mish(double v) {
     return v * quotient_of(numerator, numerator + (v >= 0.0 ? 2.0 * e * e : 2.0));
 }
 
+// -- derivatives of activations --------------------------------------------------------------------------------------
+
+template <class Element>
+__device__ __forceinline__ Element silu_derivative(Element v) {
+    const Element low = exact_sigmoid(-abs_of(v)), high = Element(1) - low;
+    return (v < Element(0) ? low : high) * (Element(1) + v * (v < Element(0) ? high : low));
+}
+__device__ __forceinline__ float erfc_of(float v) { return erfcf(v); }
+__device__ __forceinline__ double erfc_of(double v) { return erfc(v); }
+// The normal distribution, erfc(-v / sqrt 2) / 2, and v times its density.
+template <class Element>
+__device__ __noinline__ Element gelu_derivative(Element v) {
+    return Element(0.5) * erfc_of(Element(-0.70710678118654752) * v) +
+           v * (Element(0.39894228040143268) * exp_of(Element(-0.5) * v * v));
+}
+// s + v s (1 - s) 2 u', s = sigmoid(2 u).
+template <class Element>
+__device__ __forceinline__ Element tanh_gelu_derivative(Element v) {
+    const Element q = Element(0.044715) * v * v;
+    const Element low = exact_sigmoid(-abs_of(twice_tanh_argument(v))), high = Element(1) - low;
+    const Element rest = (v < Element(0) ? high : low) * (Element(1.5957691216057308) * (Element(1) + Element(3) * q));
+    return (v < Element(0) ? low : high) * (Element(1) + v * rest);
+}
+// tanh + v (1 - tanh^2) sigmoid with the quotient of mish: the second term is 4 v e (1 + e) / denominator^2 for v < 0,
+// else 4 v e^2 (1 + e) / denominator^2.
+template <class Element>
+__device__ __forceinline__ Element mish_derivative(Element v) {
+    const Element e = exp_of(-abs_of(v)), one = Element(1), two = Element(2);
+    const Element numerator = v >= Element(0) ? one + two * e : e * (e + two);
+    const Element denominator = numerator + (v >= Element(0) ? two * e * e : two);
+    const Element rest = Element(4) * e * (one + e) * (v >= Element(0) ? e : one);
+    return quotient_of(numerator + quotient_of(v * rest, denominator), denominator);
+}
+
 // -- functions -------------------------------------------------------------------------------------------------------
 
 __device__ __noinline__ float log_of(float v) { return logf(v); }
@@ -243,10 +277,21 @@ struct ToPixels {
         return static_cast<int>(positive < Element(255) ? positive : Element(255));
     }
 };
-// Swapped operands: the accumulator holds the second operand.
+// Swapped operands: the accumulator holds the second operand. As many parameters follow as the function has.
 template <class Function>
 struct Swapped {
     template <class Element>
-    static __device__ __forceinline__ Element apply(Element b, Element a) { return Function::apply(a, b); }
+    static __device__ __forceinline__ auto apply(Element b, Element a) -> decltype(Function::apply(a, b)) {
+        return Function::apply(a, b);
+    }
+    template <class Element>
+    static __device__ __forceinline__ auto apply(Element b, Element a, Element p) -> decltype(Function::apply(a, b, p)) {
+        return Function::apply(a, b, p);
+    }
+    template <class Element>
+    static __device__ __forceinline__ auto apply(Element b, Element a, Element p, Element q)
+        -> decltype(Function::apply(a, b, p, q)) {
+        return Function::apply(a, b, p, q);
+    }
 };
 #include "common/layers.cuh"

@@ -3,7 +3,7 @@ expressions."""
 
 from __future__ import annotations
 
-from onchip.kernels.pointwise import CODES, OPERATIONS, Operation
+from onchip.kernels.pointwise import CODES, GRADIENTS, OPERATIONS, Operation
 from onchip.network.layers import BUILT_IN, Activation
 
 HEADER = "common/layers.cuh"
@@ -18,10 +18,11 @@ def struct_of(op: Operation) -> str:
 
 
 def layers_header(name_expression: str) -> str:
-    """The header of a program. It contains the struct of a user's layer only if the program names it, so that defining
-    a layer does not recompile other programs."""
+    """The header of a program. It contains the structs of gradients and of users' layers only if the program names
+    them, so that defining a layer does not recompile other programs."""
+    others = {op.struct: op for op in GRADIENTS} | _OF_USERS
     declared = [op for op in OPERATIONS if op.cuda] + [
-        op for name, op in sorted(_OF_USERS.items()) if name in name_expression
+        op for name, op in sorted(others.items()) if name in name_expression
     ]
     cases = " ".join(
         f"CASE({', '.join([str(code), op.struct, *('v', 'a', 'b')[: 1 + len(op.parameters)]])})"

@@ -127,10 +127,24 @@ __device__ __forceinline__ bool apply_to(Values<Element, N>& v, Element p, Eleme
     for (Element& each : v) each = call<Element>(&Function::apply, each, p, q);
     return true;
 }
+template <class Element>
+__device__ __forceinline__ Element call(Element (*f)(Element, Element), Element a, Element b, Element, Element) {
+    return f(a, b);
+}
+template <class Element>
+__device__ __forceinline__ Element call(Element (*f)(Element, Element, Element), Element a, Element b, Element p,
+                                        Element) {
+    return f(a, b, p);
+}
+template <class Element>
+__device__ __forceinline__ Element call(Element (*f)(Element, Element, Element, Element), Element a, Element b,
+                                        Element p, Element q) {
+    return f(a, b, p, q);
+}
 template <class Function, class Element, int N>
-__device__ __forceinline__ bool combine(Values<Element, N>& v, const Values<Element, N>& other) {
+__device__ __forceinline__ bool combine(Values<Element, N>& v, const Values<Element, N>& other, Element p, Element q) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = Function::apply(v[i], other[i]);
+    for (int i = 0; i < N; ++i) v[i] = call<Element>(&Function::apply, v[i], other[i], p, q);
     return true;
 }
 template <class Function, bool FAST>
@@ -154,9 +168,10 @@ template <class... Functions>
 struct Binary {
     static constexpr int COUNT = sizeof...(Functions);
     template <class Element, int N>
-    static __device__ __forceinline__ void apply(int code, Values<Element, N>& v, const Values<Element, N>& other) {
+    static __device__ __forceinline__ void apply(int code, Values<Element, N>& v, const Values<Element, N>& other,
+                                                 Element p, Element q) {
         int n = 0;
-        static_cast<void>(((code == n++ && combine<Functions, Element>(v, other)) || ...));
+        static_cast<void>(((code == n++ && combine<Functions, Element>(v, other, p, q)) || ...));
     }
 };
 
@@ -417,7 +432,7 @@ __global__ void __launch_bounds__(THREADS, (BLOCKS<Element, Combinations::COUNT>
                     if (step.p != 0) report_zero_divisors<V, N>(other, first, run, status);
                     if (step.q != 0) report_zero_divisors<V, N>(v, first, run, status);
                 }
-                Combinations::template apply<Element>(step.code, v, other);
+                Combinations::template apply<Element>(step.code, v, other, step.p, step.q);
                 break;
         }
     }

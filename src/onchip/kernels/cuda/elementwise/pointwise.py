@@ -23,6 +23,7 @@ from onchip.kernels.cuda.elementwise.steps import (
     COMMON_FUNCTIONS,
     DTYPES,
     FUNCTIONS,
+    GRADIENT_STRUCTS,
     INT_COMBINATIONS,
     INT_FUNCTIONS,
     MAX_LEVELS,
@@ -267,11 +268,16 @@ def _fitting(net: Network, start: int, acc_type: str) -> list[Node]:
     return found
 
 
-def _instance(acc_type: str, vector: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
+def _instance(
+    acc_type: str, vector: int = 4, is_common: bool = False, rows: int = 1 << 24, gradients: tuple[str, ...] = ()
+) -> Instance:
     steps = () if is_common else (Step(Opcode.APPLY, code=COMMON_FUNCTIONS),)
-    run = Run(acc_type, vector, 1, (Operand(NOTHING, "uint8", Access.CONTIGUOUS),), ("uint8",), ("y",), steps, 4, {})
+    run = Run(
+        acc_type, vector, 1, (Operand(NOTHING, "uint8", Access.CONTIGUOUS),), ("uint8",), ("y",), steps, 4, {},
+        more_combinations=gradients,
+    )  # fmt: skip
     kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
-    name = f"every {kind}run of {acc_type}, {vector} neighbours"
+    name = f"every {kind}run of {acc_type}, {vector} neighbours" + (", with gradients" if gradients else "")
     return Instance(name, lambda device: PointwiseLowering(run, device.units, True).at(rows).launches[0])
 
 
@@ -279,5 +285,5 @@ INSTANCES = (
     _instance("float", is_common=True), _instance("float", 8, is_common=True), _instance("double", is_common=True),
     *map(_instance, ACC_BYTES), _instance("float", 8), _instance("float", rows=1),
     _instance("float", is_common=True, rows=1), _instance("float", 8, is_common=True, rows=1),
-    _instance("double", rows=1), _instance("long long", rows=1),
+    _instance("double", rows=1), _instance("long long", rows=1), _instance("float", gradients=GRADIENT_STRUCTS),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import cast
 from onchip.kernels.batch_norm import batch_norm_ops
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, StatusWord, Weight
 from onchip.kernels.cuda.common.layers import struct_of
-from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
+from onchip.kernels.pointwise import BINARY, GRADIENTS, UNARY, Operation, may_divide_by_zero, operation_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
@@ -76,6 +76,7 @@ def _all_structs(operations: Iterable[Operation]) -> tuple[str, ...]:
 
 FUNCTIONS = _all_structs(sorted(UNARY, key=lambda op: op.layer not in _COMMON))
 COMBINATIONS = _all_structs(BINARY)
+GRADIENT_STRUCTS = _all_structs(GRADIENTS)  # those that a chain uses follow COMBINATIONS, as those of users' layers
 COMMON_FUNCTIONS = sum(op.layer in _COMMON for op in UNARY)
 _INT_LAYERS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod, Greater, GreaterOrEqual, Equal)
 INT_FUNCTIONS = _all_structs(op for op in UNARY if op.layer in _INT_LAYERS)
@@ -333,7 +334,8 @@ class RunWriter:
             self._normalise(node)
         elif isinstance(layer, Broadcast) and op is not None:
             code = _code(self.combinations, op, is_swapped)
-            parameters = (not is_swapped, is_swapped) if may_divide_by_zero(self.net, node) else (0, 0)
+            checks = may_divide_by_zero(self.net, node)
+            parameters = (not is_swapped, is_swapped) if checks else self._parameters(op, layer)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.slots:
                     self.steps.append(Step(Opcode.COMBINE_SLOT, self.slots[root], code, parameters))
@@ -357,11 +359,12 @@ class RunWriter:
     def _apply(self, layer: Layer) -> None:
         op = operation_of(layer)
         assert op is not None
-        parameters = (
-            op.parameter_values(layer) if self.acc_type == "double" else map(float, op.float32_parameters(layer))
-        )
-        p, q = (*parameters, 0, 0)[:2]
-        self.steps.append(Step(Opcode.APPLY, 0, _code(self.functions, op), (p, q)))
+        self.steps.append(Step(Opcode.APPLY, 0, _code(self.functions, op), self._parameters(op, layer)))
+
+    def _parameters(self, op: Operation, layer: Layer) -> tuple[float, float]:
+        values = op.parameter_values(layer) if self.acc_type == "double" else map(float, op.float32_parameters(layer))
+        p, q = (*values, 0, 0)[:2]
+        return p, q
 
     def _normalise(self, node: Node) -> None:
         to = self.net.types[node.name].row_shape

@@ -1,0 +1,73 @@
+"""The gradients of elementwise layers: of one element, of several with broadcasting, and Casts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.network.graph import Node
+from onchip.network.layers import (
+    ELU,
+    Ceil,
+    Cos,
+    Div,
+    Elementwise,
+    ElementwiseGrad,
+    Exp,
+    Floor,
+    LeakyReLU,
+    Log,
+    Mask,
+    Mul,
+    ReLU,
+    Round,
+    Sign,
+    Sin,
+)
+from onchip.network.types import numpy_dtype
+from onchip.plan.gradient.builder import StepBuilder
+from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of
+
+
+@rule_of(Elementwise)
+def elementwise(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    (x,), layer = node.inputs, node.layer
+    assert isinstance(layer, Elementwise)
+    if not layer.grad_of or (isinstance(layer, ELU) and layer.alpha <= 0):  # y has lost the sign of x
+        return by_backward(build, node, dy, wanted)
+    read = x if layer.grad_of == "x" or (isinstance(layer, LeakyReLU) and layer.slope <= 0) else node.name
+    return (build.add(f"{x}.grad", ElementwiseGrad(layer), (read, dy)),), {}
+
+
+@rule_of(ReLU)
+def relu(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    return (build.add(f"{node.inputs[0]}.grad", Mask(), (dy, node.name)),), {}
+
+
+@rule_of(Exp)
+def exp(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    return (build.add(f"{node.inputs[0]}.grad", Mul(), (dy, node.name)),), {}
+
+
+@rule_of(Log)
+def log(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    return (build.add(f"{node.inputs[0]}.grad", Div(), (dy, node.inputs[0])),), {}
+
+
+@rule_of(Sin)
+def sin(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    (x,) = node.inputs
+    return (build.add(f"{x}.grad", Mul(), (dy, build.add(f"{node.name}.cos", Cos(), (x,)))),), {}
+
+
+@rule_of(Cos)
+def cos(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    (x,) = node.inputs
+    minus_one = np.asarray(-1, numpy_dtype(build.types[x].dtype))
+    weights = {"constant": build.add_weight(f"{node.name}.factor", minus_one)}
+    return (build.add(f"{x}.grad", Mul(), (dy, build.add(f"{node.name}.sin", Sin(), (x,))), weights),), {}
+
+
+@rule_of(Ceil, Floor, Round, Sign)
+def of_steps(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    """None: the derivative is 0 wherever there is one."""
+    return (None,), {}

@@ -1,0 +1,84 @@
+"""Training steps as networks on a GPU, here emulated: the plan that a user gets, against float64."""
+
+import numpy as np
+import pytest
+from test_cpu_step import assert_right, begin
+
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.network.build import sequential
+from onchip.network.layers import Conv2d, Linear, Reshape
+from onchip.network.types import TensorType
+from onchip.plan.gradient.step import VALUES, training_step
+from onchip.plan.kernel import Job, TrainingStep
+from onchip.runtime.cuda.step import CudaStep
+from onchip.runtime.placement import plan
+
+pytestmark = needs_gxx
+RNG = np.random.default_rng(0)
+
+
+def array(*shape):
+    return RNG.standard_normal(shape, np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+
+
+def two_linears():
+    return sequential(
+        TensorType(("B", 7)), [("a", Linear()), ("b", Linear())],
+        {"a.weight": array(70, 7), "a.bias": array(70), "b.weight": array(5, 70)},
+    )  # fmt: skip
+
+
+def two_convolutions():
+    layers = [("a", Conv2d((2, 1), (1, 0, 2, 1))), ("b", Conv2d(groups=2)), ("flat", Reshape()), ("c", Linear())]
+    weights = {
+        "a.weight": array(4, 3, 3, 2), "a.bias": array(4), "b.weight": array(6, 2, 2, 2), "c.weight": array(3, 6 * 3 * 7),
+    }  # fmt: skip
+    return sequential(TensorType(("B", 3, 6, 8)), layers, weights)
+
+
+def rows_of(step, B, classes=None):
+    rng = np.random.default_rng(B)
+    made = []
+    for name, kind in step.inputs.items():
+        if name == "share":
+            made.append(np.full(B, 1 / B, np.float32))
+        elif "int" in kind.dtype:
+            made.append(rng.integers(0, classes, B))
+        else:
+            made.append(rng.standard_normal((B, *kind.row_shape), np.float32))
+    return made
+
+
+def run(bound: CudaStep, rows, state):
+    bound.write_state(state)
+    outputs = bound.run(dict(zip(bound.plan.network.inputs, rows, strict=True)), len(rows[-1]))
+    return bound.read_state() | outputs
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return emulate_device(monkeypatch)
+
+
+@pytest.mark.parametrize("B", [1, 5, 130])
+@pytest.mark.parametrize(
+    ("net", "training"),
+    [
+        (two_linears, TrainingStep("mse", "adamw")),
+        (two_linears, TrainingStep("cross_entropy", "sgd", label_smoothing=0.1)),
+        (two_linears, TrainingStep("half_sse", "momentum", clip_norm=0.1)),
+        (two_convolutions, TrainingStep("cross_entropy", "adam")),
+    ],
+)
+def test_a_step(gpu, net, training, B):
+    step = training_step(net(), training, decays=True)
+    bound = CudaStep(gpu, plan(step, "cuda", Job(batch=B)))
+    rows, state = rows_of(step, B, classes=3), begin(step)
+    state[VALUES][1] = 0.01  # weight decay
+    after = run(bound, rows, state)
+    assert_right(step, after, rows, state)
+    again = run(bound, rows, state)
+    assert all(after[name].tobytes() == array.tobytes() for name, array in again.items())
+    following = run(bound, rows, {name: after[name] for name in state})
+    assert_right(step, following, rows, {name: after[name] for name in state})

@@ -1,11 +1,7 @@
 """Cases of layers for tests of gradients: those of layer_cases.py, and shapes that matter to gradients only."""
 
 from layer_cases import CASES, Case
-<<<<<<< HEAD
-from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Linear
-=======
 from onchip.network.layers import Ceil, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Floor, Linear, Round, Sign
->>>>>>> rules
 
 MORE = [
     Case(Linear(), ((2, 3, 5),), {"weight": (4, 5), "bias": (4,)}),
@@ -21,9 +17,5 @@ MORE = [
     Case(ConvTranspose1d((2,), (1, 0), (2,), (3,)), ((2, 5),), {"weight": (2, 3, 2)}),
     Case(ConvTranspose2d((1, 2), (1, 0, 0, 1), (2, 1), (3, 1), 2), ((4, 3, 5),), {"weight": (4, 2, 2, 3)}),
 ]  # fmt: skip
-<<<<<<< HEAD
-GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable]
-=======
 FLAT = (Ceil, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
 GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable and not isinstance(case.layer, FLAT)]
->>>>>>> rules

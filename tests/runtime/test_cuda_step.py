@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from test_cpu_step import assert_right, begin
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
@@ -13,6 +12,7 @@ from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
+from training_steps import assert_right, begin
 
 pytestmark = needs_gxx
 RNG = np.random.default_rng(0)
@@ -31,9 +31,8 @@ def two_linears():
 
 def two_convolutions():
     layers = [("a", Conv2d((2, 1), (1, 0, 2, 1))), ("b", Conv2d(groups=2)), ("flat", Reshape()), ("c", Linear())]
-    weights = {
-        "a.weight": array(4, 3, 3, 2), "a.bias": array(4), "b.weight": array(6, 2, 2, 2), "c.weight": array(3, 6 * 3 * 7),
-    }  # fmt: skip
+    weights = {"a.weight": array(4, 3, 3, 2), "a.bias": array(4), "b.weight": array(6, 2, 2, 2)}
+    weights["c.weight"] = array(3, 6 * 3 * 7)
     return sequential(TensorType(("B", 3, 6, 8)), layers, weights)
 
 

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onchip.network.graph import Node
-<<<<<<< HEAD
-from onchip.network.layers import BatchSum, GlobalSum, InputGrad, Layer, WeightGrad
-=======
 from onchip.network.layers import BatchSum, GlobalSum, InputGrad, WeightGrad
->>>>>>> rules
 from onchip.plan.gradient.builder import StepBuilder
 
 # Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.

@@ -46,7 +46,7 @@ def rows_of(step, B, classes=None):
             made.append(rng.integers(0, classes, B))
         else:
             made.append(rng.standard_normal((B, *kind.row_shape), np.float32))
-    return made
+    return tuple(made)
 
 
 def run(bound: CudaStep, rows, state):

@@ -38,7 +38,8 @@ __device__ __forceinline__ T root(T v) {
 
 template <class T>
 __device__ __forceinline__ void update_element(const Parameter& p, const StepValues& values, T scale, long long i) {
-    constexpr T BETA1 = T(0.9), BETA2 = T(0.999), EPS = T(1e-8);
+    // The rest is rounded once: 1 - 0.999f is 5e-5 larger than 0.001.
+    constexpr T BETA1 = T(0.9), REST1 = T(1 - 0.9), BETA2 = T(0.999), REST2 = T(1 - 0.999), EPS = T(1e-8);
     const T lr = values.lr, decay = values.weight_decay;
     T g = scale * static_cast<const T*>(p.gradient)[i], w = static_cast<const T*>(p.weight)[i];
     if (p.decays) g = multiply_add(decay, w, g);
@@ -51,8 +52,8 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
         static_cast<T*>(p.new_first)[i] = v;
         w = w - lr * v;
     } else {
-        const T m = multiply_add(BETA1, static_cast<const T*>(p.first)[i], (1 - BETA1) * g);
-        const T s = multiply_add(BETA2, static_cast<const T*>(p.second)[i], (1 - BETA2) * g * g);
+        const T m = multiply_add(BETA1, static_cast<const T*>(p.first)[i], REST1 * g);
+        const T s = multiply_add(BETA2, static_cast<const T*>(p.second)[i], REST2 * g * g);
         static_cast<T*>(p.new_first)[i] = m;
         static_cast<T*>(p.new_second)[i] = s;
         if (p.kind == ADAMW) w *= 1 - lr * decay;

@@ -56,8 +56,8 @@ struct Loader<true, Index> {  // 4 adjacent elements of one k
     }
     __device__ __forceinline__ void store(float (*a_tile)[STRIDE], float (*b_tile)[STRIDE], const float (&a)[4],
                                           const float (&b)[4]) const {
-        *reinterpret_cast<float4*>(&a_tile[line][lane]) = make_float4(a[0], a[1], a[2], a[3]);
-        *reinterpret_cast<float4*>(&b_tile[line][lane]) = make_float4(b[0], b[1], b[2], b[3]);
+        *reinterpret_cast<float4*>(&a_tile[line][lane]) = float4{a[0], a[1], a[2], a[3]};
+        *reinterpret_cast<float4*>(&b_tile[line][lane]) = float4{b[0], b[1], b[2], b[3]};
     }
 };
 
@@ -112,19 +112,19 @@ struct Loader<false, Index> {  // one k of 4 channels of y, and of 4 elements of
     }
 };
 
-// grid   tiles of n and m, groups, splits of K
+// grid   tiles of n and m; groups of each split of K
 // Index  of K; bias: null if it has no gradient
 template <bool IS_ROWS, class Index>
 __global__ void __launch_bounds__(THREADS)
-    weight_grad(const float* dy, const float* x, float* dw, float* bias, int M, int N, u32 tiles_n, long long K,
+    weight_grad(const float* dy, const float* x, float* dw, float* bias, int M, int N, u32 tiles_n, u32 groups, long long K,
                 long long split_k, long long split_stride, const __grid_constant__ Windows windows) {
     __shared__ float4 tiles[2][2][TILE_K * STRIDE / 4];
     const int first_m = static_cast<int>(blockIdx.x / tiles_n) * TILE, first_n = static_cast<int>(blockIdx.x % tiles_n) * TILE;
-    const int group = blockIdx.y, channels = N / static_cast<int>(windows.taps.size);
+    const int group = blockIdx.y % groups, split = blockIdx.y / groups, channels = N / static_cast<int>(windows.taps.size);
     const long long group_x = static_cast<long long>(group) * channels * windows.height * windows.width;
     const Loader<IS_ROWS, Index> loader(dy + static_cast<long long>(group) * M * windows.positions.size, x + group_x, M, N, first_m,
                                  first_n, windows);
-    const long long begin = blockIdx.z * split_k, end = begin + split_k < K ? begin + split_k : K;
+    const long long begin = static_cast<long long>(split) * split_k, end = begin + split_k < K ? begin + split_k : K;
     float acc[4][4] = {}, total = 0, a[4], b[4];
     loader.load(begin, end, a, b);
     int stage = 0;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int i = 0; i < TILE_K; ++i) total += dy_tile[i][threadIdx.x];
         }
     }
-    dw += blockIdx.z * split_stride + static_cast<long long>(group) * M * N;
+    dw += static_cast<long long>(split) * split_stride + static_cast<long long>(group) * M * N;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int m = first_m + threadIdx.x / 16 * 4 + i, n = first_n + threadIdx.x % 16 * 4;
@@ -150,5 +150,5 @@ __global__ void __launch_bounds__(THREADS)
     }
     const int channel = first_m + static_cast<int>(threadIdx.x);
     if (bias != nullptr && first_n == 0 && threadIdx.x < TILE && channel < M)
-        bias[blockIdx.z * split_stride + static_cast<long long>(group) * M + channel] = total;
+        bias[static_cast<long long>(split) * split_stride + static_cast<long long>(group) * M + channel] = total;
 }

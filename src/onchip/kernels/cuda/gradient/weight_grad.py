@@ -23,6 +23,7 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 TILE, TILE_K, THREADS = 64, 16, 256
 MIN_SPLIT, MAX_SPLIT = 128, 4096  # K per split
+MAX_GRID_Y = (1 << 16) - 1
 BLOCKS_PER_SM = 2  # that the splits should give
 
 
@@ -78,6 +79,7 @@ class WeightGradLowering:
         K = B * self.K_per_row
         tiles = -(-self.M // TILE) * -(-self.N // TILE) * self.groups
         wanted = max(-(-K // MAX_SPLIT), min(-(-BLOCKS_PER_SM * self.units // tiles), K // MIN_SPLIT), 1)
+        wanted = min(wanted, max(1, MAX_GRID_Y // self.groups))
         split = -(-K // wanted // TILE_K) * TILE_K
         return -(-K // split), split
 
@@ -89,7 +91,7 @@ class WeightGradLowering:
         stride = (count + biases * self.has_bias) if splits > 1 else 0
         dw, bias = (Scratch(0), Scratch(4 * count)) if splits > 1 else (Output(0), Output(1))
         tiles_n = -(-self.N // TILE)
-        grid = (tiles_n * -(-self.M // TILE), self.groups, splits)
+        grid = (tiles_n * -(-self.M // TILE), self.groups * splits, 1)
         C = self.N // math.prod(self.windows.taps)
         rows = biases * math.prod(self.windows.sizes_out), self.groups * C * math.prod(self.windows.sizes_in)
         name = f"weight_grad<{str(bool(self.vectors)).lower()}, {index_of(K + TILE_K)}>"
@@ -97,7 +99,7 @@ class WeightGradLowering:
             Program(SOURCE, name), LaunchConfig(grid, (THREADS, 1, 1), 0),
             (
                 Input(self.dy), Input(1 - self.dy), dw, bias if self.has_bias else NOTHING, UInt32(self.M),
-                UInt32(self.N), UInt32(tiles_n), Int64(K), Int64(split), Int64(stride), self.windows.struct(*rows),
+                UInt32(self.N), UInt32(tiles_n), UInt32(self.groups), Int64(K), Int64(split), Int64(stride), self.windows.struct(*rows),
             ),
             Budget(96),
         )  # fmt: skip

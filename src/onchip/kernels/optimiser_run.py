@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onchip.network.graph import Network, Node
-from onchip.network.layers import AdamStep, Decayed, Descent, FirstMoment, Layer, Mul, RunningAverage, SecondMoment
-from onchip.network.layers import Velocity
+from onchip.network.layers import (
+    AdamStep,
+    Decayed,
+    Descent,
+    FirstMoment,
+    Layer,
+    Mul,
+    RunningAverage,
+    SecondMoment,
+    Velocity,
+)
 from onchip.network.layers.optimiser import Update
 
 DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE = range(5)  # as gradient/update.cu has them

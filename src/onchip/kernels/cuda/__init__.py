@@ -21,6 +21,7 @@ from onchip.kernels.cuda.gemm.mma import GemmMmaKernel
 from onchip.kernels.cuda.gemm.simt import GemmSimtKernel
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Kernel
 from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
+from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
@@ -60,6 +61,6 @@ KERNELS: tuple[Kernel, ...] = (
     TokenMaxKernel(), ConvGatherKernel(), LookupsKernel(), GatherKernel(),
     RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(),
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
-    LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
+    ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
 )  # fmt: skip

@@ -21,7 +21,14 @@ MIN_CHUNK = 128  # rows: fewer per block do not pay for a second launch
 
 
 def sum_rows(
-    dtype: str, rows: int, columns: int, x: Argument, y: Argument, y2: Argument = NOTHING, first: int = 0, chunk: int = 0
+    dtype: str,
+    rows: int,
+    columns: int,
+    x: Argument,
+    y: Argument,
+    y2: Argument = NOTHING,
+    first: int = 0,
+    chunk: int = 0,
 ) -> KernelLaunch:
     """Sum the rows of each chunk; chunk 0: all rows. The columns from `first` on go to y2, if first is set."""
     chunk, first = chunk or max(1, rows), first or columns

@@ -119,9 +119,7 @@ def _whole(net: Network, start: int) -> tuple[Node, ...]:
         and gradient.inputs[-1] == shared.inputs[1]
     )
     inside = {losses.name, shared.name}
-    is_private = inside.isdisjoint(net.kept) and all(
-        reader in nodes for name in inside for reader in net.readers(name)
-    )
+    is_private = inside.isdisjoint(net.kept) and all(reader in nodes for name in inside for reader in net.readers(name))
     return tuple(nodes) if fits and is_private else ()
 
 

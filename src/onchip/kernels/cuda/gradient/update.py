@@ -132,6 +132,8 @@ class UpdateKernel(CudaKernel):
 
 
 INSTANCES = (
-    instance("Adam", UpdateLowering("float32", (ParameterArrays(ADAM, 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v")),
+    instance(
+        "Adam", UpdateLowering("float32", (ParameterArrays(ADAM, 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v")
+    ),
     instance("float64", UpdateLowering("float64", (ParameterArrays(ADAM, 9, 0, (("w0", 0),), "", False, 0.0),), "v")),
 )

@@ -1,7 +1,27 @@
 """Cases of layers for tests of gradients: those of layer_cases.py, and shapes that matter to gradients only."""
 
 from layer_cases import CASES, Case
-from onchip.network.layers import Ceil, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Floor, Linear, Round, Sign
+from onchip.network.layers import (
+    Add,
+    Ceil,
+    Comparison,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Div,
+    Floor,
+    Linear,
+    Mask,
+    Max,
+    Min,
+    Mul,
+    Pow,
+    PReLU,
+    Round,
+    Sign,
+    Sub,
+)
 
 MORE = [
     Case(Linear(), ((2, 3, 5),), {"weight": (4, 5), "bias": (4,)}),
@@ -16,6 +36,20 @@ MORE = [
     Case(ConvTranspose1d((3,), (0, 1), (2,)), ((2, 5),), {"weight": (2, 3, 2), "bias": (3,)}),
     Case(ConvTranspose1d((2,), (1, 0), (2,), (3,)), ((2, 5),), {"weight": (2, 3, 2)}),
     Case(ConvTranspose2d((1, 2), (1, 0, 0, 1), (2, 1), (3, 1), 2), ((4, 3, 5),), {"weight": (4, 2, 2, 3)}),
+    # Broadcast operands: of all axes, of inner and outer ones; equal operands; both signs.
+    Case(Add(), ((2, 3, 4),), {"constant": (3, 1)}),
+    Case(Mul(), ((2, 3, 4), (2, 1, 4), (1, 3, 1)), {"constant": (1,)}),
+    Case(Sub(), ((3, 4),), {"constant": ()}),
+    Case(Sub(), ((3, 1),), {"first": (4,)}),
+    Case(Div(), ((2, 3), (2, 3))),
+    *(Case(Max(), ((3, 4),), {"constant": shape}) for shape in ((), (3, 1))),
+    Case(Max(), ((5,),), reads=(0, 0)),
+    Case(Min(), ((3, 4), (3, 1))),
+    Case(Mask(), ((3, 4),), {"first": ()}),
+    Case(PReLU(), ((3, 4),), {"constant": (4,)}),
+    Case(PReLU(), ((3, 4), (3, 1))),
+    Case(PReLU(), ((3, 4),), {"first": (4,)}),
+    Case(Pow(), ((3, 4),), {"constant": (1, 4)}, positive=True),
 ]  # fmt: skip
-FLAT = (Ceil, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
+FLAT = (Ceil, Comparison, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
 GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable and not isinstance(case.layer, FLAT)]

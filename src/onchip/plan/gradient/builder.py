@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onchip.network.graph import Node
 from onchip.network.layers import Layer
 from onchip.network.recipe import Recipe, Weight, value_weight
-from onchip.network.types import TensorType
+from onchip.network.types import TensorType, numpy_dtype
 
 
 @dataclass
@@ -18,6 +20,8 @@ class StepBuilder:
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, Weight] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
+    _numbers: dict[tuple[float, str], str] = field(default_factory=dict)
+    _repeats: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, layer: Layer, inputs: Iterable[str], weights: Mapping[str, str] | None = None) -> str:
         """Append a node; returns the name of its value, `name` or like it."""
@@ -39,6 +43,13 @@ class StepBuilder:
         self.weights[name] = weight
         return name
 
+    def number(self, number: float, dtype: str) -> str:
+        """A weight of one element."""
+        if (number, dtype) not in self._numbers:
+            array = np.asarray(number, numpy_dtype(dtype))
+            self._numbers[number, dtype] = self.add_weight(f"step.{number:g}", array)
+        return self._numbers[number, dtype]
+
     def as_weight(self, value: str) -> str:
         """The weight that is the only row of a value."""
         kind = self.types[value]
@@ -49,6 +60,9 @@ class StepBuilder:
         return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
 
     def _unused(self, name: str) -> str:
-        while name in self.types or name in self.weights:
-            name += "'"
-        return name
+        """`name`, or with a number: counted, as a value with many readers has a gradient of each."""
+        unused = name
+        while unused in self.types or unused in self.weights:
+            self._repeats[name] = self._repeats.get(name, 1) + 1
+            unused = f"{name}.{self._repeats[name]}"
+        return unused

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import typing
 
 from onchip.network.graph import Node
 from onchip.network.layers import (
     ELU,
+    Cast,
     Ceil,
     Cos,
     Div,
@@ -23,7 +24,7 @@ from onchip.network.layers import (
     Sign,
     Sin,
 )
-from onchip.network.types import numpy_dtype
+from onchip.network.layers.cast import CastTo
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of
 
@@ -62,8 +63,7 @@ def sin(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientName
 @rule_of(Cos)
 def cos(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     (x,) = node.inputs
-    minus_one = np.asarray(-1, numpy_dtype(build.types[x].dtype))
-    weights = {"constant": build.add_weight(f"{node.name}.factor", minus_one)}
+    weights = {"constant": build.number(-1, build.types[x].dtype)}
     return (build.add(f"{x}.grad", Mul(), (dy, build.add(f"{node.name}.sin", Sin(), (x,))), weights),), {}
 
 
@@ -71,3 +71,13 @@ def cos(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientName
 def of_steps(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     """None: the derivative is 0 wherever there is one."""
     return (None,), {}
+
+
+@rule_of(Cast)
+def cast(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    """As if rounding were the identity."""
+    (x,) = node.inputs
+    dtype = build.types[x].dtype
+    if dtype not in typing.get_args(CastTo):
+        return by_backward(build, node, dy, wanted)
+    return (build.add(f"{x}.grad", Cast(typing.cast(CastTo, dtype)), (dy,)),), {}

@@ -39,7 +39,7 @@ from onchip.network.layers import (
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
-from onchip.plan.gradient import conv, elementwise, linear  # noqa: F401 - their rules
+from onchip.plan.gradient import broadcast, conv, elementwise, linear  # noqa: F401 - their rules
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import add_forward
@@ -48,6 +48,7 @@ from onchip.plan.kernel import TrainingStep
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
 LOSS = "loss"
+ADDED_AT_ONCE = 7  # gradients of a value with many readers
 
 
 def training_step(
@@ -160,7 +161,11 @@ def _dependents(nodes: Sequence[Node], weights: set[str]) -> set[str]:
 
 
 def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else build.add(name, Add(), parts)
+    """The sum of these values, a few at a time: a kernel reads at most so many."""
+    total, *others = parts
+    for first in range(0, len(others), ADDED_AT_ONCE):
+        total = build.add(name, Add(), (total, *others[first : first + ADDED_AT_ONCE]))
+    return total
 
 
 # -- the optimiser -----------------------------------------------------------------------------------------------

@@ -299,16 +299,14 @@ def value_weights(net: Network) -> dict[str, list[Recipe]]:
 
 def changing_weights(weights: Iterable[str | Recipe], net: Network) -> list[Recipe]:
     """The recipes among these weights and their sources that are computed in each run, sources first."""
-    found: dict[str | Recipe, None] = {}
+    found: dict[str | Recipe, Recipe] = {}
     for name in in_order(weights, net.weights):
-        if isinstance(weight := _weight(name, net), Recipe):
-            if value_of(weight) or any(source in net.state or source in found for source in weight.sources):
-                found[name] = None
-    return [weight for name in found if isinstance(weight := _weight(name, net), Recipe)]
-
-
-def _weight(name: str | Recipe, net: Network) -> Weight:
-    return name if isinstance(name, Recipe) else net.weights[name]
+        weight = name if isinstance(name, Recipe) else net.weights[name]
+        if not isinstance(weight, Recipe):
+            continue
+        if value_of(weight) or any(source in net.state or source in found for source in weight.sources):
+            found[name] = weight
+    return list(found.values())
 
 
 def check_network(net: object) -> None:

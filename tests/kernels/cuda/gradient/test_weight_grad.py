@@ -81,6 +81,6 @@ def test_splits_depend_on_the_sizes_alone():
     (claim,) = WeightGradKernel().claims(network(*CASES["conv"], False), 0, H200, Job(batch=1))
     for B in (1, 100, 5000, 1 << 22):
         splits, split = claim.facts.splits(B)
-        K = B * claim.facts.K_per_row
+        K = B * claim.facts.row_terms
         assert (splits - 1) * split < K <= splits * split
         assert split % 16 == 0

@@ -71,12 +71,12 @@ class WeightGradLowering:
     units: int
 
     @property
-    def K_per_row(self) -> int:
+    def row_terms(self) -> int:
         return self.vectors or math.prod(self.windows.sizes_out)
 
     def splits(self, B: int) -> tuple[int, int]:
         """The number of splits of K, and K of each."""
-        K = B * self.K_per_row
+        K = B * self.row_terms
         tiles = -(-self.M // TILE) * -(-self.N // TILE) * self.groups
         wanted = max(-(-K // MAX_SPLIT), min(-(-BLOCKS_PER_SM * self.units // tiles), K // MIN_SPLIT), 1)
         wanted = min(wanted, max(1, MAX_GRID_Y // self.groups))
@@ -84,7 +84,7 @@ class WeightGradLowering:
         return -(-K // split), split
 
     def at(self, B: int) -> Steps:
-        K, count, biases = B * self.K_per_row, self.groups * self.M * self.N, self.groups * self.M
+        K, count, biases = B * self.row_terms, self.groups * self.M * self.N, self.groups * self.M
         if not K * count:
             return Steps(())
         splits, split = self.splits(B)
@@ -99,7 +99,8 @@ class WeightGradLowering:
             Program(SOURCE, name), LaunchConfig(grid, (THREADS, 1, 1), 0),
             (
                 Input(self.dy), Input(1 - self.dy), dw, bias if self.has_bias else NOTHING, UInt32(self.M),
-                UInt32(self.N), UInt32(tiles_n), UInt32(self.groups), Int64(K), Int64(split), Int64(stride), self.windows.struct(*rows),
+                UInt32(self.N), UInt32(tiles_n), UInt32(self.groups), Int64(K), Int64(split), Int64(stride),
+                self.windows.struct(*rows),
             ),
             Budget(96),
         )  # fmt: skip

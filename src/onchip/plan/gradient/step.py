@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Network, Node, check_no_step
 from onchip.network.layers import (
     AdamStep,
     Add,
@@ -57,6 +57,7 @@ def training_step(
     decays     weights decay by STEP_VALUES' weight_decay
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
     """
+    check_no_step(net)
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
     if not trained:

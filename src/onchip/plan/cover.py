@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onchip.errors import PlanError
@@ -176,12 +176,21 @@ def _claims(
     for kernel in kernels:
         if kernel.device_kind != device.kind:
             continue
-        for answer in kernel.claims(net, start, device, job):
+        for answer in answers(kernel, net, start, device, job):
             if isinstance(answer, Refusal):
                 refusals.append(answer)
-            elif not net.state or _fits_step(net, answer):
-                claims.append(for_rows_of(answer, net))
+            else:
+                claims.append(answer)
     return claims
+
+
+def answers(kernel: Kernel, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    """A kernel's claims and refusals for a node; without those that a network with state cannot have."""
+    for answer in kernel.claims(net, start, device, job):
+        if isinstance(answer, Refusal):
+            yield answer
+        elif not net.state or _fits_step(net, answer):
+            yield for_rows_of(answer, net)
 
 
 def _fits_step(net: Network, claim: Claim) -> bool:

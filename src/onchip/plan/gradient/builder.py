@@ -25,7 +25,7 @@ class StepBuilder:
 
     def add_node(self, node: Node) -> str:
         """Append a node as it is; returns its name."""
-        kinds = {role: self._weight_type(weight) for role, weight in node.weights.items()}
+        kinds = {role: self.weight_type(weight) for role, weight in node.weights.items()}
         read = tuple(self.types[value] for value in node.inputs)
         found = node.layer.infer(read, kinds)
         first = found.shape[:1] if read[0].is_batched else (1,)
@@ -44,7 +44,7 @@ class StepBuilder:
         kind = self.types[value]
         return self.add_weight(f"{value}.row", value_weight(value, kind.row_shape, kind.dtype))
 
-    def _weight_type(self, name: str) -> TensorType:
+    def weight_type(self, name: str) -> TensorType:
         weight = self.weights[name]
         return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
 

@@ -12,6 +12,7 @@ planned and run like every other network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from onchip.network.layers import (
     AdamStep,
     Add,
     BatchSum,
+    Cast,
     ClipScale,
     CrossEntropy,
     Decayed,
@@ -36,6 +38,7 @@ from onchip.network.layers import (
     StepLayer,
     Velocity,
 )
+from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
@@ -140,9 +143,10 @@ def _backward(
         d_inputs, d_weights = gradients_of(build, node, dy, Wanted(inputs, roles))
         for name, gradient in zip(node.inputs, d_inputs, strict=True):
             if gradient is not None:
-                parts.setdefault(name, []).append(gradient)
+                parts.setdefault(name, []).append(_as_dtype(build, gradient, build.types[name].dtype))
         for role, gradient in d_weights.items():
-            of_weights.setdefault(node.weights[role], []).append(gradient)
+            weight = node.weights[role]
+            of_weights.setdefault(weight, []).append(_as_dtype(build, gradient, build.weight_type(weight).dtype))
     return {name: _total(build, f"{name}.grad", of_weights[name]) for name in trained if name in of_weights}
 
 
@@ -154,6 +158,11 @@ def _dependents(nodes: Sequence[Node], weights: set[str]) -> set[str]:
         if is_trained and not isinstance(node.layer, StepLayer):
             found.add(node.name)
     return found
+
+
+def _as_dtype(build: StepBuilder, value: str, dtype: str) -> str:
+    is_cast = build.types[value].dtype != dtype
+    return build.add(f"{value}.{dtype}", Cast(cast(CastTo, dtype)), (value,)) if is_cast else value
 
 
 def _total(build: StepBuilder, name: str, parts: list[str]) -> str:

@@ -63,8 +63,6 @@ def training_step(
     check_no_step(net)
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
-    if not trained:
-        raise InputError("nothing to train", got="no trainable weight", expected="a float weight of a layer")
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     state = add_forward(build, net, trainable)
     loss, forward = _loss_layer(step), tuple(build.nodes)
@@ -80,6 +78,9 @@ def training_step(
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
     gradients = _backward(build, forward, output, d_output, trained)
+    if not gradients:
+        expected = "a float weight that the output depends on"
+        raise InputError("nothing to train", got="no trainable weight", expected=expected)
     state |= _updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
@@ -204,14 +205,18 @@ def _updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str
 def _moment(build: StepBuilder, name: str, weight: str) -> str:
     array = build.weights[weight]
     assert not isinstance(array, Recipe)
-    return build.add_weight(name, np.zeros(array.shape, array.dtype))
+    dtype = array.dtype if array.dtype.itemsize >= 4 else np.float32  # a square of a small gradient is 0 in float16
+    return build.add_weight(name, np.zeros(array.shape, dtype))
 
 
 def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:
+    dtypes = {gradient: build.types[gradient].dtype for gradient in gradients.values()}
+    wide = "float64" if "float64" in dtypes.values() else "float32"  # of the norms
     rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
-    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
-    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), norms))
+    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
+    scale = build.add("clip_scale", ClipScale(clip_norm), norms)
+    scales = {dtype: build.as_weight(_as_dtype(build, scale, dtype)) for dtype in dict.fromkeys(dtypes.values())}
     return {
-        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
+        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scales[dtypes[gradient]]})
         for name, gradient in gradients.items()
     }

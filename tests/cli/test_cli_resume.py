@@ -122,7 +122,7 @@ FORGED = {
     "cuts that are none": set_in("cuts", {"0": 100}),
     "a true cut": set_in("cuts", [False, 100]),
     "another version": set_in("version", 1),
-    "the version of older plans": set_in("version", 4),
+    "the version of older plans": set_in("version", 5),
     "no token": set_in("token", None),
     "another network": set_in("job", "network", "0" * 64),
     "no job": set_in("job", None),

@@ -175,12 +175,14 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
     [
         (lambda plan: plan.update(version=1), "version"),
         (lambda plan: plan.update(version=4), "version"),  # its job had all values of a training step in one object
+        (lambda plan: plan.update(version=5), "version"),  # it had no state
         (lambda plan: plan.update(version=True), "version"),
         (lambda plan: plan["groups"].pop(), "omit layers"),
         (lambda plan: plan["groups"][0].update(kernel="nobody"), "as planned"),
         (lambda plan: plan["groups"][0].update(label="mlp_fused<4,7>"), "as planned"),
         (lambda plan: plan["groups"][0].update(layers=["nothing"]), "as planned"),
         (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown recipe operation"),
+        (lambda plan: next(iter(plan["recipes"].values())).update(sources=list(plan["recipes"])), "cycle"),
         (lambda plan: plan.pop("job"), "not a plan"),
         (lambda plan: plan["job"].update(precision="fp7"), "unknown precision"),
         (lambda plan: plan["job"].update(training={}), "not a plan"),

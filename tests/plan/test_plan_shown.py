@@ -2,7 +2,9 @@
 
 import pytest
 
+from onchip.network.build import mlp
 from onchip.plan.device import KNOWN
+from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import plan
@@ -14,6 +16,13 @@ def test_repr_is_one_short_line():
     assert shown.startswith("Plan(decode on NVIDIA H200, fp32, infer, 1,024 rows: 1 group, estimate ")
     assert len(shown) < 200
     assert "\n" not in shown
+
+
+def test_the_plan_of_a_step_says_that_it_trains():
+    step = training_step(mlp(3, 2), TrainingStep("mse"))
+    made = make_plan(step, KNOWN["h200"], [], Job(batch=8), whole=False)
+    assert made.title.startswith("mlp, a step on NVIDIA H200, fp32, train, 8 rows")
+    assert made.to_dict()["job"] == "train"
 
 
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():

@@ -6,12 +6,19 @@ import pytest
 from checks import assert_error_within, rows
 from gpu_networks import two_towers
 from onchip.errors import InputError, ShapeError
+from onchip.formats.load import WRITERS
 from onchip.kernels import reference
+from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
+from onchip.network.layers import Add, BatchSum, Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU
 from onchip.network.types import TensorType
-from onchip.runtime.engine import compile, id_limits
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import TrainingStep
+from onchip.runtime.cpu.backend import CpuBackend
+from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.io.host_rows import check_rows
+from onchip.runtime.placement import plan
+from onchip.train.loop import fit
 
 
 def inputs(B: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +67,38 @@ def test_what_is_refused_before_any_work():
         engine(np.where(np.arange(5)[:, None] == 3, 9, ids), x)
     with pytest.raises(ShapeError, match="wrong dtype"):
         engine(ids.astype(np.float32), x)
+
+
+STEPS = {
+    "a step": (training_step(mlp(3, 2), TrainingStep("mse")), r"layer 'losses' \(SquaredError\)"),
+    "a step layer": (
+        Network({"x": TensorType(("B", 3))}, (Node("s", BatchSum(), ("x",)),), ("s",), {}),
+        r"layer 's' \(BatchSum\)",
+    ),
+    "state": (
+        Network(
+            {"x": TensorType(("B", 3))}, (Node("y", Linear(), ("x",), {"weight": "w"}),), ("y",),
+            {"w": np.ones((2, 3), np.float32)}, state={"w": ""},
+        ),
+        "the state 'w'",
+    ),
+}  # fmt: skip
+TAKERS = {
+    "compile": lambda net, folder: compile(net, device="cpu"),
+    "engine": lambda net, folder: Engine(plan(net, "cpu"), CpuBackend(1), "cpu"),
+    "fit": lambda net, folder: fit(net, rows(4, 3), rows(4, 2), loss="mse"),
+    "step of a step": lambda net, folder: training_step(net, TrainingStep("mse")),
+    **{suffix: lambda net, folder, suffix=suffix: WRITERS[suffix](net, folder / f"net{suffix}") for suffix in WRITERS},
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("kind", STEPS)
+def test_only_a_plan_takes_a_step(kind, taker, tmp_path):
+    net, got = STEPS[kind]
+    with pytest.raises(InputError, match=rf"is a training step\n  got:      .*{got}"):
+        TAKERS[taker](net, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_limits_of_ids_are_those_of_the_smallest_table_they_reach():

@@ -49,8 +49,11 @@ def graph_to_json(net: Network) -> str:
 
 def _attributes(layer: Layer) -> dict[str, Any]:
     """Attributes as declared by the layer's fields: 6 and 6.0 give the same text."""
-    reals = _real_fields(type(layer))
-    return {key: float(v) if key in reals and type(v) is int else v for key, v in layer.attributes().items()}
+    found = layer.attributes()
+    for key in _real_fields(type(layer)) & found.keys():
+        found[key] = float(found[key]) if type(found[key]) is int else found[key]
+    nested = {key: value for key, value in found.items() if isinstance(value, Layer)}
+    return found | {key: {"kind": of.kind, "attributes": _attributes(of)} for key, of in nested.items()}
 
 
 @functools.cache
@@ -58,8 +61,14 @@ def _real_fields(cls: type[Layer]) -> frozenset[str]:
     return frozenset(name for name, hint in typing.get_type_hints(cls).items() if hint in (float, float | None))
 
 
-def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
-    """Build the network of this graph and these weights; FormatError if the JSON is not such a graph."""
+def graph_from_json(
+    text: str, weights: Mapping[str, Weight], layers: Mapping[str, type[Layer]] = LAYERS,
+    state: Mapping[str, str] | None = None,
+) -> Network:  # fmt: skip
+    """Build the network of this graph and these weights; FormatError if the JSON is not such a graph.
+
+    layers  that it may have, by kind
+    """
     graph = _need(dict, parse_json(text, "the graph"), "the graph")
     check_keys(graph, ("version", "name", "inputs", "nodes", "outputs"), "the graph")
     version = graph.get("version")
@@ -75,9 +84,9 @@ def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
         if name in inputs:
             raise FormatError(f"two inputs are called '{name}'")
         inputs[name] = _tensor_type(entry, f"input '{name}'")
-    nodes = tuple(_node(entry) for entry in _list(graph, "nodes", "the graph"))
+    nodes = tuple(_node(entry, layers) for entry in _list(graph, "nodes", "the graph"))
     outputs = tuple(_need(str, output, "an output") for output in _list(graph, "outputs", "the graph"))
-    return Network(inputs, nodes, outputs, weights, _field(str, graph, "name", "the graph"))
+    return Network(inputs, nodes, outputs, weights, _field(str, graph, "name", "the graph"), state=state or {})
 
 
 def parse_json(text: str, where: str, start: int | None = None) -> object:
@@ -111,26 +120,28 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _node(entry: Any) -> Node:
+def _node(entry: Any, layers: Mapping[str, type[Layer]]) -> Node:
     name = _field(str, entry, "name", "a node")
     where = f"layer '{name}'"
     check_keys(entry, ("name", "kind", "attributes", "inputs", "weights"), where)
     weights = _field(dict, entry, "weights", where)
     return Node(
         name,
-        _layer(_field(str, entry, "kind", where), _field(dict, entry, "attributes", where), where),
+        _layer(entry, layers, where),
         tuple(_need(str, value, f"{where}: an input") for value in _list(entry, "inputs", where)),
         {role: _need(str, weight, f"{where}: weight '{role}'") for role, weight in weights.items()},
     )
 
 
-def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
-    if kind not in LAYERS:
+def _layer(entry: object, layers: Mapping[str, type[Layer]], where: str) -> Layer:
+    """A layer of its kind and attributes."""
+    kind, attributes = _field(str, entry, "kind", where), _field(dict, entry, "attributes", where)
+    if kind not in layers:
         raise FormatError(
-            f"{where} has an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)),
-            hint=did_you_mean(kind, LAYERS) or "a newer onchip",
+            f"{where} has an unknown kind", got=show(kind), expected=", ".join(sorted(layers)),
+            hint=did_you_mean(kind, layers) or "a newer onchip",
         )  # fmt: skip
-    cls = LAYERS[kind]
+    cls = layers[kind]
     known = [field.name for field in dataclasses.fields(cls)]
     if unknown := [key for key in attributes if key not in known]:
         raise FormatError(
@@ -142,8 +153,12 @@ def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
     if missing := [name for name in needed if name not in attributes]:
         raise FormatError(f"{where} ({kind}) has no '{missing[0]}'", got=show(", ".join(attributes)) or "nothing")
     hints = typing.get_type_hints(cls)
-    typed = {key: _as_declared(value, hints[key], f"{where} ({kind}): {key}") for key, value in attributes.items()}
-    return cls(**typed)
+    nested = {key for key, hint in hints.items() if hint is Layer}
+    return cls(**{
+        key: _layer(value, layers, f"{where}: {key}") if key in nested
+        else _as_declared(value, hints[key], f"{where} ({kind}): {key}")
+        for key, value in attributes.items()
+    })  # fmt: skip
 
 
 def _as_declared(value: object, hint: Any, where: str) -> object:

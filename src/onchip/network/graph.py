@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from onchip.errors import InputError, ShapeError, printable
-from onchip.network.layers import Layer
+from onchip.network.layers import Layer, StepLayer
 from onchip.network.meaning import Meaning
 from onchip.network.recipe import Recipe, Weight, in_order, reach, value_of
 from onchip.network.text import columns, escaped, html_table
@@ -310,10 +310,26 @@ def changing_weights(weights: Iterable[str | Recipe], net: Network) -> list[Reci
 
 
 def check_network(net: object) -> None:
-    """InputError if it is not a Network. For an estimator or a training result, the hint names its attribute."""
+    """InputError if it is not a Network whose outputs depend on its inputs alone.
+
+    For an estimator or a training result, the hint names its attribute.
+    """
     if not isinstance(net, Network):
         hint = f"its .{attribute}" if (attribute := network_attribute(net)) else "onchip.load(...)"
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
+    check_no_step(net)
+
+
+def check_no_step(net: Network) -> None:
+    """InputError for a training step: it has state, which each run replaces, or layers that only a step has."""
+    step = next((node for node in net.nodes if isinstance(node.layer, StepLayer)), None)
+    if step is None and not net.state:
+        return
+    got = f"layer '{step.name}' ({step.layer.kind})" if step else f"a network with the state '{next(iter(net.state))}'"
+    raise InputError(
+        f"network '{net.name}' is a training step", got=got, expected="a network without state and step layers",
+        hint="the network that it trains; onchip.fit(net, x, y) writes and runs its steps",
+    )  # fmt: skip
 
 
 def network_attribute(holder: object) -> str:

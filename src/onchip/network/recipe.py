@@ -155,17 +155,18 @@ def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[
 
 def value_weight(value: str, shape: Sequence[int], dtype: str = "float32") -> Recipe:
     """A weight that a node of the network computes in each run: the only row of its output."""
-    return Recipe.of(_value, (), shape, dtype, value=value)
+    return Recipe.of(computed, (), shape, dtype, value=value)
 
 
 def value_of(weight: Weight) -> str:
     """The value that a value_weight is; "" for other weights."""
-    is_value = isinstance(weight, Recipe) and weight.op == op_name(_value)
-    return str(weight.attributes[0][1]) if isinstance(weight, Recipe) and is_value else ""
+    if not isinstance(weight, Recipe) or weight.op != op_name(computed):
+        return ""
+    return str(dict(weight.attributes).get("value"))
 
 
 @recipe_op
-def _value(value: str) -> Array:
+def computed(value: str) -> Array:
     raise AssertionError(f"the weight '{value}' is computed by the network, in each run")
 
 

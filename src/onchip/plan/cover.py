@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onchip.errors import PlanError
@@ -53,7 +53,7 @@ def cover(
     count = len(net.nodes)
     best: list[dict[State, _Path]] = [{} for _ in range(count + 1)]
     best[0][_IN_ROWS] = _Path(0.0, None)
-    layouts, step = _Layouts(net, device, kernels, job), _Step(net, device, kernels)
+    layouts, operations = _Layouts(net, device, kernels, job), recipe_rates_of(kernels, device)
     refusals: list[Refusal] = []
     claimed: set[str] = set()
     furthest = 0
@@ -63,11 +63,7 @@ def cover(
         paths = layouts.worth_following({state: path for state, path in best[start].items() if path.cost < cheapest})
         if not paths:
             continue
-        claims = [
-            for_rows_of(step.with_weights(claim) if net.state else claim, net)
-            for claim in _claims(net, start, device, kernels, job, refusals)
-            if not net.state or step.fits(claim)
-        ]
+        claims = _claims(net, start, device, kernels, job, operations, refusals)
         claimed.update(name for claim in claims for name in claim.nodes)
         if not claims and not whole:
             claims = [no_claim(net, net.nodes[start], job)]
@@ -172,51 +168,59 @@ class _Layouts:
         return self._conversions[key]
 
 
-class _Step:
-    """What the claims of a network with state must do besides: weights that change are computed in each run."""
-
-    def __init__(self, net: Network, device: Device, kernels: Sequence[Kernel]) -> None:
-        self._net, self._is_on_host = net, device.kind == "cpu"
-        self._operations = recipe_rates_of(kernels, device)
-
-    def fits(self, claim: Claim) -> bool:
-        """Whether it stores weights and state in ROWS, computes no value that is a weight of its own layers, and its
-        changing weights can be computed on the device."""
-        net = self._net
-        used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
-        if not net.kept.isdisjoint(claim.writes) or not set(claim.nodes).isdisjoint(used):
-            return False
-        return self._is_on_host or all(recipe.op in self._operations for recipe in self._changing(claim))
-
-    def with_weights(self, claim: Claim) -> Claim:
-        """The claim, with the cost of computing its weights: a launch each."""
-        changing = self._changing(claim)
-        if not changing:
-            return claim
-        moved, cost = sum(2 * recipe.nbytes for recipe in changing), claim.cost
-        cost = replace(cost, fixed_bytes=cost.fixed_bytes + moved, launches=cost.launches + len(changing))
-        return replace(claim, cost=cost)
-
-    def _changing(self, claim: Claim) -> list[Recipe]:
-        """The weights that are computed in each run: of state, or of values."""
-        found = changing_weights(claim.recipes.values(), self._net)
-        return [recipe for recipe in found if not (value_of(recipe) or is_alias(recipe, self._net.weights))]
-
-
 def _claims(
-    net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, refusals: list[Refusal]
-) -> list[Claim]:
+    net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, operations: Container[str],
+    refusals: list[Refusal],
+) -> list[Claim]:  # fmt: skip
     """Every claim that begins at a node. Appends refusals to `refusals`."""
     claims: list[Claim] = []
     for kernel in kernels:
         if kernel.device_kind != device.kind:
             continue
-        for answer in kernel.claims(net, start, device, job):
+        for answer in answers(kernel, net, start, device, job, operations):
             if isinstance(answer, Refusal):
                 refusals.append(answer)
             else:
                 claims.append(answer)
     return claims
+
+
+def answers(
+    kernel: Kernel, net: Network, start: int, device: Device, job: Job, operations: Container[str]
+) -> Iterator[Claim | Refusal]:
+    """A kernel's claims and refusals for a node; without those that a network with state cannot have.
+
+    operations  recipe_rates_of the device's kernels
+    """
+    for answer in kernel.claims(net, start, device, job):
+        if isinstance(answer, Refusal):
+            yield answer
+        elif not net.state:
+            yield for_rows_of(answer, net)
+        elif _fits_step(net, answer) and (claim := _with_weights(net, answer, device, operations)) is not None:
+            yield for_rows_of(claim, net)
+
+
+def _fits_step(net: Network, claim: Claim) -> bool:
+    """Whether a claim stores weights and state in ROWS, and computes no value that is a weight of its own layers."""
+    if not net.kept.isdisjoint(claim.writes):
+        return False
+    used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
+    return set(claim.nodes).isdisjoint(used)
+
+
+def _with_weights(net: Network, claim: Claim, device: Device, operations: Container[str]) -> Claim | None:
+    """The claim, with the cost of the weights that are computed in each run: a launch each. None if the device cannot
+    compute one."""
+    found = changing_weights(claim.recipes.values(), net)
+    changing = [recipe for recipe in found if not (value_of(recipe) or is_alias(recipe, net.weights))]
+    if not changing:
+        return claim
+    if device.kind != "cpu" and any(recipe.op not in operations for recipe in changing):
+        return None
+    fixed_bytes = claim.cost.fixed_bytes + sum(2 * recipe.nbytes for recipe in changing)
+    cost = replace(claim.cost, fixed_bytes=fixed_bytes, launches=claim.cost.launches + len(changing))
+    return replace(claim, cost=cost)
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:

@@ -176,7 +176,7 @@ class Plan:
             "device": self.device.name,
             "precision": self.job.precision,
             "batch": self.job.batch,
-            "job": "train" if self.job.is_training else "infer",
+            "job": "train" if self.job.is_training or self.network.state else "infer",
             "floor_us": self.floor_us,
             "estimate_us": self.estimate_us,
             "groups": [
@@ -213,7 +213,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        work = f"train, {self.job.training.loss}" if self.job.training else "infer"
+        work = f"train, {self.job.training.loss}" if self.job.training else "train" if self.network.state else "infer"
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""

@@ -1,8 +1,10 @@
 """A plan as JSON: what another process, now or later, needs to run the same kernels over the same weights.
 
-{"version": 5, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
+{"version": 6, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}}, "state": {...},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
+
+The network of a plan, unlike that of a file, may have step layers, and state: {"fc.weight": "fc.weight.new"}.
 
 A group lists the values that it reads or writes in layouts other than ROWS ("reads", "writes"). A group without layers
 converts a value from one layout to another.
@@ -18,20 +20,23 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 from onchip.errors import DeviceError, FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
 from onchip.network.graph import Network
+from onchip.network.layers import LAYERS, STEP_LAYERS
 from onchip.network.reading import fields, name_of, real, show, whole
 from onchip.network.recipe import Array, Recipe, Weight, reach
-from onchip.plan.cover import no_claim, plan_build_us
+from onchip.plan.build_cost import recipe_rates_of
+from onchip.plan.cover import answers, no_claim, plan_build_us
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal, TrainingStep
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 
-VERSION = 5
+VERSION = 6
 # "module:function", and no module with side effects on import.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
@@ -43,6 +48,7 @@ def plan_to_json(plan: Plan) -> str:
         "job": dataclasses.asdict(plan.job),
         "network": json.loads(graph_to_json(plan.network)),
         "recipes": json.loads(recipes_to_json(plan.network)),
+        "state": dict(plan.network.state),
         "groups": [_group_to_json(group.claim) for group in plan.groups],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
@@ -112,8 +118,9 @@ def array_weights(net: Network) -> dict[str, Array]:
 
 
 def _reached(net: Network) -> dict[str, Weight]:
-    """The weights that the layers use, and their sources, in the network's order."""
-    reached = reach([name for node in net.nodes for name in node.weights.values()], net.weights)
+    """The weights that the layers use, their sources, and the state, in the network's order."""
+    used = (name for node in net.nodes for name in node.weights.values())
+    reached = reach([*used, *net.state], net.weights)
     return {name: weight for name, weight in net.weights.items() if name in reached}
 
 
@@ -133,7 +140,9 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
     try:
         device, job = _device(data["device"]), _job(data["job"])
         recipes = {name: _recipe_from_json(entry) for name, entry in data["recipes"].items()}
-        net = graph_from_json(json.dumps(data["network"]), {**weights, **recipes})
+        TopologicalSorter({name: _names(recipe) for name, recipe in recipes.items()}).prepare()  # a cycle: ValueError
+        state = {name: str(value) for name, value in data["state"].items()}
+        net = graph_from_json(json.dumps(data["network"]), {**weights, **recipes}, LAYERS | STEP_LAYERS, state)
         positions = {node.name: i for i, node in enumerate(net.nodes)}
         chosen = [_claim(net, positions, entry, device, job, kernels) for entry in data["groups"]]
         refusals = tuple(Refusal(**entry) for entry in data["refusals"])
@@ -142,7 +151,7 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         rewrites, fold, left_out = tuple(map(str, data["rewrites"])), str(data["fold"]), tuple(data["left_out"])
     except OnchipError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         got = f"{type(error).__name__}: {error}"
         raise FormatError("not a plan", got=got, expected="what plan_to_json wrote", hint="plan again") from None
     if [name for claim in chosen for name in claim.nodes] != [node.name for node in net.nodes]:
@@ -162,13 +171,13 @@ def _claim(
     for kernel in kernels:
         if kernel.name != name or kernel.device_kind != device.kind:
             continue
-        answers: Iterable[Claim | Refusal | None] = ()
+        offered: Iterable[Claim | Refusal | None] = ()
         if start >= 0:
-            answers = kernel.claims(net, start, device, job)
+            offered = answers(kernel, net, start, device, job, recipe_rates_of(kernels, device))
         elif not layers and isinstance(kernel, Converter):
             ((value, wanted),), (layout,) = entry["writes"].items(), entry["reads"].values()
-            answers = (kernel.conversion(net, value, layout, wanted, device, job),)
-        for answer in answers:
+            offered = (kernel.conversion(net, value, layout, wanted, device, job),)
+        for answer in offered:
             if isinstance(answer, Claim) and _group_to_json(answer) == {**entry, "layers": layers}:
                 return answer
     raise PlanError(
@@ -217,6 +226,11 @@ def _recipe_from_json(entry: Mapping[str, Any]) -> Recipe:
     sources = tuple(source if isinstance(source, str) else _recipe_from_json(source) for source in entry["sources"])
     attributes = tuple(sorted((name, _as_tuple(value)) for name, value in entry["attributes"].items()))
     return Recipe(entry["op"], sources, tuple(entry["shape"]), entry["dtype"], entry["flop"], attributes)
+
+
+def _names(recipe: Recipe) -> list[str]:
+    """The weights that it is derived from, by name."""
+    return [n for source in recipe.sources for n in ([source] if isinstance(source, str) else _names(source))]
 
 
 def _as_tuple(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.chain import ids_input
-from onchip.network.graph import Network, check_network
+from onchip.network.graph import Network, check_network, check_no_step
 from onchip.network.io import IO, with_io
 from onchip.network.layers import Embedding, TokenConv
 from onchip.network.layers.embedding import ID_DTYPES
@@ -65,6 +65,7 @@ class Engine:
     """
 
     def __init__(self, plan: Plan, backend: Backend, chosen: str) -> None:
+        check_no_step(plan.network)
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", the reason
         self._backend = backend

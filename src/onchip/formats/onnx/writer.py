@@ -10,7 +10,7 @@ from onchip.files import atomic_write
 from onchip.formats.onnx.ops.base import WRITERS
 from onchip.formats.onnx.ops.graph_writer import GraphWriter, OpsetError
 from onchip.formats.onnx.tensors import ELEMENT_TYPES
-from onchip.network.graph import Network
+from onchip.network.graph import Network, check_no_step
 from onchip.network.types import TensorType
 
 # Tried in order. 22 adds dilated average pools, ceil mode that drops the last window, bfloat16, group norm and wrap
@@ -22,6 +22,7 @@ MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf's limit is 2 GiB, includin
 
 def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
     """Write the network with a symbolic batch "B". The file appears atomically."""
+    check_no_step(net)
     import onnx
 
     if net.weight_bytes > MAX_WEIGHT_BYTES:

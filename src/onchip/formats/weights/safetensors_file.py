@@ -8,13 +8,14 @@ from pathlib import Path
 from onchip.errors import FormatError
 from onchip.formats.graph_json import graph_from_json, graph_to_json
 from onchip.formats.weights.tensor_file import read_tensors, write_tensors
-from onchip.network.graph import Network
+from onchip.network.graph import Network, check_no_step
 from onchip.network.reading import naming_file, show
 from onchip.network.recipe import Evaluated, materialise
 
 
 def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
     """Write the graph and every weight that a layer uses; recipes are evaluated. The file appears atomically."""
+    check_no_step(net)
     used = {name for node in net.nodes for name in node.weights.values()}
     evaluated: Evaluated = {}
     arrays = {name: materialise(name, net.weights, evaluated) for name in net.weights if name in used}

@@ -22,7 +22,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 
 
 class Update(StepLayer, abstract=True):
-    """Elementwise over a gradient, or a moment, and the weight's state."""
+    """Elementwise over a gradient, or a moment, and the first of its weights: what it returns has the type of that."""
 
     flop_each: ClassVar[int] = 3
 
@@ -35,7 +35,7 @@ class Update(StepLayer, abstract=True):
                 raise ShapeError(f"{role} and gradient do not fit", got=str(kind), expected=str(list(expected)))
         if len({value.row_shape for value in inputs}) > 1:
             raise ShapeError("inputs differ", got=", ".join(map(str, inputs)), expected="one shape")
-        return inputs[0]
+        return TensorType(inputs[0].shape, weights[self.required[0]].dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return self.flop_each * inputs[0].row_size

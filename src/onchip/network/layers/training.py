@@ -98,7 +98,7 @@ class WeightGrad(_GradientOf):
         if self.role not in with_gradient:
             expected = ", ".join(with_gradient) or "a layer with weights"
             raise ShapeError("no gradient of such a weight", got=self.role, expected=expected)
-        return TensorType((1, *weights[self.role].shape), inputs[-1].dtype)
+        return TensorType((1, *weights[self.role].shape), weights[self.role].dtype)
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return self._gradients(xs, w)[1][self.role][np.newaxis]

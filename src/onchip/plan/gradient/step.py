@@ -12,15 +12,17 @@ planned and run like every other network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Network, Node, check_no_step
 from onchip.network.layers import (
     AdamStep,
     Add,
     BatchSum,
+    Cast,
     ClipScale,
     CrossEntropy,
     Decayed,
@@ -36,6 +38,7 @@ from onchip.network.layers import (
     StepLayer,
     Velocity,
 )
+from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
@@ -59,10 +62,9 @@ def training_step(
     decays     weights decay by STEP_VALUES' weight_decay
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
     """
+    check_no_step(net)
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
-    if not trained:
-        raise InputError("nothing to train", got="no trainable weight", expected="a float weight of a layer")
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     state = add_forward(build, net, trainable)
     loss, forward = _loss_layer(step), tuple(build.nodes)
@@ -78,6 +80,9 @@ def training_step(
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
     gradients = _backward(build, forward, output, d_output, trained)
+    if not gradients:
+        expected = "a float weight that the output depends on"
+        raise InputError("nothing to train", got="no trainable weight", expected=expected)
     state |= _updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
@@ -141,9 +146,10 @@ def _backward(
         d_inputs, d_weights = gradients_of(build, node, dy, Wanted(inputs, roles))
         for name, gradient in zip(node.inputs, d_inputs, strict=True):
             if gradient is not None:
-                parts.setdefault(name, []).append(gradient)
+                parts.setdefault(name, []).append(_as_dtype(build, gradient, build.types[name].dtype))
         for role, gradient in d_weights.items():
-            of_weights.setdefault(node.weights[role], []).append(gradient)
+            weight = node.weights[role]
+            of_weights.setdefault(weight, []).append(_as_dtype(build, gradient, build.weight_type(weight).dtype))
     if not of_weights:
         got, hint = "no gradient reaches a trainable weight", "layers between them and the loss that have a derivative"
         raise InputError("nothing to train", got=got, expected="weights that the loss depends on", hint=hint)
@@ -158,6 +164,11 @@ def _dependents(nodes: Sequence[Node], weights: set[str]) -> set[str]:
         if is_trained and not isinstance(node.layer, StepLayer):
             found.add(node.name)
     return found
+
+
+def _as_dtype(build: StepBuilder, value: str, dtype: str) -> str:
+    is_cast = build.types[value].dtype != dtype
+    return build.add(f"{value}.{dtype}", Cast(cast(CastTo, dtype)), (value,)) if is_cast else value
 
 
 def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
@@ -203,14 +214,18 @@ def _updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str
 def _moment(build: StepBuilder, name: str, weight: str) -> str:
     array = build.weights[weight]
     assert not isinstance(array, Recipe)
-    return build.add_weight(name, np.zeros(array.shape, array.dtype))
+    dtype = array.dtype if array.dtype.itemsize >= 4 else np.float32  # a square of a small gradient is 0 in float16
+    return build.add_weight(name, np.zeros(array.shape, dtype))
 
 
 def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:
+    dtypes = {gradient: build.types[gradient].dtype for gradient in gradients.values()}
+    wide = "float64" if "float64" in dtypes.values() else "float32"  # of the norms
     rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
-    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
-    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), norms))
+    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
+    scale = build.add("clip_scale", ClipScale(clip_norm), norms)
+    scales = {dtype: build.as_weight(_as_dtype(build, scale, dtype)) for dtype in dict.fromkeys(dtypes.values())}
     return {
-        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
+        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scales[dtypes[gradient]]})
         for name, gradient in gradients.items()
     }

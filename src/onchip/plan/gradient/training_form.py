@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from onchip.errors import ShapeError
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     BatchMean,
@@ -63,6 +64,8 @@ def _add_batch_norm(build: StepBuilder, node: Node, state: dict[str, str]) -> No
 
 def _add_dropout(build: StepBuilder, node: Node) -> None:
     assert isinstance(node.layer, Dropout)
+    if "float" not in (kind := build.types[node.inputs[0]]).dtype:
+        raise ShapeError(f"layer '{node.name}' (Dropout) drops floats", got=str(kind), expected="a float dtype")
     if DRAW not in build.weights:
         build.weights[DRAW] = np.zeros(2, np.int64)
     number = sum(isinstance(each.layer, DropoutMask) for each in build.nodes)

@@ -158,10 +158,8 @@ def _bias_nodes(net: Network, start: int) -> tuple[str, ...]:
         names.append(following.name)
         if isinstance(following.layer, BatchSum):
             return tuple(names) if len(net.types[dy].row_shape) == 1 else ()
-        is_sum = isinstance(following.layer, GlobalSum) and following.layer.axes == tuple(positions)
-        if not is_sum or following.layer.keep or len(net.readers(following.name)) > 1:
-            break
-        if following.name in net.kept:
+        is_private = len(net.readers(following.name)) == 1 and following.name not in net.kept
+        if following.layer != GlobalSum(tuple(positions)) or not is_private:
             break
         dy = following.name
     return ()

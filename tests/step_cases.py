@@ -20,8 +20,8 @@ Arrays = Mapping[str, np.ndarray]
 
 def one_gradient(layer: Layer, inputs: Mapping[str, TensorType], weights: Arrays) -> Network:
     """A network of one layer of training steps; its weights are state."""
-    node = Node("y", layer, tuple(inputs), {role: role for role in weights})
-    return Network(inputs, (node,), ("y",), {**weights}, state=dict.fromkeys(weights, ""))
+    node = Node("out", layer, tuple(inputs), {role: role for role in weights})
+    return Network(inputs, (node,), ("out",), {**weights}, state=dict.fromkeys(weights, ""))
 
 
 def bind(net: Network, kernel: str, batch: int, threads: int = 2) -> CpuStep:

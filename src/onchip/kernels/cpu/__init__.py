@@ -19,6 +19,7 @@ from onchip.kernels.cpu.layout.taps import TapsKernel
 from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cpu.plain import PlainKernel
 from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
+from onchip.kernels.cpu.reduction.batch_sums import BatchSumsKernel
 from onchip.kernels.cpu.reduction.norm import NormKernel
 from onchip.kernels.cpu.reduction.reduce import ReduceKernel
 from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxKernel
@@ -53,7 +54,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), UpdateKernel(), PlainKernel(),
+    ShortScanKernel(), ScanKernel(), BatchSumsKernel(), UpdateKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

@@ -27,6 +27,7 @@ from onchip.kernels.cpu.reduction.top_k import TopKKernel
 from onchip.kernels.cpu.scan.scan import ScanKernel
 from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
+from onchip.kernels.cpu.train.loss import LossKernel
 from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
 from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
@@ -54,7 +55,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), BatchSumsKernel(), UpdateKernel(), PlainKernel(),
+    ShortScanKernel(), ScanKernel(), BatchSumsKernel(), LossKernel(), UpdateKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

@@ -19,6 +19,7 @@ from onchip.kernels.cpu.layout.taps import TapsKernel
 from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cpu.plain import PlainKernel
 from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
+from onchip.kernels.cpu.reduction.batch_sums import BatchSumsKernel
 from onchip.kernels.cpu.reduction.norm import NormKernel
 from onchip.kernels.cpu.reduction.reduce import ReduceKernel
 from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxKernel
@@ -26,7 +27,9 @@ from onchip.kernels.cpu.reduction.top_k import TopKKernel
 from onchip.kernels.cpu.scan.scan import ScanKernel
 from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
+from onchip.kernels.cpu.train.loss import LossKernel
 from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
+from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array
@@ -52,7 +55,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), PlainKernel(),
+    ShortScanKernel(), ScanKernel(), BatchSumsKernel(), LossKernel(), UpdateKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

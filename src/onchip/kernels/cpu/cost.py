@@ -57,6 +57,7 @@ class CoreCost(Cost):
     tile_us: float = 0.0  # of one core, for its calls
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
+        B = self.rows(B)
         cores = min(device.units, -(-B // self.rows_per_core)) if self.rows_per_core else device.units
         rows = min(self.tile_rows, -(-B // device.units))
         tiles = -(-B // rows) if rows else 1

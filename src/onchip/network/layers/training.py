@@ -5,6 +5,7 @@ The gradient of a weight is a value of one row, whatever the batch: its type is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -203,7 +204,7 @@ class SquaredError(StepLayer):
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         y, target = xs
-        squares = np.square(y - target).reshape(len(y), -1)
+        squares = np.square(y - target).reshape(len(y), math.prod(y.shape[1:]))
         loss: Array = squares.mean(axis=1) if self.is_mean else squares.sum(axis=1) / 2
         return loss
 

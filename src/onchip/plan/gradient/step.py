@@ -80,10 +80,7 @@ def training_step(
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
     gradients = _backward(build, forward, output, d_output, trained)
-    if not gradients:
-        expected = "a float weight that the output depends on"
-        raise InputError("nothing to train", got="no trainable weight", expected=expected)
-    state |= _updates(build, step, gradients, decays)
+    state |= add_updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
     return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
@@ -182,7 +179,7 @@ def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
 # -- the optimiser -----------------------------------------------------------------------------------------------
 
 
-def _updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool) -> dict[str, str]:
+def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool) -> dict[str, str]:
     """Append the update of every weight; returns the state, each with its new value."""
     values = build.add_weight(VALUES, np.zeros(len(STEP_VALUES), np.float32))
     state = {values: ""}

@@ -1,8 +1,7 @@
 """norm: LayerNorm, RMSNorm and GroupNorm, one normalised part of a row at a time.
 
 Idea      A part is read from memory once: mean, variance and result each read it from cache.
-Order     Chunks of 1,024 elements in float32: four vectors at a time, then single ones; lanes in pairs, then the rest
-          in order. Chunks are added in order in float64. The order depends on the part's size only.
+Order     As of sums.py: it depends on the part's size only.
 Floor     Memory: x in, y out.
 """
 
@@ -10,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from onchip.kernels.cpu.compiler import emit
-from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
-from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
+from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
+from onchip.kernels.cpu.reduction.sums import ORDER, SQUARES, SUM, sum_terms
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
-from onchip.kernels.vectors import VECTOR_BYTES
 from onchip.network.graph import Network
 from onchip.network.layers import RowNorm
 from onchip.network.layers.norm import NormSegments
@@ -33,58 +28,6 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 _TASK_ELEMENTS = 1 << 12  # minimum per task
 _THREAD_ELEMENTS = 1 << 13  # minimum per woken thread
-_UNROLL = 4  # vectors
-_CHUNK = 1024  # elements that are summed in float32
-
-
-@intrinsic
-def _vector_sum(typing_context: Any, where: Any, count: Any, shift: Any, is_square: Any) -> Any:
-    """The sum of x, or of (x - shift)^2, over `count` float32 elements, whole vectors; is_square is a literal."""
-    if not isinstance(is_square, types.IntegerLiteral):
-        return None  # Numba retries with literals
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        where, count, shift, _ = args
-        shifts = emit.splat(b, shift)
-
-        def add(i: Any, sums: list[Any]) -> list[Any]:
-            new_sums = []
-            for v, total in enumerate(sums):
-                at = b.add(where, b.add(b.mul(i, emit.INT(4)), emit.INT(v * VECTOR_BYTES)))
-                x = emit.load(b, at, emit.VECTOR)
-                if is_square.literal_value:
-                    d = b.fsub(x, shifts)
-                    new_sums.append(emit.multiply_add(b, d, d, total))
-                else:
-                    new_sums.append(b.fadd(total, x))
-            return new_sums
-
-        whole = b.sub(count, b.srem(count, emit.INT(_UNROLL * LANES)))
-        sums = emit.loop(b, emit.INT(0), whole, _UNROLL * LANES, [emit.zeros()] * _UNROLL, add)
-        total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
-        (total,) = emit.loop(b, whole, count, LANES, [total], add)
-        lanes = [b.extract_element(total, ir.IntType(32)(lane)) for lane in range(LANES)]
-        while len(lanes) > 1:
-            lanes = [b.fadd(first, second) for first, second in zip(lanes[::2], lanes[1::2], strict=True)]
-        return lanes[0]
-
-    return types.float32(types.int64, types.int64, types.float32, is_square), codegen
-
-
-@compiled(inline=True)
-def _sum(where: int, count: int, shift: np.float32, is_square: int) -> np.float64:
-    """The sum of x, or of (x - shift)^2, over `count` elements."""
-    total = 0.0
-    for begin in range(0, count, _CHUNK):
-        size = min(_CHUNK, count - begin)
-        vectors = size - size % LANES
-        at = where + begin * 4
-        part = _vector_sum(at, vectors, shift, 1) if is_square else _vector_sum(at, vectors, shift, 0)
-        rest = floats_at(at + vectors * 4, size - vectors)
-        for n in range(size - vectors):
-            part += (rest[n] - shift) * (rest[n] - shift) if is_square else rest[n]
-        total += np.float64(part)
-    return total  # type: ignore[return-value]
 
 
 @linked(*(types.int64,) * 10, types.float32)
@@ -96,8 +39,8 @@ def _normalise(
     channels = size // run
     for part in range(first, first + parts):
         offset = part * size * 4
-        shift = np.float32(_sum(x + offset, size, np.float32(0), 0) / size) if is_centred else np.float32(0)
-        scale = np.float32(1) / np.sqrt(np.float32(_sum(x + offset, size, shift, 1) / size) + eps)
+        shift = np.float32(sum_terms(x + offset, 0, size, np.float32(0), SUM) / size) if is_centred else np.float32(0)
+        scale = np.float32(1) / np.sqrt(np.float32(sum_terms(x + offset, 0, size, shift, SQUARES) / size) + eps)
         at = part % groups * channels * 4
         if run > 1:
             for c in range(channels):
@@ -161,7 +104,7 @@ class Facts:
 class NormKernel(CpuKernel):
     name = "norm"
     layers = (RowNorm,)
-    order = "in vectors, their lanes in pairs, the rest in order"
+    order = ORDER
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

@@ -23,7 +23,7 @@ class CompiledLaunch:
         check: Callable[[Sequence[Array]], None] | None = None,
     ) -> None:
         """
-        code   address of a linked function of (facts, addresses of inputs and outputs, B, threads)
+        code   address of a linked function of (facts, addresses of inputs and outputs, rows of the inputs, threads)
         facts  for a thread count: the address of the code's parameters, with scratch for one call at a time, and the
                object to keep alive with it
         check  raises for invalid input values. For such a value, the code only sets the first word of its facts
@@ -37,7 +37,7 @@ class CompiledLaunch:
             self.check(inputs)
         facts = self._spare.take(threads)
         operands = np.array([id(array) for array in (*inputs, *outputs)], np.int64)
-        _launch(self.code, facts[0], id(operands), len(operands), len(outputs[0]), threads)
+        _launch(self.code, facts[0], id(operands), len(operands), len(inputs[0]), threads)
         self._spare.give_back(facts)
 
 

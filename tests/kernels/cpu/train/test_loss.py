@@ -1,0 +1,96 @@
+"""Losses on the CPU: alone, their gradients, and all of a step's loss in one launch."""
+
+import numpy as np
+import pytest
+
+from onchip.errors import InputError
+from onchip.network.graph import Network, Node
+from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Mul, SquaredError
+from onchip.network.types import TensorType
+from step_cases import bind, check_step, run
+
+LOSSES = [CrossEntropy(), CrossEntropy(0.1), SquaredError(), SquaredError(is_mean=True)]
+PARTS = {"loss": ("losses",), "gradient": ("dx",), "step": ("losses", "shared", "total", "dx")}
+BATCHES = [0, 1, 5, 64, 300]
+
+
+def network(layer, row, which, class_dtype="int64"):
+    is_classes = isinstance(layer, CrossEntropy)
+    x, target = TensorType(("B", *row)), TensorType(("B",), class_dtype) if is_classes else TensorType(("B", *row))
+    inputs = {"x": x, "target": target, "given": TensorType(("B",)), "share": TensorType(("B",))}
+    losses = "given" if which == "gradient" else "losses"
+    nodes = {
+        "losses": Node("losses", layer, ("x", "target")),
+        "shared": Node("shared", Mul(), ("losses", "share")),
+        "total": Node("total", BatchSum(), ("shared",)),
+        "dx": Node("dx", InputGrad(layer, 0), ("x", "target", losses, "share")),
+    }
+    outputs = ("total", "dx") if which == "step" else PARTS[which]
+    weights = {"s": np.zeros(1, np.float32)}
+    return Network(inputs, tuple(nodes[name] for name in PARTS[which]), outputs, weights, state={"s": ""})
+
+
+def rows(layer, row, B, class_dtype="int64"):
+    rng = np.random.default_rng(B)
+    x, other = (3 * rng.standard_normal((B, *row), np.float32) for _ in range(2))
+    target = rng.integers(0, row[0], B).astype(class_dtype) if isinstance(layer, CrossEntropy) else other
+    return x, target, rng.random(B, np.float32), rng.random(B, np.float32) / max(1, B)
+
+
+@pytest.mark.parametrize("B", BATCHES)
+@pytest.mark.parametrize("which", PARTS)
+@pytest.mark.parametrize("row", [(1,), (10,), (1003,)], ids=str)
+@pytest.mark.parametrize("layer", LOSSES, ids=str)
+def test_losses(layer, row, which, B):
+    net = network(layer, row, which)
+    bound = bind(net, "loss", 64)
+    assert len(bound.plan.groups) == 1
+    check_step(net, "loss", rows(layer, row, B))
+
+
+@pytest.mark.parametrize("which", PARTS)
+def test_squares_of_images(which):
+    layer, row = SquaredError(is_mean=True), (3, 5, 7)
+    check_step(network(layer, row, which), "loss", rows(layer, row, 9))
+
+
+def test_narrow_classes():
+    layer, row = CrossEntropy(), (7,)
+    check_step(network(layer, row, "step", "int32"), "loss", rows(layer, row, 9, "int32"))
+
+
+def test_large_logits_and_nan_stay_in_their_row():
+    layer, row = CrossEntropy(), (7,)
+    x, target, given, share = rows(layer, row, 6)
+    x[1] += 1e6
+    net = network(layer, row, "gradient")
+    clean = check_step(net, "loss", (x, target, given, share))["dx"]
+    x[3, 2] = np.nan
+    got = run(bind(net, "loss", 6), (x, target, given, share))["dx"]
+    assert np.isnan(got[3]).all()
+    assert np.array_equal(np.delete(got, 3, 0), np.delete(clean, 3, 0))
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+@pytest.mark.parametrize("which", PARTS)
+def test_a_class_out_of_range_is_refused(which, wrong):
+    layer = CrossEntropy()
+    x, target, *others = rows(layer, (7,), 6)
+    target[4] = wrong
+    with pytest.raises(InputError, match="class"):
+        run(bind(network(layer, (7,), which), "loss", 6), (x, target, *others))
+
+
+def test_a_loss_that_is_read_elsewhere_is_its_own_launch():
+    net = network(CrossEntropy(), (7,), "step")
+    net = Network(net.inputs, net.nodes, ("total", "dx", "losses"), net.weights, state=net.state)
+    assert len(bind(net, "loss", 6).plan.groups) == 4
+    check_step(net, "loss", rows(CrossEntropy(), (7,), 6))
+
+
+def test_the_gradient_of_a_target_is_refused():
+    layer = SquaredError()
+    inputs = {name: TensorType(("B", 3)) for name in ("x", "target")} | {n: TensorType(("B",)) for n in ("loss", "dy")}
+    nodes = (Node("dt", InputGrad(layer, 1), tuple(inputs)),)
+    net = Network(inputs, nodes, ("dt",), {"s": np.zeros(1, np.float32)}, state={"s": ""})
+    assert "loss" in [refusal.kernel for refusal in bind(net, "plain", 6).plan.refusals]

@@ -20,6 +20,7 @@ from onchip.kernels.cuda.gemm.gemv import GemvKernel
 from onchip.kernels.cuda.gemm.mma import GemmMmaKernel
 from onchip.kernels.cuda.gemm.simt import GemmSimtKernel
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Kernel
+from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
 from onchip.kernels.cuda.layout.permute import PermuteKernel
 from onchip.kernels.cuda.layout.select import SelectKernel
@@ -57,4 +58,5 @@ KERNELS: tuple[Kernel, ...] = (
     RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(),
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
+    EmbeddingGradKernel(),
 )  # fmt: skip

@@ -368,6 +368,13 @@ static unsigned __ballot_sync(unsigned, bool predicate) {
         return result;
     });
 }
+template <class T> unsigned __match_any_sync(unsigned, T v) {
+    return emulated::exchange(v, [=](auto of) {
+        unsigned result = 0;
+        for (int lane = 0; lane < 32; ++lane) result |= static_cast<unsigned>(of(lane) == v) << lane;
+        return result;
+    });
+}
 static bool __any_sync(unsigned all, bool predicate) { return __ballot_sync(all, predicate) != 0; }
 
 template <class To, class From> To same_bits(From v) {
@@ -390,6 +397,7 @@ static double __longlong_as_double(long long bits) { return same_bits<double>(bi
 static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf  // the C library declares __expf
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 NO_TSAN static unsigned atomicAdd(unsigned* at, unsigned by) {
     emulated::acquire(at), emulated::release(at);

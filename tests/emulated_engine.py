@@ -45,7 +45,7 @@ def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarr
     ]
     made, layout = net.types[claim.nodes[-1]], claim.writes.get(claim.nodes[-1], ROWS)
     B = len(xs[0])
-    y = np.full((B, *stored_type(made, layout).row_shape), 77, numpy_dtype(made.dtype))
+    y = np.full((made.rows(B), *stored_type(made, layout).row_shape), 77, numpy_dtype(made.dtype))
     weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
     steps = BoundSteps(gpu, claim.facts.at(B), weights)
     scratch = np.full(steps.scratch_bytes + 16, 0xCD, np.uint8)

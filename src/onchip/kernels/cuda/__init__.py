@@ -22,6 +22,7 @@ from onchip.kernels.cuda.gemm.simt import GemmSimtKernel
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Kernel
 from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
+from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
@@ -63,4 +64,5 @@ KERNELS: tuple[Kernel, ...] = (
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
+    EmbeddingGradKernel(),
 )  # fmt: skip

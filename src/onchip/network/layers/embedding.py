@@ -31,6 +31,7 @@ class Embedding(Layer):
     """y[..., :] = weight[x[...]]: ids (B, ...) below V, weight (V, E) -> (B, ..., E)."""
 
     required: ClassVar[tuple[str, ...]] = ("weight",)
+    needs_y: ClassVar[bool] = False
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
@@ -68,6 +69,7 @@ class TokenConv(Layer):
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("bias",)
     has_tables: ClassVar[bool] = True
+    needs_y: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         as_sizes(self, pads=0)

@@ -5,22 +5,29 @@ from onchip.network.layers import (
     Add,
     Ceil,
     Comparison,
+    Concat,
     Conv1d,
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
     Div,
     Floor,
+    Gather,
+    Interleave,
     Linear,
     Mask,
     Max,
     Min,
     Mul,
+    NearestResize,
+    Pad,
     Pow,
     PReLU,
     Round,
     Sign,
+    Slice,
     Sub,
+    Tile,
 )
 
 MORE = [
@@ -50,6 +57,17 @@ MORE = [
     Case(PReLU(), ((3, 4), (3, 1))),
     Case(PReLU(), ((3, 4),), {"first": (4,)}),
     Case(Pow(), ((3, 4),), {"constant": (1, 4)}, positive=True),
+    # Selections: of runs, of some elements once, of others twice, of all in another order; a few times, and too often.
+    Case(Slice((1, 0, 2), (2, 3, 2), (1, 1, -2)), ((4, 3, 6),)),
+    Case(Pad((-1, 2, 3, -1)), ((5, 4),)),
+    *(Case(Gather(1, indices), ((4, 2),)) for indices in ((3, 0, 2), (1, 0, 3, 2), (2,) * 4, (2,) * 6)),
+    Case(Pad((1, 2, 0, 1), "reflect"), ((3, 4),)),
+    Case(Tile((2, 3)), ((2, 3),)),
+    Case(NearestResize((2, 6, 12), (1.0, 2.0, 3.0)), ((2, 3, 4),)),
+    Case(NearestResize((2, 3), (0.5, 1.0)), ((4, 3),)),
+    Case(NearestResize((7,), (3.5,), rounding="floor"), ((2,),)),
+    Case(Interleave((2, 1)), ((2, 3, 2), (2, 2, 2))),
+    Case(Concat(2), ((3, 1), (3, 4)), reads=(1, 0, 1)),
 ]  # fmt: skip
 FLAT = (Ceil, Comparison, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
 GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable and not isinstance(case.layer, FLAT)]

@@ -33,10 +33,10 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "Concat", "CumSum", "GRU", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-        "GlobalNorm", "GlobalSum", "GroupNorm", "Identity", "Interleave", "LSTM", "LayerNorm", "LinearResize",
-        "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pad", "Permute", "Pow",
-        "RMSNorm", "RNN", "Reshape", "SequenceMax", "Slice", "Softmax", "SquaredError", "Tile", "TopK",
+        "AvgPool1d", "AvgPool2d", "CumSum", "GRU", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
+        "GlobalNorm", "GlobalSum", "GroupNorm", "LSTM", "LayerNorm", "LinearResize", "LogSoftmax", "MatMul",
+        "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm", "RNN", "SequenceMax", "Softmax",
+        "SquaredError", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",

@@ -66,7 +66,8 @@ def weight_grad(build: StepBuilder, node: Node, dy: str, role: str) -> str:
 
 
 def _read_backward(node: Node, dy: str) -> tuple[str, ...]:
-    return (*node.inputs, node.name, dy) if node.layer.needs_y else (*node.inputs, dy)
+    xs = node.inputs if node.layer.needs_x else ()
+    return (*xs, node.name, dy) if node.layer.needs_y else (*xs, dy)
 
 
 def batch_sum(build: StepBuilder, name: str, value: str, axes: Sequence[int] = ()) -> str:

@@ -13,9 +13,12 @@ from onchip.network.layers import (
     Div,
     Floor,
     Gather,
+    GroupNorm,
     Interleave,
+    LayerNorm,
     Linear,
     Mask,
+    MatMul,
     Max,
     Min,
     Mul,
@@ -68,6 +71,11 @@ MORE = [
     Case(NearestResize((7,), (3.5,), rounding="floor"), ((2,),)),
     Case(Interleave((2, 1)), ((2, 3, 2), (2, 2, 2))),
     Case(Concat(2), ((3, 1), (3, 4)), reads=(1, 0, 1)),
+    Case(MatMul(), ((5, 3),), {"constant": (3, 2)}),
+    Case(MatMul(), ((2, 1, 5, 3),), {"constant": (1, 4, 3, 2)}),
+    Case(MatMul(), ((4, 3),), {"constant": (3, 1)}),
+    Case(GroupNorm(1), ((2, 3),), {"bias": (2,)}),
+    Case(LayerNorm(1), ((2, 3),), {"weight": (2, 3)}),
 ]  # fmt: skip
 FLAT = (Ceil, Comparison, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
 GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable and not isinstance(case.layer, FLAT)]

@@ -33,15 +33,13 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "CumSum", "GRU", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-        "GlobalNorm", "GlobalSum", "GroupNorm", "LSTM", "LayerNorm", "LinearResize", "LogSoftmax", "MatMul",
-        "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm", "RNN", "SequenceMax", "Softmax",
-        "SquaredError", "TopK",
+        "AvgPool1d", "AvgPool2d", "GRU", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LSTM", "LayerNorm",
+        "LinearResize", "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow",
+        "RMSNorm", "RNN", "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
-        "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "GRU", "GroupNorm", "LSTM", "LayerNorm", "Linear", "MatMul", "PReLU", "Pow", "RMSNorm", "RNN",
-        "TokenConv",
+        "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding", "GRU", "LSTM", "Linear",
+        "MatMul", "PReLU", "Pow", "RNN", "TokenConv",
     },
 }  # fmt: skip
 

@@ -70,6 +70,13 @@ def _read_backward(node: Node, dy: str) -> tuple[str, ...]:
     return (*xs, node.name, dy) if node.layer.needs_y else (*xs, dy)
 
 
+def unbroadcast(build: StepBuilder, value: str, gradient: str) -> str:
+    """The gradient of a value that was broadcast, summed over the axes along which it was."""
+    pairs = zip(build.types[value].row_shape, build.types[gradient].row_shape, strict=True)
+    axes = tuple(axis for axis, (size, full) in enumerate(pairs, start=1) if size != full)
+    return build.add(f"{value}.grad", GlobalSum(axes, keep=True), (gradient,)) if axes else gradient
+
+
 def batch_sum(build: StepBuilder, name: str, value: str, axes: Sequence[int] = ()) -> str:
     """The sum of a value (B, ...) over the batch and these axes of its rows, which are removed: (1, ...)."""
     if axes:

@@ -42,7 +42,16 @@ from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
-from onchip.plan.gradient import broadcast, conv, elementwise, embedding, linear, shapes  # noqa: F401 - their rules
+from onchip.plan.gradient import (  # noqa: F401 - their rules
+    broadcast,
+    conv,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    reductions,
+    shapes,
+)
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import add_forward
@@ -219,8 +228,8 @@ def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float)
     dtypes = {gradient: build.types[gradient].dtype for gradient in gradients.values()}
     wide = "float64" if "float64" in dtypes.values() else "float32"  # of the norms
     rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
-    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
-    scale = build.add("clip_scale", ClipScale(clip_norm), norms)
+    sizes = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
+    scale = build.add("clip_scale", ClipScale(clip_norm), sizes)
     scales = {dtype: build.as_weight(_as_dtype(build, scale, dtype)) for dtype in dict.fromkeys(dtypes.values())}
     return {
         name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scales[dtypes[gradient]]})

@@ -12,17 +12,14 @@ from onchip.network.layers import (
     BatchMean,
     BatchNorm1d,
     BatchNorm2d,
-    BatchNormGrad,
     BatchVariance,
     Dropout,
     DropoutMask,
     Mul,
     RunningAverage,
 )
-from onchip.network.recipe import value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of, weight_grad
 
 DRAW = "step.draw"  # the weight with the seed and the number of the step, for dropouts
 
@@ -71,15 +68,3 @@ def _add_dropout(build: StepBuilder, node: Node) -> None:
     number = sum(isinstance(each.layer, DropoutMask) for each in build.nodes)
     mask = build.add(f"{node.name}.mask", DropoutMask(node.layer.p, number), node.inputs, {"draw": DRAW})
     build.add_node(Node(node.name, Mul(), (*node.inputs, mask)))
-
-
-@rule_of(BatchNorm1d, BatchNorm2d)
-def batch_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    if not value_of(build.weights[node.weights["mean"]]):
-        return by_backward(build, node, dy, wanted)
-    (x,), eps = node.inputs, node.layer.attributes()["eps"]
-    sums = {role: weight_grad(build, node, dy, role) for role in ("weight", "bias")}
-    weights = {role: node.weights[role] for role in ("weight", "mean", "var")}
-    weights |= {f"d_{role}": build.as_weight(value) for role, value in sums.items()}
-    dx = build.add(f"{x}.grad", BatchNormGrad(eps), (x, dy), weights) if wanted.inputs[0] else None
-    return (dx,), {role: sums[role] for role in wanted.roles}

@@ -12,16 +12,16 @@ from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, by_back
 @rule_of(Linear)
 def linear(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     (x,), weight, d_weights = node.inputs, node.weights["weight"], dict[str, str]()
-    dx = None
-    if wanted.inputs[0]:
-        D_out, D_in = build.weights[weight].shape
-        recipe = Recipe.of(transposed, (weight,), (D_in, D_out), build.weight_type(weight).dtype, axes=(1, 0))
-        dx = build.add(f"{x}.grad", Linear(), (dy,), {"weight": build.add_weight(f"{weight}.transposed", recipe)})
     if "weight" in wanted.roles:
         d_weights["weight"] = weight_grad(build, node, dy, "weight")
     if "bias" in wanted.roles:
         over = range(1, len(build.types[dy].shape) - 1)
         d_weights["bias"] = batch_sum(build, f"{node.weights['bias']}.grad", dy, over)
+    dx = None
+    if wanted.inputs[0]:
+        D_out, D_in = build.weights[weight].shape
+        recipe = Recipe.of(transposed, (weight,), (D_in, D_out), build.weight_type(weight).dtype, axes=(1, 0))
+        dx = build.add(f"{x}.grad", Linear(), (dy,), {"weight": build.add_weight(f"{weight}.transposed", recipe)})
     return (dx,), d_weights
 
 
@@ -46,6 +46,10 @@ def _by_constant(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gra
     (a,), b, d_weights = node.inputs, node.weights["constant"], dict[str, str]()
     kind, da = build.weight_type(b), None
     *leading, K, N = build.weights[b].shape
+    if "constant" in wanted.roles and not leading:
+        d_weights["constant"] = build.add(f"{b}.grad", WeightGrad(Linear()), (dy, a), {"weight": b})
+    elif "constant" in wanted.roles:
+        d_weights["constant"] = weight_grad(build, node, dy, "constant")
     if wanted.inputs[0] and not leading:
         da = build.add(f"{a}.grad", Linear(), (dy,), {"weight": b})
     elif wanted.inputs[0]:
@@ -53,10 +57,6 @@ def _by_constant(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gra
         recipe = Recipe.of(transposed, (b,), (*leading, N, K), kind.dtype, axes=(*range(rank), rank + 1, rank))
         by = {"constant": build.add_weight(f"{b}.transposed", recipe)}
         da = unbroadcast(build, a, build.add(f"{a}.grad", MatMul(), (dy,), by))
-    if "constant" in wanted.roles and not leading:
-        d_weights["constant"] = build.add(f"{b}.grad", WeightGrad(Linear()), (dy, a), {"weight": b})
-    elif "constant" in wanted.roles:
-        d_weights["constant"] = weight_grad(build, node, dy, "constant")
     return (da,), d_weights
 
 

@@ -18,8 +18,8 @@ from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, input_g
 def row_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     layer, rank = node.layer, len(build.types[dy].shape)
     axes = range(2, rank) if isinstance(layer, GroupNorm) else range(1, layer.attributes()["axis"] % rank)
-    dx = input_grad(build, node, dy, 0) if wanted.inputs[0] else None
-    return (dx,), _of_weights(build, node, dy, wanted.roles, {}, axes)
+    d_weights = _of_weights(build, node, dy, wanted.roles, {}, axes)
+    return (input_grad(build, node, dy, 0) if wanted.inputs[0] else None,), d_weights
 
 
 @rule_of(BatchNorm1d, BatchNorm2d)

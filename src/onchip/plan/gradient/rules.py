@@ -1,7 +1,8 @@
 """Gradient rules: the nodes that compute the gradients of a layer's inputs and weights.
 
 A rule emits layers that exist where they serve: the gradient of a Linear's input is a Linear. Without a rule, the
-gradients are an InputGrad per input and a WeightGrad per weight, by the layer's own `backward`.
+gradients are an InputGrad per input and a WeightGrad per weight, by the layer's own `backward`. Those of weights come
+first: the node after dx is then the one that reads it, and the two may fuse.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def gradients_of(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gra
 
 def by_backward(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     """One node per gradient, by the layer's own `backward`."""
-    d_inputs = tuple(input_grad(build, node, dy, i) if is_wanted else None for i, is_wanted in enumerate(wanted.inputs))
-    return d_inputs, {role: weight_grad(build, node, dy, role) for role in wanted.roles}
+    d_weights = {role: weight_grad(build, node, dy, role) for role in wanted.roles}
+    d_inputs = (input_grad(build, node, dy, i) if is_wanted else None for i, is_wanted in enumerate(wanted.inputs))
+    return tuple(d_inputs), d_weights
 
 
 def input_grad(build: StepBuilder, node: Node, dy: str, index: int) -> str:

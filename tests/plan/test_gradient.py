@@ -38,8 +38,8 @@ GENERIC = {
         "RMSNorm", "RNN", "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
-        "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding", "GRU", "LSTM", "Linear",
-        "MatMul", "PReLU", "Pow", "RNN", "TokenConv",
+        "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
+        "GRU", "LSTM", "Linear", "MatMul", "PReLU", "Pow", "RNN", "TokenConv",
     },
 }  # fmt: skip
 

@@ -86,8 +86,8 @@ class _MaxPool(_Pool, abstract=True):
 class _AvgPool(_Pool, abstract=True):
     """The mean of each window; padding zeros count if count_pads."""
 
-    count_pads: bool = False
     needs_y: ClassVar[bool] = False
+    count_pads: bool = False
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         counts, pads = _counts_and_pads(self, xs[0])

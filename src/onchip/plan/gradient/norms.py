@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 import numpy as np
 
 from onchip.network.graph import Node
@@ -11,25 +9,29 @@ from onchip.network.layers import BatchNorm1d, BatchNorm2d, BatchNormGrad, Group
 from onchip.network.recipe import value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, input_grad, rule_of
+from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, input_grad, rule_of, weight_grad
 
 
 @rule_of(RowNorm)
 def row_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    layer, rank = node.layer, len(build.types[dy].shape)
+    layer, rank, d_weights = node.layer, len(build.types[dy].shape), dict[str, str]()
     axes = range(2, rank) if isinstance(layer, GroupNorm) else range(1, layer.attributes()["axis"] % rank)
-    d_weights = _of_weights(build, node, dy, wanted.roles, {}, axes)
+    for role in wanted.roles:
+        name, of = f"{node.weights[role]}.grad", dy
+        if role == "weight":
+            normalised = build.add(f"{node.name}.normalised", layer, node.inputs)
+            of = build.add(f"{name}.rows", Mul(), (dy, normalised))
+        d_weights[role] = batch_sum(build, name, of, axes)
     return (input_grad(build, node, dy, 0) if wanted.inputs[0] else None,), d_weights
 
 
 @rule_of(BatchNorm1d, BatchNorm2d)
 def batch_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     """dx by statistics of the batch is a BatchNormGrad; by constants, a batch norm of dy without mean and bias."""
-    (x,), axes = node.inputs, range(2, len(build.types[dy].shape))
-    statistics = {role: node.weights[role] for role in ("mean", "var")}
+    (x,), statistics = node.inputs, {role: node.weights[role] for role in ("mean", "var")}
     scale = {role: name for role, name in node.weights.items() if role == "weight"}
     is_of_batch = value_of(build.weights[statistics["mean"]]) != ""
-    sums = _of_weights(build, node, dy, ("weight", "bias") if is_of_batch else wanted.roles, statistics, axes)
+    sums = {r: weight_grad(build, node, dy, r) for r in (("weight", "bias") if is_of_batch else wanted.roles)}
     dx = None
     if wanted.inputs[0] and is_of_batch:
         d_weights = {f"d_{role}": build.as_weight(value) for role, value in sums.items()}
@@ -40,20 +42,3 @@ def batch_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gradi
         no_mean = build.add_weight(f"{node.name}.no_mean", np.zeros(kind.shape, numpy_dtype(kind.dtype)))
         dx = build.add(f"{x}.grad", node.layer, (dy,), scale | statistics | {"mean": no_mean})
     return (dx,), {role: sums[role] for role in wanted.roles}
-
-
-def _of_weights(
-    build: StepBuilder, node: Node, dy: str, roles: Iterable[str], statistics: Mapping[str, str], axes: Sequence[int]
-) -> dict[str, str]:
-    """The gradients of the weight and the bias.
-
-    axes  of x, over which all elements have the same weight, besides the batch
-    """
-    found = {}
-    for role in roles:
-        name, of = f"{node.weights[role]}.grad", dy
-        if role == "weight":
-            normalised = build.add(f"{node.name}.normalised", node.layer, node.inputs, statistics)
-            of = build.add(f"{name}.rows", Mul(), (dy, normalised))
-        found[role] = batch_sum(build, name, of, axes)
-    return found

@@ -86,6 +86,7 @@ class _MaxPool(_Pool, abstract=True):
 class _AvgPool(_Pool, abstract=True):
     """The mean of each window; padding zeros count if count_pads."""
 
+    needs_y: ClassVar[bool] = False
     count_pads: bool = False
     needs_y: ClassVar[bool] = False
 

@@ -258,26 +258,26 @@ def verify(seed: int, device: str = "cpu") -> str:
 
 
 def faults(step: Step, planned: Plan) -> list[str]:
-    wrong = _wrong_slope(step)
+    net, optimiser, wrong = step.net, step.how.optimiser, _wrong_slope(step)
     bound, alone = CpuStep(planned, 2), CpuStep(planned, 1)
     with _filled_memory():
         filled = CpuStep(planned, 2)
     state = random_state(step)
     for B in step.batches:
         rows = random_rows(step, B)
-        after = _run(bound, rows, state)
-        if wrong_now := _errors(step, after, rows, state):
+        after = run(bound, rows, state)
+        if wrong_now := errors(net, optimiser, after, rows, state):
             draws = [random_rows(step, B, draw) for draw in range(1, DRAWS)]
-            if all(_errors(step, _run(bound, drawn, state), drawn, state) for drawn in draws):
+            if all(errors(net, optimiser, run(bound, drawn, state), drawn, state) for drawn in draws):
                 wrong += wrong_now
-        wrong += _unequal_bits(after, _run(alone, rows, state), "with one thread")
+        wrong += _unequal_bits(after, run(alone, rows, state), "with one thread")
         with _filled_memory():
-            wrong += _unequal_bits(after, _run(filled, rows, state), "in memory full of NaNs")
+            wrong += _unequal_bits(after, run(filled, rows, state), "in memory full of NaNs")
         state = {name: after[name] for name in state}
     return wrong
 
 
-def _run(bound: CpuStep, rows: Rows, state: State) -> dict[str, np.ndarray]:
+def run(bound: CpuStep, rows: Rows, state: State) -> dict[str, np.ndarray]:
     """The state after a run, and the loss."""
     for name, array in state.items():
         bound.state[name][...] = array
@@ -311,9 +311,8 @@ def _bits(array: np.ndarray) -> bytes:
     return (np.where(array == array, array, np.full_like(array, np.nan)) if is_float else array).tobytes()
 
 
-def _errors(step: Step, got: State, rows: Rows, state: State) -> list[str]:
-    """The arrays that are farther from float64 than naive runs are, some times over."""
-    net = step.net
+def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State) -> list[str]:
+    """The arrays of a step's state and loss that are farther from float64 than naive runs are, some times over."""
     dtypes = {kind.dtype for kind in net.types.values()} | {array.dtype.name for array in state.values()}
     naive_dtype = max((*(d for d in dtypes if "float" in d), "float32"), key=lambda dtype: DTYPE_ULP.get(dtype, 0.0))
     naive_dtype = "float32" if naive_dtype == "float64" else naive_dtype
@@ -324,11 +323,11 @@ def _errors(step: Step, got: State, rows: Rows, state: State) -> list[str]:
     wrong = [name for name in off if not off[name] <= FACTOR * scaled_error(naive[name], truth[name]) + ulp]
     if not wrong:
         return []
-    runs = [_reference(net, rows, _nudged(state, seed), naive_dtype) for seed in range(NUDGED_RUNS)]
+    runs = [_reference(net, rows, nudged(state, seed), naive_dtype) for seed in range(NUDGED_RUNS)]
     found = []
     for name in wrong:
-        baseline = max(scaled_error(run[name], truth[name]) for run in (naive, *runs))
-        allowed = FACTORS[step.how.optimiser] * baseline + ulp
+        baseline = max(scaled_error(each[name], truth[name]) for each in (naive, *runs))
+        allowed = FACTORS[optimiser] * baseline + ulp
         if not off[name] <= allowed:
             found.append(f"{name}: error {off[name]:.3g}, allowed {allowed:.3g}: naive {naive_dtype} {baseline:.3g}")
     return found
@@ -343,7 +342,7 @@ def _is_finite(*arrays: np.ndarray) -> bool:
     return all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
 
 
-def _nudged(state: State, seed: int) -> dict[str, np.ndarray]:
+def nudged(state: State, seed: int) -> dict[str, np.ndarray]:
     """The state with the floats that are trained up to a rounding of float32 away."""
     rng = np.random.default_rng(seed)
     near = {}

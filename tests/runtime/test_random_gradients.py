@@ -16,7 +16,7 @@ SEEDS = range(150)
 CPU_SEEDS = range(120)
 
 # Digest of the networks that the steps of SEEDS train: it changes with the generator.
-DIGEST = "62b6b00c327ca44c"
+DIGEST = "782c2a856db592d5"
 
 step_of = functools.cache(random_step)
 
@@ -26,7 +26,7 @@ step_of = functools.cache(random_step)
 
 def test_the_same_seed_is_the_same_step_everywhere():
     looks = [
-        (str(step.how), step.batches, step.planned, step.lr, sorted(step.net.state), list(map(str, step.net.inputs)))
+        (step.how.loss, step.how.optimiser, step.batches, step.planned, step.lr, list(step.net.inputs))
         for step in map(step_of, SEEDS)
     ]
     assert hashlib.sha256(repr(looks).encode()).hexdigest()[:16] == DIGEST

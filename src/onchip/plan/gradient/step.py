@@ -226,13 +226,13 @@ def _moment(build: StepBuilder, name: str, weight: str) -> str:
 
 
 def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:
-    dtypes = {gradient: build.types[gradient].dtype for gradient in gradients.values()}
-    wide = "float64" if "float64" in dtypes.values() else "float32"  # of the norms
-    rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
-    sizes = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
-    scale = build.add("clip_scale", ClipScale(clip_norm), sizes)
-    scales = {dtype: build.as_weight(_as_dtype(build, scale, dtype)) for dtype in dict.fromkeys(dtypes.values())}
+    has_double = any(build.types[gradient].dtype == "float64" for gradient in gradients.values())
+    dtype = "float64" if has_double else "float32"
+    wide = {name: _as_dtype(build, gradient, dtype) for name, gradient in gradients.items()}
+    rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in wide.items()}
+    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
+    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), norms))
     return {
-        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scales[dtypes[gradient]]})
-        for name, gradient in gradients.items()
+        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
+        for name, gradient in wide.items()
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.measure.profile_training import TrainingProfile, summarise_trainings
-from onchip.network.text import fitted_columns, plural, size_text
+from onchip.network.text import fitted_columns, plural, rate_text, size_text
 from onchip.plan.plan import format_us
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime import engine as engines
@@ -54,7 +54,7 @@ class KernelTime:
         return [
             self.kernel, layers_text(self.layers), f"{self.calls:,}", format_us(self.total_us),
             format_us(self.mean_us), format_us(self.p95_us), f"{self.share:.1%}", size_text(round(self.nbytes)),
-            f"{self.flop:.3g}", f"{self.bytes_per_s / 1e9:.3g} GB/s, {self.flop_per_s / 1e9:.3g} Gflop/s",
+            f"{self.flop:.3g}", f"{rate_text(self.bytes_per_s, 'B')}, {rate_text(self.flop_per_s, 'flop')}",
             f"{self.of_floor:.0%}", format_us(self.estimate_us),
         ]  # fmt: skip
 
@@ -75,7 +75,7 @@ class CopyTime:
 
     @property
     def text(self) -> str:
-        rate = f"{self.bytes_per_s / 1e9:.3g} GB/s each"
+        rate = f"{rate_text(self.bytes_per_s, 'B')} each"
         return f"{self.name}: {format_us(self.total_us)} in total, {size_text(self.nbytes)}, {rate}"
 
 

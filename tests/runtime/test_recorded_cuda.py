@@ -33,7 +33,8 @@ from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.cuda.cupti import CuptiError, load_cupti
+from onchip.runtime.cuda.cupti import CuptiError
+from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.timed_copies import INTO_PINNED, OUT_OF_PINNED, TO_GPU, TO_HOST
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder
 from onchip.runtime.engine import Engine, compile
@@ -61,7 +62,7 @@ def recorded_by(request, monkeypatch):
         monkeypatch.setattr(activities, "_activities", load_nothing)
     else:
         try:
-            load_cupti()
+            activities.begin_activities(Gpu.get()).end()
         except CuptiError as error:
             pytest.skip(str(error))
     return request.param

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict, allowed_error, relative_error
 from onchip.network.graph import Network
+from onchip.network.layers import Dropout, Identity
 from onchip.network.layers.optimiser import BETA1, BETA2
 from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
@@ -56,9 +57,22 @@ class StepJob:
     device: str
     threads: int
 
+    drops: bool = True  # whether dropouts drop
+
     @functools.cached_property
     def net(self) -> Network:
-        return self.network.build()
+        net = self.network.build()
+        if self.drops:
+            return net
+        layers = [Identity() if isinstance(node.layer, Dropout) else node.layer for node in net.nodes]
+        return net.replace(nodes=[replace(node, layer=layer) for node, layer in zip(net.nodes, layers, strict=True)])
+
+    @property
+    def trainable(self) -> list[str]:
+        """The weights that a trained network may change, in the order of their first use."""
+        uses = [(name, role in node.layer.constants) for node in self.net.nodes for role, name in node.weights.items()]
+        floats = {name for name, _ in uses if "float" in self.net.weight_type(name).dtype}
+        return [name for name in dict.fromkeys(name for name, is_constant in uses if not is_constant) if name in floats]
 
     @functools.cached_property
     def step(self) -> Network:
@@ -116,7 +130,7 @@ class PeerStep(Protocol):
     setting: str
 
     def losses(self, rows: Mapping[str, Array], count: int) -> Array:
-        """The losses of the first steps over these rows, without dropout; its weights are then as they were."""
+        """The losses of the first steps over these rows."""
 
     def prepare(self, rows: Mapping[str, Array]) -> Callable[[], Any]:
         """A function that runs a step over these rows."""
@@ -200,11 +214,12 @@ def _gpu_step(bound: Any, stage: Stage, rows: Mapping[str, Array]) -> Callable[[
 
 def theirs(job: StepJob, name: str, build: Callable[[StepJob, Any], PeerStep]) -> Ready:
     stage = None if job.device == "cpu" else make_stage(int(job.device.partition(":")[2] or 0))
+    checked = replace(job, drops=False)  # each engine drops other elements
     with explained(name):
+        losses = build(checked, stage).losses(checked.rows(CHECKED_ROWS), 2)
         peer = build(job, stage)
-        losses = peer.losses(job.rows(CHECKED_ROWS), 2)
         step = peer.prepare(job.rows(job.batch))
-    verify = functools.partial(job.verify, losses, PEER_SLACK)
+    verify = functools.partial(checked.verify, losses, PEER_SLACK)
     if stage is None:
         return Ready(step, verify, peer.setting)
     return Ready(GpuClock(stage, functools.partial(repeat, step, CALLS), CALLS), verify, peer.setting)

@@ -14,7 +14,6 @@ from onchip.bench.peers.cpu import load_torch
 from onchip.bench.peers.framework import framework
 from onchip.bench.peers.gpu import Allowance
 from onchip.bench.stage import TorchStage
-from onchip.network.layers import Dropout, Identity
 from onchip.network.recipe import Array
 
 COMPILE_S = 60.0  # for torch.compile, of all cases
@@ -47,19 +46,12 @@ class TorchSteps:
         )
 
     def losses(self, rows: Mapping[str, Array], count: int) -> Array:
-        nodes = [
-            node.__class__(
-                node.name, Identity() if isinstance(node.layer, Dropout) else node.layer, node.inputs, node.weights
-            )
-            for node in self.job.net.nodes
-        ]
-        step = self._step(self._module(self.job.net.replace(nodes=nodes)), rows, lambda loss_of: loss_of)
-        losses = [step().detach().clone().float() for _ in range(count)]
-        array: Array = self.torch.stack(losses).cpu().numpy()
-        return array
+        step = self._step(self._module(), rows, lambda loss_of: loss_of)
+        losses: Array = self.torch.stack([step().detach().clone().float() for _ in range(count)]).cpu().numpy()
+        return losses
 
     def prepare(self, rows: Mapping[str, Array]) -> Callable[[], Any]:
-        module = self._module(self.job.net)
+        module = self._module()
         if self._allowance is None:
             step = self._step(module, rows, lambda loss_of: loss_of)
         else:
@@ -75,16 +67,15 @@ class TorchSteps:
         self.setting += ", a CUDA graph per step"
         return self.stage.record(step, 1)
 
-    def _module(self, net: Any) -> Any:
+    def _module(self) -> Any:
+        net = self.job.net
         module = framework("torch_network").torch_module(net, trains=True).to(self.device)
-        names = list(dict.fromkeys(name for node in net.nodes for name in node.weights.values()))
-        for (_, parameter), name in zip(module.named_parameters(), self._trained(net, names), strict=True):
-            parameter.requires_grad_(self.job.network.is_trained(name))
+        names = self.job.trainable
+        frozen = [name for name in names if not self.job.network.is_trained(name)]
+        if frozen:
+            for parameter, name in zip(module.parameters(), names, strict=True):
+                parameter.requires_grad_(name not in frozen)
         return module
-
-    def _trained(self, net: Any, names: list[str]) -> list[str]:
-        constants = {node.weights[role] for node in net.nodes for role in node.weights if role in node.layer.constants}
-        return [name for name in names if name not in constants and "float" in net.weight_type(name).dtype]
 
     def _step(self, module: Any, rows: Mapping[str, Array], compiled: Callable[[Any], Any]) -> Callable[[], Any]:
         torch, functional = self.torch, self.torch.nn.functional

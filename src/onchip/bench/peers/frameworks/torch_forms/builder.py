@@ -55,6 +55,13 @@ class Builder:
         self.root.register_buffer(attribute, self.torch.from_numpy(np.ascontiguousarray(array)))
         return self.graph.get_attr(attribute)
 
+    def parameter(self, array: Array) -> Value:
+        """A weight that is no weight of the network as it is there."""
+        attribute, self._constants = f"p{self._constants}", self._constants + 1
+        tensor = self.torch.from_numpy(np.ascontiguousarray(array))
+        self.root.register_parameter(attribute, self.torch.nn.Parameter(tensor))
+        return self.graph.get_attr(attribute)
+
     def _weight(self, name: str, is_constant: bool) -> Value:
         """A weight as a parameter of the module."""
         is_constant = (is_constant and self.trains) or "float" not in self.net.weight_type(name).dtype

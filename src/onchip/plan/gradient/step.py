@@ -230,8 +230,8 @@ def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float)
     dtype = "float64" if has_double else "float32"
     wide = {name: _as_dtype(build, gradient, dtype) for name, gradient in gradients.items()}
     rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in wide.items()}
-    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
-    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), norms))
+    sizes = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
+    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), sizes))
     return {
         name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
         for name, gradient in wide.items()

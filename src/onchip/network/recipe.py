@@ -20,6 +20,7 @@ SLICE_ROWS = 1024  # rows that a sliced_op computes at a time; slices at multipl
 
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
 _IN_SLICES: set[str] = set()
+_REARRANGING: set[str] = set()
 
 
 def recipe_op(function: F) -> F:
@@ -34,6 +35,12 @@ def sliced_op(function: F) -> F:
     Slices that begin at multiples of SLICE_ROWS are bit-identical to the whole result.
     """
     _IN_SLICES.add(op_name(function))
+    return recipe_op(function)
+
+
+def rearranging_op(function: F) -> F:
+    """A recipe_op whose every element is one of its only source, or 0: of any dtype, also of indices."""
+    _REARRANGING.add(op_name(function))
     return recipe_op(function)
 
 
@@ -74,6 +81,12 @@ class Recipe:
         _evaluator(self.op)
         return 0 if self.op in _IN_SLICES else None
 
+    @property
+    def is_rearrangement(self) -> bool:
+        """Whether each element is one of its only source, or 0."""
+        _evaluator(self.op)
+        return self.op in _REARRANGING
+
 
 Weight = Array | Recipe
 
@@ -103,6 +116,11 @@ def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -
         declared, got = f"{shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
         raise AssertionError(f"recipe {recipe.op} declared {declared}, computed {got}")
     return array
+
+
+def rearranged(recipe: Recipe, source: Array) -> Array:
+    """A rearrangement of an array of any dtype, shaped like the recipe's source."""
+    return _evaluator(recipe.op)(source, **dict(recipe.attributes)).reshape(recipe.shape)
 
 
 Evaluated = dict[str | Recipe, Array]
@@ -178,6 +196,6 @@ def as_is(weight: Array) -> Array:
     return weight
 
 
-@recipe_op
+@rearranging_op
 def transposed(weight: Array, axes: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(weight.transpose(axes))

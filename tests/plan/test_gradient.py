@@ -34,12 +34,12 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 GENERIC = {
     "InputGrad": {
         "AvgPool1d", "AvgPool2d", "GRU", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LSTM", "LayerNorm",
-        "LinearResize", "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow",
-        "RMSNorm", "RNN", "SequenceMax", "Softmax", "SquaredError", "TopK",
+        "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm",
+        "RNN", "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "GRU", "LSTM", "Linear", "MatMul", "PReLU", "Pow", "RNN", "TokenConv",
+        "GRU", "LSTM", "Linear", "PReLU", "Pow", "RNN", "TokenConv",
     },
 }  # fmt: skip
 

@@ -181,6 +181,18 @@ def test_label_smoothing():
     assert_close(gradients, expected)
 
 
+def test_derived_weights_are_not_rounded():
+    """In float64 the reference transposes the state itself, also of a network of float32."""
+    rng = np.random.default_rng(0)
+    step = training_step(mlp(5, 4, 3), TrainingStep("mse"))
+    x, target, state = rng.standard_normal((6, 5)), rng.standard_normal((6, 3)), begin(step)
+    state |= {name: rng.standard_normal(state[name].shape) for name in state if name != VALUES}
+    _, after = reference.run_step(step, (x, target, np.full(6, 1 / 6)), state)
+    net = mlp(5, 4, 3).replace(weights={name: state[name] for name in state if name != VALUES})
+    _, expected = reference.loss_and_gradients(net, x, target, "mse")
+    assert_close({name: state[name] - after[name] for name in expected}, expected)
+
+
 def test_rows_with_shares():
     net, rng = mlp(5, 4, 3), np.random.default_rng(1)
     x, y, weights = rng.standard_normal((6, 5)), rng.integers(0, 3, 6), rng.random(6)

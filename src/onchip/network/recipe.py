@@ -97,9 +97,9 @@ def _evaluator(op: str) -> Callable[..., Array]:
     return _EVALUATORS[op]
 
 
-def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
-    """Evaluate the recipe on its sources in NumPy; floats are rounded to its dtype once, at the end."""
-    return _evaluate(recipe, arrays, recipe.shape)
+def evaluate(recipe: Recipe, arrays: Sequence[Array], dtype: str = "") -> Array:
+    """Evaluate the recipe on its sources in NumPy; floats are rounded to its dtype, or to `dtype`, once, at the end."""
+    return _evaluate(recipe, arrays, recipe.shape, dtype)
 
 
 def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int) -> Array:
@@ -107,9 +107,9 @@ def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int
     return _evaluate(recipe, [arrays[0][start:stop], *arrays[1:]], (stop - start, *recipe.shape[1:]))
 
 
-def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
+def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...], dtype: str = "") -> Array:
     array = _evaluator(recipe.op)(*arrays, **dict(recipe.attributes))
-    wanted = numpy_dtype(recipe.dtype)
+    wanted = numpy_dtype(dtype if dtype and "float" in recipe.dtype else recipe.dtype)
     if "float" in array.dtype.name and "float" in recipe.dtype:
         array = np.asarray(array, wanted, order="C")
     if array.shape != shape or array.dtype != wanted:
@@ -126,13 +126,18 @@ def rearranged(recipe: Recipe, source: Array) -> Array:
 Evaluated = dict[str | Recipe, Array]
 
 
-def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Evaluated | None = None) -> Array:
-    """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`."""
+def materialise(
+    name: str | Recipe, weights: Mapping[str, Weight], made: Evaluated | None = None, dtype: str = ""
+) -> Array:
+    """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`.
+
+    dtype  of their floats, in place of the recipes' own
+    """
     made = {} if made is None else made
     for wanted in in_order([name], weights, made):
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
         if isinstance(weight, Recipe) and weight not in made:
-            made[weight] = evaluate(weight, [made[source] for source in weight.sources])
+            made[weight] = evaluate(weight, [made[source] for source in weight.sources], dtype)
         made[wanted] = made[weight] if isinstance(weight, Recipe) else weight
     return made[name]
 

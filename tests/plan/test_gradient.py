@@ -33,14 +33,14 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "Concat", "CumSum", "GRU", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-        "GlobalNorm", "GlobalSum", "GroupNorm", "Identity", "Interleave", "LSTM", "LayerNorm", "LinearResize",
+        "AvgPool1d", "AvgPool2d", "Concat", "CumSum", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
+        "GlobalNorm", "GlobalSum", "GroupNorm", "Identity", "Interleave", "LayerNorm", "LinearResize",
         "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pad", "Permute", "Pow",
-        "RMSNorm", "RNN", "Reshape", "SequenceMax", "Slice", "Softmax", "SquaredError", "Tile", "TopK",
+        "RMSNorm", "Reshape", "SequenceMax", "Slice", "Softmax", "SquaredError", "Tile", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "GRU", "GroupNorm", "LSTM", "LayerNorm", "Linear", "MatMul", "PReLU", "Pow", "RMSNorm", "RNN",
+        "GroupNorm", "LayerNorm", "Linear", "MatMul", "PReLU", "Pow", "RMSNorm",
         "TokenConv",
     },
 }  # fmt: skip

@@ -42,7 +42,7 @@ from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
-from onchip.plan.gradient import broadcast, conv, elementwise, embedding, linear  # noqa: F401 - their rules
+from onchip.plan.gradient import broadcast, conv, elementwise, embedding, linear, recurrent  # noqa: F401 - their rules
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import add_forward

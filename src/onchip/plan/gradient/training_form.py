@@ -1,8 +1,10 @@
-"""What a network computes in training where that is not what it computes at inference: batch norms and dropouts."""
+"""What a network computes in training where that is not what it computes at inference: batch norms and dropouts, and
+all states of recurrent layers, for their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,14 +16,19 @@ from onchip.network.layers import (
     BatchNorm2d,
     BatchNormGrad,
     BatchVariance,
+    Concat,
     Dropout,
     DropoutMask,
     Mul,
+    Recurrent,
+    Reshape,
     RunningAverage,
+    Slice,
 )
 from onchip.network.recipe import value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
+from onchip.plan.gradient.recurrent import is_reverse
 from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of, weight_grad
 
 DRAW = "step.draw"  # the weight with the seed and the number of the step, for dropouts
@@ -39,6 +46,8 @@ def add_forward(build: StepBuilder, net: Network, trainable: Callable[[str], boo
         elif isinstance(node.layer, Dropout) and node.layer.p > 0:
             state.setdefault(DRAW, "")
             _add_dropout(build, node)
+        elif isinstance(node.layer, Recurrent) and node.layer.output == "last":
+            _add_last_state(build, node, node.layer)
         else:
             build.add_node(node)
     return state
@@ -71,6 +80,20 @@ def _add_dropout(build: StepBuilder, node: Node) -> None:
     number = sum(isinstance(each.layer, DropoutMask) for each in build.nodes)
     mask = build.add(f"{node.name}.mask", DropoutMask(node.layer.p, number), node.inputs, {"draw": DRAW})
     build.add_node(Node(node.name, Mul(), (*node.inputs, mask)))
+
+
+def _add_last_state(build: StepBuilder, node: Node, layer: Recurrent) -> None:
+    """As the last step of all states."""
+    states = build.add(f"{node.name}.states", replace(layer, output="sequence"), node.inputs, node.weights)
+    *leading, S, width = build.types[states].row_shape
+    H, none = width // layer.directions, [0] * len(leading)
+    last = list[str]()
+    for d in range(layer.directions):
+        starts = *none, 0 if is_reverse(layer, d) else S - 1, d * H
+        step = Slice(starts, (*leading, 1, H), (1,) * (len(leading) + 2))
+        last.append(build.add(f"{node.name}.last", step, (states,)))
+    whole = last[0] if len(last) == 1 else build.add(f"{node.name}.last", Concat(-1), last)
+    build.add_node(Node(node.name, Reshape((*leading, width)), (whole,)))
 
 
 @rule_of(BatchNorm1d, BatchNorm2d)

@@ -23,7 +23,7 @@ from onchip.plan.planner import make_plan
 from onchip.plan.step_info import steps_of
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.placement import kernels_for
-from onchip.runtime.spans import COPY, Call, Recorder, Resources, Span
+from onchip.runtime.spans import COPY, MEMSET, Call, Recorder, Resources, Span
 from takers import CPU
 
 
@@ -77,6 +77,41 @@ def test_launches_of_a_group_that_overlap_count_once():
     assert times == {("s",): pytest.approx(35 + 5 + 2), ("t",): pytest.approx(10)}
 
 
+def test_kernels_that_overlap_run_for_no_more_than_the_call():
+    """The time in which any of them runs counts once, also on several streams, and at most until the call ends."""
+    calls = [
+        Call(0, 100_000, 4, (span(0, 10, 50, "stream 1"), span(1, 20, 40, "stream 2"), span(0, 45, 90, "stream 2"))),
+        Call(0, 100_000, 4, (span(0, 60, 70, "stream 1"), span(1, 80, 120, "stream 1")), count=3),
+    ]
+    found = summarise("cuda:0", recorder_of(*calls))
+    assert found.kernel_us == pytest.approx((80 + 3 * 30) / 4)
+    added = (40 + 20 + 45 + 3 * (10 + 40)) / 4
+    assert (
+        "a recorded call takes 100.0 µs: 42.5 µs in kernels, 57.5 µs before, between and after them; "
+        f"kernels overlap: their times add up to {added:.1f} µs\n" in found.text + "\n"
+    )
+    assert "overlap" not in summarise("cuda:0", recorder_of(Call(0, 100_000, 4, calls[0].spans[:1]))).text
+
+
+def test_the_work_of_a_call_is_that_of_its_chunks():
+    """A call of three chunks beside one of a single chunk; launches are those of a mean call."""
+    stream, B = "stream 1", (16, 16, 4)
+    spans = [span(0, 10 * i, 10 * i + 5, stream, rows) for i, rows in enumerate(B)]
+    cleared = Span(stream, MEMSET, 0, 31_000, 32_000, 4)
+    found = summarise("cuda:0", recorder_of(
+        Call(0, 40_000, 36, (*spans, cleared), chunks=B), Call(0, 40_000, 36, (span(0, 1, 2, rows=36),), chunks=(36,)),
+    ))  # fmt: skip
+    kernel = next(kernel for kernel in found.kernels if kernel.layers == ("s",))
+    large, small, whole = (steps_of(two_groups(), rows)[0] for rows in (16, 4, 36))
+    for name, value in (
+        ("nbytes", kernel.nbytes), ("flop", kernel.flop), ("floor_us", kernel.of_floor * kernel.mean_us),
+        ("estimate_us", kernel.estimate_us),
+    ):  # fmt: skip
+        a, b, c = (getattr(step, name) for step in (large, small, whole))
+        assert value == pytest.approx((2 * a + b + c) / 2), name
+    assert kernel.launches == 2.0  # the memset is none
+
+
 def test_bytes_and_flop_are_those_of_the_mean_call():
     """A call of 4 rows, and one of 40 that stands for nine."""
     found = summarise(
@@ -101,7 +136,7 @@ def test_threads():
 
 def test_a_gpu_has_columns_of_its_own():
     recorder = recorder_of(Call(0, 1000, 4, (span(0, 0, 1, "stream 1"), span(1, 0, 1, "stream 1"))))
-    recorder.resources[0] = Resources(64, 1024, 0.5, 2)
+    recorder.resources[0] = Resources(64, 1024, 0.5)
     text = summarise("cuda:0", recorder).text
     assert "registers" in text
     assert "1,024 B" in text
@@ -118,7 +153,7 @@ def test_copies():
         Call(0, 100_000, 4, (copy("in", 0, 10, 4000), span(0, 10, 40, "stream 1"), copy("out", 40, 60, 1 << 20))),
         Call(200_000, 300_000, 4, (copy("in", 200, 205, 500), span(0, 210, 220, "stream 1")), count=3),
     ))  # fmt: skip
-    assert found.kernel_us == 20.0
+    assert found.kernel_us == 15.0
     into, _ = found.copies
     assert (into.name, into.copies, into.total_us, into.nbytes) == ("in", 4, 25.0, 5500)
     assert into.bytes_per_s == pytest.approx(5500 / 25e-6)

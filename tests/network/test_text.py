@@ -1,6 +1,8 @@
-"""Tables: columns if they fit the width, else one paragraph per row."""
+"""Tables: columns if they fit the width, else one paragraph per row. Rates and counts in words."""
 
-from onchip.network.text import columns, fitted_columns, html_table, plural
+import pytest
+
+from onchip.network.text import columns, fitted_columns, html_table, plural, rate_text
 
 HEAD = ["name", "what it is", "size"]
 ROWS = [["a", "a first thing of some length", "1"], ["b", "", "22"]]
@@ -26,3 +28,12 @@ def test_html_is_escaped():
 
 def test_counts_agree():
     assert [plural(count, "epoch") for count in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(0, "0 GB/s"), (138e6, "0.138 GB/s"), (69.24e9, "69.2 GB/s"), (999.4e9, "999 GB/s"), (999.6e9, "1 TB/s"),
+     (3.834e12, "3.83 TB/s"), (374e12, "374 TB/s")],
+)  # fmt: skip
+def test_rates(per_s, text):
+    assert rate_text(per_s, "B") == text

@@ -33,15 +33,13 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "Concat", "CumSum", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-        "GlobalNorm", "GlobalSum", "GroupNorm", "Identity", "Interleave", "LayerNorm", "LinearResize",
-        "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pad", "Permute", "Pow",
-        "RMSNorm", "Reshape", "SequenceMax", "Slice", "Softmax", "SquaredError", "Tile", "TopK",
+        "AvgPool1d", "AvgPool2d", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
+        "LinearResize", "LogSoftmax", "MatMul", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow",
+        "RMSNorm", "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "GroupNorm", "LayerNorm", "Linear", "MatMul", "PReLU", "Pow", "RMSNorm",
-        "TokenConv",
+        "Linear", "MatMul", "PReLU", "Pow", "TokenConv",
     },
 }  # fmt: skip
 

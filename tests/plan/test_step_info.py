@@ -8,6 +8,7 @@ from gpu_networks import two_groups
 from onchip.kernels.cuda import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
+from onchip.plan.step_info import steps_of_chunks
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.placement import plan
@@ -33,3 +34,12 @@ def test_steps_are_the_plans_groups_with_their_work(bound, B):
     assert np.isclose(sum(step.floor_us for step in steps), bound.plan.floor_at(B))
     for step in steps:
         assert 0 <= step.floor_us <= step.estimate_us
+
+
+def test_chunks_of_a_batch_add_up(bound):
+    large, small = bound.steps(100), bound.steps(7)
+    for step, a, b in zip(steps_of_chunks(bound.plan, (100, 7, 100)), large, small, strict=True):
+        assert (step.label, step.layers) == (a.label, a.layers)
+        assert (step.nbytes, step.flop) == (2 * a.nbytes + b.nbytes, 2 * a.flop + b.flop)
+        assert np.isclose(step.floor_us, 2 * a.floor_us + b.floor_us)
+        assert np.isclose(step.estimate_us, 2 * a.estimate_us + b.estimate_us)

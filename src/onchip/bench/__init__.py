@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NAMES = (
     "decode", "digits", "sentiment", "faces", "imported", "backprop", "mlp", "scan", "pointwise", "product",
 )  # fmt: skip
-_HOME = {name: f"onchip.bench.cases.{name}" for name in _NAMES}
+_HOME = {name: f"onchip.bench.cases.{name}" for name in _NAMES} | {"training": "onchip.bench.cases.training_steps"}
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

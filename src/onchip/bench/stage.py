@@ -44,6 +44,10 @@ def repeat(call: Work, calls: int) -> Any:
 
 
 class Stage(Protocol):
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that work goes to."""
+
     def put(self, x: Array, dtype: str) -> Any:
         """Upload x, rounded to dtype."""
 
@@ -101,6 +105,10 @@ class TorchStage:
         if self._is_half_full():
             gc.collect()  # reference cycles of the previous job; slow, so once per job
             self.trim()
+
+    @property
+    def stream(self) -> int:
+        return int(self.torch.cuda.current_stream().cuda_stream)
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.torch.from_numpy(x).to(self.device).to(getattr(self.torch, dtype))

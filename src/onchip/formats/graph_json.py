@@ -153,12 +153,18 @@ def _layer(entry: object, layers: Mapping[str, type[Layer]], where: str) -> Laye
     if missing := [name for name in needed if name not in attributes]:
         raise FormatError(f"{where} ({kind}) has no '{missing[0]}'", got=show(", ".join(attributes)) or "nothing")
     hints = typing.get_type_hints(cls)
-    nested = {key for key, hint in hints.items() if hint is Layer}
+    nested = {key: hint for key, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Layer)}
     return cls(**{
-        key: _layer(value, layers, f"{where}: {key}") if key in nested
+        key: _nested(nested[key], _layer(value, layers, f"{where}: {key}"), f"{where} ({kind}): {key}") if key in nested
         else _as_declared(value, hints[key], f"{where} ({kind}): {key}")
         for key, value in attributes.items()
     })  # fmt: skip
+
+
+def _nested(kind: type[Layer], layer: Layer, where: str) -> Layer:
+    if not isinstance(layer, kind):
+        raise FormatError(f"{where} has an invalid value", got=layer.kind, expected=kind.__name__)
+    return layer
 
 
 def _as_declared(value: object, hint: Any, where: str) -> object:

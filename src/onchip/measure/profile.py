@@ -15,25 +15,25 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.measure.profile_training import TrainingProfile, summarise_trainings
-from onchip.network.text import fitted_columns, plural, size_text
+from onchip.network.text import fitted_columns, plural, rate_text, size_text
 from onchip.plan.plan import format_us
-from onchip.plan.step_info import StepInfo, steps_of
+from onchip.plan.step_info import StepInfo, steps_of_chunks
 from onchip.runtime import engine as engines
 from onchip.runtime.engine import Engine
-from onchip.runtime.spans import COPY, Call, Recorder, Resources
+from onchip.runtime.spans import COPY, MEMSET, Call, Recorder, Resources
 from onchip.train import recording
 from onchip.train.recording import TrainingRecorder
 
 HEAD = ["kernel", "layers", "calls", "total", "mean", "p95", "share", "bytes", "flop", "rate", "of floor", "estimate"]
 GPU_HEAD = ["launches", "registers", "shared", "occupancy"]
-
+OVERLAP = 1.02  # kernels overlap if their times add up to so much more than the time in which any of them runs
 
 _recording = threading.Lock()
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A group of the plan over all recorded calls. Bytes, flop, floor and estimate are those of a mean call."""
+    """A group of the plan over all calls. Bytes, flop, floor and estimate are those of a mean call, in its chunks."""
 
     kernel: str
     layers: tuple[str, ...]
@@ -48,19 +48,20 @@ class KernelTime:
     flop_per_s: float
     of_floor: float  # the floor divided by the mean time, at most 1: the rates behind it may be too low
     estimate_us: float
+    launches: float  # per call, on a GPU
     resources: Resources
 
     def cells(self) -> list[str]:
         return [
             self.kernel, layers_text(self.layers), f"{self.calls:,}", format_us(self.total_us),
             format_us(self.mean_us), format_us(self.p95_us), f"{self.share:.1%}", size_text(round(self.nbytes)),
-            f"{self.flop:.3g}", f"{self.bytes_per_s / 1e9:.3g} GB/s, {self.flop_per_s / 1e9:.3g} Gflop/s",
+            f"{self.flop:.3g}", f"{rate_text(self.bytes_per_s, 'B')}, {rate_text(self.flop_per_s, 'flop')}",
             f"{self.of_floor:.0%}", format_us(self.estimate_us),
         ]  # fmt: skip
 
     def gpu_cells(self) -> list[str]:
         used = self.resources
-        return [str(used.launches), str(used.registers), f"{used.shared_bytes:,} B", f"{used.occupancy:.0%}"]
+        return [f"{self.launches:.3g}", str(used.registers), f"{used.shared_bytes:,} B", f"{used.occupancy:.0%}"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class CopyTime:
 
     @property
     def text(self) -> str:
-        rate = f"{self.bytes_per_s / 1e9:.3g} GB/s each"
+        rate = f"{rate_text(self.bytes_per_s, 'B')} each"
         return f"{self.name}: {format_us(self.total_us)} in total, {size_text(self.nbytes)}, {rate}"
 
 
@@ -90,7 +91,7 @@ class EngineProfile:
     calls: int
     recorded: int  # calls: of short ones only some are recorded
     call_us: float  # mean time of a recorded call, on the host
-    kernel_us: float  # mean time of a call in kernels
+    kernel_us: float  # of it, the time in which a kernel runs: where several overlap, it counts once
     threads: tuple[float, ...]  # CPU time of the calling thread and of each helper, as a share of the calls' time
     imbalance: float  # the busiest thread's CPU time divided by their mean; 0 if it is not counted
     kernels: tuple[KernelTime, ...]  # those with the most time first
@@ -115,8 +116,8 @@ class EngineProfile:
             f"{where}{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
             + (f"; {self.recorded:,} calls recorded" if self.recorded < self.calls else ""),
             fitted_columns(head, rows, width, right=range(2, len(head))),
-            f"a call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
-            f"{format_us(max(0.0, self.call_us - self.kernel_us))} before, between and after them",
+            f"a recorded call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
+            f"{format_us(self.call_us - self.kernel_us)} before, between and after them{self._overlap}",
         ]
         if self.clock:
             lines.append(f"times of kernels by {self.clock}" + (f"; {lost}" if self.lost else ""))
@@ -125,6 +126,14 @@ class EngineProfile:
             used = ", ".join(f"{share:.0%}" for share in self.threads)
             lines.append(f"CPU time per thread, of the calls' time: {used}; busiest: {self.imbalance:.2f}x the mean")
         return "\n".join(lines)
+
+    @property
+    def _overlap(self) -> str:
+        """Why the kernels' times may add up to more than the call."""
+        added = sum(kernel.mean_us for kernel in self.kernels)
+        if added <= OVERLAP * self.kernel_us:
+            return ""
+        return f"; kernels overlap: their times add up to {format_us(added)}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -222,26 +231,31 @@ def profile() -> Iterator[Profile]:
 def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
     """The times of each group over all calls."""
     plan, calls = recorder.plan, recorder.calls
-    at = functools.cache(functools.partial(steps_of, plan))
+    counts = [call.count for call in calls]
+    at = functools.cache(functools.partial(steps_of_chunks, plan))
     of_groups = [_times(call, len(plan.groups)) for call in calls]
-    whole = sum(sum(times) * call.count for times, call in zip(of_groups, calls, strict=True)) or 1.0
+    whole = sum(sum(times) * count for times, count in zip(of_groups, counts, strict=True)) or 1.0
     kernels = [
         _kernel_time(
-            [times[i] for times in of_groups], [at(call.rows)[i] for call in calls], [call.count for call in calls],
-            whole, recorder.resources.get(i, Resources()),
+            [times[i] for times in of_groups], [at(call.chunks or (call.rows,))[i] for call in calls], counts, whole,
+            _mean([sum(span.group == i and span.name != MEMSET for span in call.spans) for call in calls], counts),
+            recorder.resources.get(i, Resources()),
         )
         for i, group in enumerate(plan.groups if calls else ())
         if not group.claim.is_view or any(times[i] for times in of_groups)
     ]  # fmt: skip
-    call_us = statistics.fmean((call.end_ns - call.begin_ns) / 1e3 for call in calls) if calls else 0.0
+    call_us = _mean([(call.end_ns - call.begin_ns) / 1e3 for call in calls], counts)
     threads = _threads(calls)
     return EngineProfile(
-        plan.network.name, chosen, recorder.where, sum(call.rows * call.count for call in calls),
-        sum(call.count for call in calls), len(calls), call_us,
-        statistics.fmean(map(sum, of_groups)) if calls else 0.0, threads,
+        plan.network.name, chosen, recorder.where, sum(call.rows * call.count for call in calls), sum(counts),
+        len(calls), call_us, _mean([_kernel_us(call) for call in calls], counts), threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
         tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls), recorder.clock, recorder.lost,
     )  # fmt: skip
+
+
+def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
+    return statistics.fmean(values, weights=counts) if values else 0.0
 
 
 def _times(call: Call, groups: int) -> list[float]:
@@ -258,6 +272,17 @@ def _times(call: Call, groups: int) -> list[float]:
     return times
 
 
+def _kernel_us(call: Call) -> float:
+    """Microseconds of the call in which a kernel runs, on any track."""
+    total, end = 0, call.begin_ns
+    for span in call.spans:  # in the order in which they begin
+        if span.group != COPY:
+            until = min(span.end_ns, call.end_ns)
+            total += max(0, until - max(span.begin_ns, end))
+            end = max(end, until)
+    return total / 1e3
+
+
 def _copy_times(calls: Sequence[Call]) -> tuple[CopyTime, ...]:
     """In the order in which a call begins them."""
     names = dict.fromkeys(span.name for call in calls for span in call.spans if span.group == COPY)
@@ -272,18 +297,20 @@ def _copy_times(calls: Sequence[Call]) -> tuple[CopyTime, ...]:
 
 
 def _kernel_time(
-    times: Sequence[float], steps: Sequence[StepInfo], counts: Sequence[int], whole_us: float, resources: Resources
+    times: Sequence[float], steps: Sequence[StepInfo], counts: Sequence[int], whole_us: float, launches: float,
+    resources: Resources,
 ) -> KernelTime:  # fmt: skip
     total, first = sum(us * count for us, count in zip(times, counts, strict=True)), steps[0]
     mean = total / sum(counts)
     nbytes, flop, floor, estimate = (
-        statistics.fmean(values, weights=counts)
+        _mean(values, counts)
         for values in zip(*((s.nbytes, s.flop, s.floor_us, s.estimate_us) for s in steps), strict=True)
     )
     seconds = mean / 1e6 or float("inf")
     return KernelTime(
         first.label, first.layers, sum(counts), total, mean, float(np.percentile(times, 95)), total / whole_us, nbytes,
-        flop, nbytes / seconds, flop / seconds, min(1.0, floor / mean) if mean else 0.0, estimate, resources,
+        flop, nbytes / seconds, flop / seconds, min(1.0, floor / mean) if mean else 0.0, estimate, launches,
+        resources,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class NetworkProfile:
             self.engine.fitted(width),
             f"plain calls: median {format_us(self.call_us)}, p95 {format_us(self.p95_us)}, "
             f"{self.rows_per_s:,.0f} rows/s; recording them takes {self.overhead:+.1%}",
-            f"kernels run for {self.utilisation:.0%} of a call; first call {format_us(self.first_call_us)}, "
+            f"kernels run for {self.utilisation:.0%} of a recorded call; first call {format_us(self.first_call_us)}, "
             f"planned in {self.plan_ms:.1f} ms, built in {self.build_ms:.0f} ms",
             f"{size_text(self.weight_bytes)} of weights"
             + (f"; the process took at most {peak}" if peak else ""),

@@ -61,6 +61,12 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes / (1 << step):.{1 if step else 0}f} {unit}"
 
 
+def rate_text(per_s: float, unit: str) -> str:
+    """69.2 GB/s, 146 Tflop/s."""
+    prefix, scale = ("T", 1e12) if per_s >= 999.5e9 else ("G", 1e9)
+    return f"{per_s / scale:.3g} {prefix}{unit}/s"
+
+
 def plural(count: int, what: str) -> str:
     """1 epoch, 2 epochs."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

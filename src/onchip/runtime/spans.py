@@ -9,6 +9,7 @@ from onchip.plan.plan import Plan
 
 MAX_CALLS = 100_000  # kept per engine
 COPY = -1  # in place of a group
+MEMSET = "memset"  # the name of a span that clears scratch memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Call:
     end_ns: int
     rows: int
     spans: tuple[Span, ...]
+    chunks: tuple[int, ...] = ()  # rows of each, where the groups ran chunk by chunk; (): all rows at once
     workers: int = 1  # threads that ran different rows of the call, each through all groups
     cpu_ns: tuple[int, ...] = ()  # CPU time of the caller's thread and of each helper, where the system counts it
     count: int = 1  # calls that it stands for: itself, and the next ones, of which short ones are not recorded
@@ -51,7 +53,6 @@ class Resources:
     registers: int = 0  # per thread
     shared_bytes: int = 0  # per block
     occupancy: float = 0.0  # share of an SM's warps
-    launches: int = 1
 
 
 class Recorder:

@@ -333,6 +333,7 @@ class Mish(Activation):
 @dataclass(frozen=True, eq=False, repr=False)
 class _OverAxis(Layer, abstract=True):
     axis: int = -1
+    needs_x: ClassVar[bool] = False
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs

@@ -38,7 +38,9 @@ class Layer(abc.ABC):
     has_tables: ClassVar[bool] = False  # its weight is a set of tables that may be stored in half precision
     constants: ClassVar[tuple[str, ...]] = ()  # roles of weights without a gradient
     crosses_rows: ClassVar[bool] = False  # a row of y depends on other rows of the batch, or on its place in it
-    needs_y: ClassVar[bool] = True  # whether `backward` reads y; if not, a training step does not keep it
+    # Whether `backward` reads x and y; a training step does not keep what it does not read. Without x, y has its type.
+    needs_x: ClassVar[bool] = True
+    needs_y: ClassVar[bool] = True
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

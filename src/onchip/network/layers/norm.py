@@ -23,6 +23,7 @@ class _BatchNorm(Layer, abstract=True):
     required: ClassVar[tuple[str, ...]] = ("mean", "var")
     constants: ClassVar[tuple[str, ...]] = ("mean", "var")
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    needs_y: ClassVar[bool] = False
     eps: float = 1e-5
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
@@ -107,6 +108,7 @@ class RowNorm(Layer, abstract=True):
 
     is_centred: ClassVar[bool] = True  # else no mean is subtracted, and the variance is the mean of squares
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    needs_y: ClassVar[bool] = False
 
     def parts(self, x: TensorType) -> NormSegments:
         """ShapeError if rows like x do not divide into such segments."""

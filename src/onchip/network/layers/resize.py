@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class LinearResize(Layer):
     sizes: tuple[int, ...]
     scales: tuple[float, ...]
     coordinates: Coordinates = "half_pixel"
+    needs_y: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ PadMode = Literal["constant", "reflect", "edge", "wrap"]
 
 
 class Selection(Layer, abstract=True):
+    needs_y: ClassVar[bool] = False
+
     @property
     def fill(self) -> float:
         """The value where y has no element of x."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from onchip.network.layers.combine import Ordered
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
-_BACKWARD = 2  # flop of a gradient, by those of the layer: as many products for the inputs as for the weights
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _GradientOf(StepLayer, abstract=True):
-    """A gradient of `of`, a layer. Inputs: those of the layer, its output y if it needs that, and the gradient dy; its
-    weights."""
+    """A gradient of `of`, a layer. Inputs: those of the layer and its output y, if `backward` needs them, and the
+    gradient dy; its weights."""
 
     of: Layer
     arity: ClassVar[int | None] = None
@@ -47,38 +47,44 @@ class _GradientOf(StepLayer, abstract=True):
     def optional(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.of.optional
 
-    def _check(self, inputs: Types, weights: WeightTypes) -> None:
+    def _check(self, inputs: Types, weights: WeightTypes) -> Types:
+        """The types of the layer's inputs; ShapeError if y or dy does not fit them."""
         if not self.of.is_differentiable:
             raise ShapeError(f"a {self.of.kind} has no gradient", got=str(self.of), expected="a layer with a gradient")
-        xs, (dy,) = inputs[: -1 - self.of.needs_y], inputs[-1:]
-        if not xs:
+        if len(inputs) < 1 + self.of.needs_x + self.of.needs_y:
             raise ShapeError("too few inputs", got=str(len(inputs)), expected="those of the layer, its output and dy")
-        y = self.of.infer(xs, weights)
-        for value in (dy, inputs[-2]) if self.of.needs_y else (dy,):
-            if value.row_shape != y.row_shape:
-                raise ShapeError("y or dy does not fit the layer", got=str(value), expected=str(y))
+        xs, y, dy = self._parts(inputs)
+        expected = self.of.infer(xs, weights)
+        for value in (y, dy):
+            if value.row_shape != expected.row_shape:
+                raise ShapeError("y or dy does not fit the layer", got=str(value), expected=str(expected))
+        return xs
+
+    def _parts(self, inputs: tuple[V, ...]) -> tuple[tuple[V, ...], V, V]:
+        """The layer's inputs, y and dy. In place of what `backward` does not read there is another of its type."""
+        *xs, dy = inputs
+        y = xs.pop() if self.of.needs_y else dy
+        return tuple(xs) if self.of.needs_x else (y,), y, dy
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
-        return self.of.row_flop(inputs[: -1 - self.of.needs_y], weights)
+        return self.of.row_flop(self._parts(inputs)[0], weights)
 
-    def _gradients(self, xs: Arrays, w: Weights) -> Gradients:
-        *read, dy = xs
-        y = read.pop() if self.of.needs_y else dy
-        return self.of.backward(tuple(read), w, y, dy)
+    def _gradients(self, inputs: Arrays, w: Weights) -> Gradients:
+        xs, y, dy = self._parts(inputs)
+        return self.of.backward(xs, w, y, dy)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InputGrad(_GradientOf):
-    """The gradient of one of the layer's inputs: x1, x2, ..., [y,] dy -> dx."""
+    """The gradient of one of the layer's inputs: [x1, x2, ...,] [y,] dy -> dx."""
 
     index: int = 0
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
-        self._check(inputs, weights)
-        count = len(inputs) - 1 - self.of.needs_y
-        if not 0 <= self.index < count:
-            raise ShapeError("no such input", got=str(self.index), expected=f"0 to {count - 1}")
-        return inputs[self.index]
+        xs = self._check(inputs, weights)
+        if not 0 <= self.index < len(xs):
+            raise ShapeError("no such input", got=str(self.index), expected=f"0 to {len(xs) - 1}")
+        return xs[self.index]
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         dx = self._gradients(xs, w)[0][self.index]
@@ -88,7 +94,7 @@ class InputGrad(_GradientOf):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightGrad(_GradientOf):
-    """The gradient of one of the layer's weights, summed over the batch: x1, x2, ..., [y,] dy -> (1, ...)."""
+    """The gradient of one of the layer's weights, summed over the batch: [x1, x2, ...,] [y,] dy -> (1, ...)."""
 
     role: str = "weight"
     crosses_rows: ClassVar[bool] = True

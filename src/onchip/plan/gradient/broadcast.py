@@ -15,7 +15,6 @@ from onchip.network.layers import (
     Comparison,
     Div,
     Equal,
-    GlobalSum,
     Greater,
     GreaterOrEqual,
     Layer,
@@ -31,7 +30,7 @@ from onchip.network.layers import (
 )
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, batch_sum, by_backward, rule_of
+from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, batch_sum, by_backward, rule_of, unbroadcast
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def per_operand(rule: OperandRule) -> Rule:
         d_weights: dict[str, str] = {}
         for operand, gradient in zip(operands, rule(build, node, dy, operands), strict=True):
             if gradient is not None and operand.is_wanted:
-                gradient = (_sum_of_weight if operand.role else _sum_of_value)(build, operand.name, gradient)
+                gradient = (_sum_of_weight if operand.role else unbroadcast)(build, operand.name, gradient)
             if not operand.role:
                 d_inputs.append(gradient if operand.is_wanted else None)
             elif gradient is not None and operand.is_wanted:
@@ -68,12 +67,6 @@ def _operands(node: Node, wanted: Wanted) -> Operands:
     values = (Operand(name, "", is_wanted) for name, is_wanted in zip(node.inputs, wanted.inputs, strict=True))
     weights = [Operand(name, role, role in wanted.roles) for role, name in node.weights.items()]
     return (*weights, *values) if "first" in node.weights else (*values, *weights)
-
-
-def _sum_of_value(build: StepBuilder, value: str, gradient: str) -> str:
-    pairs = zip(build.types[value].row_shape, build.types[gradient].row_shape, strict=True)
-    axes = tuple(axis for axis, (size, full) in enumerate(pairs, start=1) if size != full)
-    return build.add(f"{value}.grad", GlobalSum(axes, keep=True), (gradient,)) if axes else gradient
 
 
 def _sum_of_weight(build: StepBuilder, weight: str, gradient: str) -> str:

@@ -22,16 +22,16 @@ from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, rule_of
 @rule_of(Convolution, TransposedConvolution)
 def convolution(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     (x,), d_weights = node.inputs, dict[str, str]()
-    dx = None
-    if wanted.inputs[0]:
-        weight = {"weight": node.weights["weight"]}
-        dx = build.add(f"{x}.grad", _adjoint(build, node), (dy,), weight)
-        dx = _cropped(build, dx, build.types[x])
     if "weight" in wanted.roles:
         d_weights["weight"] = weight_grad(build, node, dy, "weight")
     if "bias" in wanted.roles:
         over = range(2, len(build.types[dy].shape))
         d_weights["bias"] = batch_sum(build, f"{node.weights['bias']}.grad", dy, over)
+    dx = None
+    if wanted.inputs[0]:
+        weight = {"weight": node.weights["weight"]}
+        dx = build.add(f"{x}.grad", _adjoint(build, node), (dy,), weight)
+        dx = _cropped(build, dx, build.types[x])
     return (dx,), d_weights
 
 

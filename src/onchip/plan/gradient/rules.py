@@ -1,7 +1,8 @@
 """Gradient rules: the nodes that compute the gradients of a layer's inputs and weights.
 
 A rule emits layers that exist where they serve: the gradient of a Linear's input is a Linear. Without a rule, the
-gradients are an InputGrad per input and a WeightGrad per weight, by the layer's own `backward`.
+gradients are an InputGrad per input and a WeightGrad per weight, by the layer's own `backward`. Those of weights come
+first: the node after dx is then the one that reads it, and the two may fuse.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def gradients_of(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gra
 
 def by_backward(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     """One node per gradient, by the layer's own `backward`."""
-    d_inputs = tuple(input_grad(build, node, dy, i) if is_wanted else None for i, is_wanted in enumerate(wanted.inputs))
-    return d_inputs, {role: weight_grad(build, node, dy, role) for role in wanted.roles}
+    d_weights = {role: weight_grad(build, node, dy, role) for role in wanted.roles}
+    d_inputs = (input_grad(build, node, dy, i) if is_wanted else None for i, is_wanted in enumerate(wanted.inputs))
+    return tuple(d_inputs), d_weights
 
 
 def input_grad(build: StepBuilder, node: Node, dy: str, index: int) -> str:
@@ -66,7 +68,15 @@ def weight_grad(build: StepBuilder, node: Node, dy: str, role: str) -> str:
 
 
 def _read_backward(node: Node, dy: str) -> tuple[str, ...]:
-    return (*node.inputs, node.name, dy) if node.layer.needs_y else (*node.inputs, dy)
+    xs = node.inputs if node.layer.needs_x else ()
+    return (*xs, node.name, dy) if node.layer.needs_y else (*xs, dy)
+
+
+def unbroadcast(build: StepBuilder, value: str, gradient: str) -> str:
+    """The gradient of a value that was broadcast, summed over the axes along which it was."""
+    pairs = zip(build.types[value].row_shape, build.types[gradient].row_shape, strict=True)
+    axes = tuple(axis for axis, (size, full) in enumerate(pairs, start=1) if size != full)
+    return build.add(f"{value}.grad", GlobalSum(axes, keep=True), (gradient,)) if axes else gradient
 
 
 def batch_sum(build: StepBuilder, name: str, value: str, axes: Sequence[int] = ()) -> str:

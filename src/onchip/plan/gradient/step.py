@@ -42,10 +42,20 @@ from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
 from onchip.network.types import BATCH, TensorType
-from onchip.plan.gradient import broadcast, conv, elementwise, embedding, linear, recurrent  # noqa: F401 - their rules
+from onchip.plan.gradient import (  # noqa: F401 - their rules
+    broadcast,
+    conv,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    recurrent,
+    reductions,
+    shapes,
+)
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
-from onchip.plan.gradient.training_form import add_forward
+from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_averages
 from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
@@ -66,7 +76,7 @@ def training_step(
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
-    state = add_forward(build, net, trainable)
+    followed = add_forward(build, net, trainable)
     loss, forward = _loss_layer(step), tuple(build.nodes)
     classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
     shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
@@ -80,7 +90,8 @@ def training_step(
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
     gradients = _backward(build, forward, output, d_output, trained)
-    state |= add_updates(build, step, gradients, decays)
+    state = {DRAW: ""} if DRAW in build.weights else {}
+    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
     return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
@@ -216,13 +227,13 @@ def _moment(build: StepBuilder, name: str, weight: str) -> str:
 
 
 def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:
-    dtypes = {gradient: build.types[gradient].dtype for gradient in gradients.values()}
-    wide = "float64" if "float64" in dtypes.values() else "float32"  # of the norms
-    rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in gradients.items()}
-    norms = [build.add(f"{name}.norm", GlobalNorm((1,)), (_as_dtype(build, row, wide),)) for name, row in rows.items()]
-    scale = build.add("clip_scale", ClipScale(clip_norm), norms)
-    scales = {dtype: build.as_weight(_as_dtype(build, scale, dtype)) for dtype in dict.fromkeys(dtypes.values())}
+    has_double = any(build.types[gradient].dtype == "float64" for gradient in gradients.values())
+    dtype = "float64" if has_double else "float32"
+    wide = {name: _as_dtype(build, gradient, dtype) for name, gradient in gradients.items()}
+    rows = {name: build.add(f"{gradient}.row", Reshape(), (gradient,)) for name, gradient in wide.items()}
+    sizes = [build.add(f"{name}.norm", GlobalNorm((1,)), (row,)) for name, row in rows.items()]
+    scale = build.as_weight(build.add("clip_scale", ClipScale(clip_norm), sizes))
     return {
-        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scales[dtypes[gradient]]})
-        for name, gradient in gradients.items()
+        name: build.add(f"{gradient}.clipped", Mul(), (gradient,), {"constant": scale})
+        for name, gradient in wide.items()
     }

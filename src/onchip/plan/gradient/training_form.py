@@ -3,7 +3,7 @@ all states of recurrent layers, for their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,6 @@ from onchip.network.layers import (
     BatchMean,
     BatchNorm1d,
     BatchNorm2d,
-    BatchNormGrad,
     BatchVariance,
     Concat,
     Dropout,
@@ -25,36 +24,42 @@ from onchip.network.layers import (
     RunningAverage,
     Slice,
 )
-from onchip.network.recipe import value_of
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.recurrent import is_reverse
-from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_of, weight_grad
 
 DRAW = "step.draw"  # the weight with the seed and the number of the step, for dropouts
 
 
 def add_forward(build: StepBuilder, net: Network, trainable: Callable[[str], bool]) -> dict[str, str]:
-    """Append the nodes of a network in training; returns the state that they change, each with its new value.
+    """Append the nodes of a network in training; returns the running statistics, each with the value that it follows.
 
     trainable  whether a weight, by name, is trained. A batch norm whose mean is not stays as at inference.
     """
-    state: dict[str, str] = {}
+    followed: dict[str, str] = {}
     for node in net.nodes:
         if isinstance(node.layer, BatchNorm1d | BatchNorm2d) and trainable(node.weights["mean"]):
-            _add_batch_norm(build, node, state)
+            statistics = _add_batch_norm(build, node)
+            followed |= {node.weights[role]: value for role, value in statistics.items()}
         elif isinstance(node.layer, Dropout) and node.layer.p > 0:
-            state.setdefault(DRAW, "")
             _add_dropout(build, node)
         elif isinstance(node.layer, Recurrent) and node.layer.output == "last":
             _add_last_state(build, node, node.layer)
         else:
             build.add_node(node)
-    return state
+    return followed
 
 
-def _add_batch_norm(build: StepBuilder, node: Node, state: dict[str, str]) -> None:
-    """By the mean and variance of the batch; the running ones become state."""
+def add_running_averages(build: StepBuilder, followed: Mapping[str, str]) -> dict[str, str]:
+    """Append the updates of running statistics; returns the state, each with its new value."""
+    return {
+        name: build.add(f"{name}.new", RunningAverage(), (value,), {"average": name})
+        for name, value in followed.items()
+    }
+
+
+def _add_batch_norm(build: StepBuilder, node: Node) -> dict[str, str]:
+    """By the mean and variance of the batch; returns the values that the running ones follow, by role."""
     (x,), C = node.inputs, int(build.types[node.inputs[0]].shape[1])
     mean = build.add(f"{node.name}.mean", BatchMean(), (x,))
     at_mean = {"mean": build.as_weight(mean)}
@@ -66,9 +71,7 @@ def _add_batch_norm(build: StepBuilder, node: Node, state: dict[str, str]) -> No
         if role not in weights:
             weights[role] = build.add_weight(f"{node.name}.{role}", constant)
     build.add_node(Node(node.name, node.layer, node.inputs, weights | at_mean | {"var": build.as_weight(var)}))
-    for role, value in (("mean", mean), ("var", unbiased)):
-        name = node.weights[role]
-        state[name] = build.add(f"{name}.new", RunningAverage(), (value,), {"average": name})
+    return {"mean": mean, "var": unbiased}
 
 
 def _add_dropout(build: StepBuilder, node: Node) -> None:
@@ -94,15 +97,3 @@ def _add_last_state(build: StepBuilder, node: Node, layer: Recurrent) -> None:
         last.append(build.add(f"{node.name}.last", step, (states,)))
     whole = last[0] if len(last) == 1 else build.add(f"{node.name}.last", Concat(-1), last)
     build.add_node(Node(node.name, Reshape((*leading, width)), (whole,)))
-
-
-@rule_of(BatchNorm1d, BatchNorm2d)
-def batch_norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    if not value_of(build.weights[node.weights["mean"]]):
-        return by_backward(build, node, dy, wanted)
-    (x,), eps = node.inputs, node.layer.attributes()["eps"]
-    sums = {role: weight_grad(build, node, dy, role) for role in ("weight", "bias")}
-    weights = {role: node.weights[role] for role in ("weight", "mean", "var")}
-    weights |= {f"d_{role}": build.as_weight(value) for role, value in sums.items()}
-    dx = build.add(f"{x}.grad", BatchNormGrad(eps), (x, dy), weights) if wanted.inputs[0] else None
-    return (dx,), {role: sums[role] for role in wanted.roles}

@@ -112,7 +112,7 @@ class RecordedCpu:
                 if runs[at][1].begin_ns >= begin:  # those of a call that failed are skipped
                     spans.append(self._span(*runs[at]))
                 at += 1
-            self._recorder.append(Call(begin, end, rows, tuple(spans), workers, cpu_ns))
+            self._recorder.append(Call(begin, end, rows, tuple(spans), workers=workers, cpu_ns=cpu_ns))
         self._recorder.repeat_last(self._skipped)
         self._skipped = 0
         self._runs, self._pending, self._pending_runs = [], [], 0

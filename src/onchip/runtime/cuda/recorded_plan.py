@@ -94,4 +94,4 @@ class RecordedPlan(CudaBound, abc.ABC, Generic[C]):
                 registers = max(function.registers for _, function in launches)
                 shared_bytes = max(f.static_shared_bytes + launch.config.shared_bytes for launch, f in launches)
                 least = min(occupancy(*each, self.gpu.device.arch) for each in launches)
-                yield group.index, Resources(registers, shared_bytes, least, len(launches))
+                yield group.index, Resources(registers, shared_bytes, least)

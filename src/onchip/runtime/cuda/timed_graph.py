@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
-from onchip.runtime.spans import Span
+from onchip.runtime.spans import MEMSET, Span
 
 _TRIES = 5  # round trips to the GPU: the shortest is the most accurate
 _EVENT_NODES = 30  # of the graph that measures the time of one
@@ -34,7 +34,7 @@ class EventGraphBuilder(GraphBuilder):
         return self._between(launch.name, super().add(launch, self._last))
 
     def clear(self, pointer: int, nbytes: int, after: Sequence[int]) -> int:
-        return self._between("memset", super().clear(pointer, nbytes, self._last))
+        return self._between(MEMSET, super().clear(pointer, nbytes, self._last))
 
     def mark(self) -> None:
         """Add an event after all earlier nodes."""
@@ -103,6 +103,7 @@ class Launched:
     """What a call launched, as far as it has been read."""
 
     base: Moment
+    chunks: list[int] = field(default_factory=list)  # rows of each
     spans: list[Span] = field(default_factory=list)
 
 

@@ -39,7 +39,7 @@ class TimedPlan(RecordedPlan[Launched]):
                 if graph.launched is launched:
                     graph.read()
             spans = sorted(launched.spans, key=lambda span: span.begin_ns)
-            self._recorder.append(Call(begin, end, B, tuple(spans)))
+            self._recorder.append(Call(begin, end, B, tuple(spans), tuple(launched.chunks)))
 
     def _copies(self) -> TimedCopies:
         launched = self._here.call
@@ -50,6 +50,7 @@ class TimedPlan(RecordedPlan[Launched]):
         self, call: Launched, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int
     ) -> None:
         key = (B, status, *stream_key(stream))
+        call.chunks.append(B)
         with self.gpu.relaxed(), self._lock:  # a graph is updated, launched and read by one thread at a time
             if key not in self._timed:
                 self._timed[key] = self._time(bound, pointers, B, stream, status)

@@ -14,7 +14,7 @@ from onchip.runtime.cuda.backend import CudaBound
 from onchip.runtime.cuda.bound_plan import MAX_CALLS, BoundRows
 from onchip.runtime.cuda.recorded_plan import RecordedPlan
 from onchip.runtime.cuda.timed_copies import HostCopies
-from onchip.runtime.spans import Call, Recorder, Span
+from onchip.runtime.spans import MEMSET, Call, Recorder, Span
 
 MAX_BYTES = 64 << 20  # of records that are kept: Python takes about a second to read them
 
@@ -38,7 +38,9 @@ class TracedCall:
             if found is None:
                 return None
             spans += found
-        return Call(self.begin_ns, self.end_ns, self.rows, tuple(sorted(spans, key=lambda span: span.begin_ns)))
+        spans.sort(key=lambda span: span.begin_ns)
+        chunks = tuple(work.rows for work in self.work if isinstance(work, Launch))
+        return Call(self.begin_ns, self.end_ns, self.rows, tuple(spans), chunks)
 
 
 class TracedCopies(HostCopies):
@@ -140,7 +142,7 @@ class TracedPlan(RecordedPlan[TracedCall]):
             nodes: list[Node] = []
             for group, steps in bound.steps:
                 if steps.node_count > len(steps.functions):
-                    nodes.append(Node("", "memset", group.index))
+                    nodes.append(Node("", MEMSET, group.index))
                 nodes += [Node(function.entry, function.name, group.index) for function in steps.functions]
             self._nodes[B] = tuple(nodes)
         return self._nodes[B]

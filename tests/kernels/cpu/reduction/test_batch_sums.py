@@ -67,8 +67,8 @@ def test_gradients_of_batch_norms(row, role, B):
     rng, x = np.random.default_rng(7), TensorType(("B", *row))
     layer = BatchNorm2d() if len(row) == 3 else BatchNorm1d(1e-3)
     weights = {name: rng.random(row[0], np.float32) + np.float32(0.5) for name in ("mean", "var", "weight", "bias")}
-    net = one_gradient(WeightGrad(layer, role), {"x": x, "y": x, "dy": x}, weights)
-    check_step(net, "batch_sums", tuple(rows(B, *row) * k for k in (1, 2, 3)))
+    net = one_gradient(WeightGrad(layer, role), {"x": x, "dy": x}, weights)
+    check_step(net, "batch_sums", (rows(B, *row), rows(B, *row) * 3))
 
 
 def test_nan_stays_in_its_column():

@@ -81,11 +81,14 @@ from onchip.network.layers import (
 )
 
 
-def torch_module(net: Network) -> Any:
-    """The network as a torch.fx.GraphModule; its parameters are the nodes' weights, in order."""
+def torch_module(net: Network, trains: bool = False) -> Any:
+    """The network as a torch.fx.GraphModule; its parameters are the nodes' weights, in order.
+
+    trains  batch norms by the batch's statistics, dropouts drop
+    """
     import torch
 
-    builder = Builder(torch, net)
+    builder = Builder(torch, net, trains)
     for node in net.nodes:
         form = FORMS.get(type(node.layer)) or _spelled(node.layer)
         if form is None:
@@ -108,7 +111,7 @@ def _linear(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
 def _batch_norm(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, BatchNorm1d | BatchNorm2d)
     weights = w["mean"], w["var"], w.get("weight"), w.get("bias")
-    return fx.call("batch_norm", x, *weights, training=False, eps=node.layer.eps)
+    return fx.call("batch_norm", x, *weights, training=fx.trains, eps=node.layer.eps)
 
 
 def _row_norm(fx: Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -255,7 +258,7 @@ FORMS: dict[type[Layer], Form] = {
     Concat: lambda fx, node, w, *xs: fx.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: windows.interleave,
     Identity: lambda fx, node, w, x: x,
-    Dropout: lambda fx, node, w, x: x,
+    Dropout: lambda fx, node, w, x: fx.call("dropout", x, node.layer.attributes()["p"]) if fx.trains else x,
     Permute: _call("permute", dims="axes"),
     Reshape: lambda fx, node, w, x: fx.call("reshape", x, (-1, *fx.net.types[node.name].row_shape)),
     ToPixels: _to_pixels,

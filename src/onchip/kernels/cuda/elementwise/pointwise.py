@@ -40,6 +40,7 @@ from onchip.kernels.cuda.elementwise.steps import (
     Step,
     TooLargeError,
     fits,
+    is_changing_norm,
     is_elementwise,
 )
 from onchip.kernels.layer_kernel import recipe_bytes
@@ -179,8 +180,8 @@ class PointwiseKernel(CudaKernel):
     dtypes = DTYPES
 
     def applies(self, net: Network, start: int) -> bool:
-        layer = net.nodes[start].layer
-        return is_elementwise(layer) and not isinstance(layer, MOVES)
+        node = net.nodes[start]
+        return is_elementwise(node.layer) and not isinstance(node.layer, MOVES) and not is_changing_norm(net, node)
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest chain, and the chain without its last Casts and Reshapes where a layer of another kind follows:

@@ -23,8 +23,8 @@ _OVERWRITABLE = (Linear, Convolution, TransposedConvolution, BatchNorm1d, BatchN
 class Builder:
     """The graph so far: all values, and methods that append calls of torch functions."""
 
-    def __init__(self, torch: Any, net: Network) -> None:
-        self.torch, self.net = torch, net
+    def __init__(self, torch: Any, net: Network, trains: bool = False) -> None:
+        self.torch, self.net, self.trains = torch, net, trains
         self.root, self.graph = torch.nn.Module(), torch.fx.Graph()
         self.values: dict[str, Value] = {name: self.graph.placeholder(f"x{i}") for i, name in enumerate(net.inputs)}
         self._weights: dict[str, Value] = {}
@@ -32,7 +32,7 @@ class Builder:
         self._materialised: Evaluated = {}
 
     def add(self, node: Node, form: Form) -> None:
-        w = {role: self._weight(name) for role, name in node.weights.items()}
+        w = {role: self._weight(name, role in node.layer.constants) for role, name in node.weights.items()}
         self.values[node.name] = form(self, node, w, *(self.values[name] for name in node.inputs))
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Value:
@@ -55,9 +55,17 @@ class Builder:
         self.root.register_buffer(attribute, self.torch.from_numpy(np.ascontiguousarray(array)))
         return self.graph.get_attr(attribute)
 
-    def _weight(self, name: str) -> Value:
+    def parameter(self, array: Array) -> Value:
+        """A weight that is no weight of the network as it is there."""
+        attribute, self._constants = f"p{self._constants}", self._constants + 1
+        tensor = self.torch.from_numpy(np.ascontiguousarray(array))
+        self.root.register_parameter(attribute, self.torch.nn.Parameter(tensor))
+        return self.graph.get_attr(attribute)
+
+    def _weight(self, name: str, is_constant: bool) -> Value:
         """A weight as a parameter of the module."""
-        if name not in self._weights and "float" not in self.net.weight_type(name).dtype:
+        is_constant = (is_constant and self.trains) or "float" not in self.net.weight_type(name).dtype
+        if name not in self._weights and is_constant:
             self._weights[name] = self.constant(self.array(name))  # torch trains only floats
         if name not in self._weights:
             attribute = f"w{len(self._weights)}"

@@ -30,7 +30,13 @@ def recurrent(fx: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
     else:
         B = fx.graph.call_method("size", (x, 0))
         first = [fx.graph.call_method("new_zeros", (x, (D, B, H)))] * layer.states
-    parameters = [fx.constant(weights[role][d]) for d in range(D) for role in _ROLES if role in weights]
+    is_trained = {role: role != "bias" or role in node.weights for role in _ROLES}
+    parameters = [
+        fx.parameter(weights[role][d]) if fx.trains and is_trained[role] else fx.constant(weights[role][d])
+        for d in range(D)
+        for role in _ROLES
+        if role in weights
+    ]
     function = f"rnn_{layer.activation}" if isinstance(layer, RNN) else layer.kind.lower()
     initial = first if isinstance(layer, LSTM) else first[0]
     has_bias, is_bidirectional = "bias" in weights, D == 2

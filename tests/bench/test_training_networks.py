@@ -1,0 +1,112 @@
+"""The networks whose training is measured: their steps and loss curves on the CPU, at small sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onchip.bench.cases.training_networks import NETWORKS
+from onchip.kernels import reference
+from onchip.network.graph import Network
+from onchip.network.types import TensorType
+from onchip.plan.gradient.step import VALUES, training_step
+from onchip.plan.gradient.training_form import DRAW
+from onchip.plan.kernel import Job, TrainingStep
+from onchip.runtime.check import FACTOR, ULP, ULPS
+from onchip.runtime.cpu.step import CpuStep
+from onchip.runtime.placement import plan
+from random_gradients import State, errors, nudged, run
+
+SMALL = {
+    "lenet5": {"size": 12, "channels": (3, 5), "hidden": (17, 11)},
+    "resnet8": {"size": 8, "width": 4, "classes": 5},
+    "text_cnn": {"vocabulary": 50, "width": 12, "tokens": 9, "channels": 7},
+    "transformer": {"vocabulary": 30, "tokens": 7, "width": 12, "heads": 3, "classes": 4},
+    "tabular_resnet": {"columns": 9, "width": 10, "hidden": 13, "blocks": 2, "classes": 3},
+    "autoencoder": {"size": 8, "channels": (3, 5)},
+    "lstm": {"steps": 5, "width": 6, "hidden": 7, "classes": 3},
+    "dcgan_generator": {"latent": 6, "channels": (8, 5)},
+    "dcgan_discriminator": {"size": 16, "channels": (5, 8)},
+    "u_net": {"size": 8, "width": 3, "levels": 3},
+}
+B, BATCHES = 9, 4
+NAIVE_CURVES = 3  # from weights a rounding apart
+PARAMETERS = {
+    "lenet5": 61_706, "resnet8": 78_714, "text_cnn": 5_990_402, "transformer": 168_844, "tabular_resnet": 271_498,
+    "autoencoder": 9_569, "lstm": 100_106, "dcgan_generator": 6_354_244, "dcgan_discriminator": 2_767_425,
+    "u_net": 118_001,
+}  # fmt: skip
+
+
+def test_full_sizes():
+    assert {name: trained.build().parameters for name, trained in NETWORKS.items()} == PARAMETERS
+
+
+def batches(net: Network, loss: str) -> list[tuple[np.ndarray, ...]]:
+    """Rows, targets and shares that depend on the rows."""
+    rng = np.random.default_rng(0)
+    (kind,), found = net.inputs.values(), []
+    for _ in range(BATCHES):
+        x = _rows(rng, net, kind)
+        score = x.reshape(B, -1).mean(axis=1) + x.reshape(B, -1)[:, 0]
+        if loss == "cross_entropy":
+            target = np.digitize(score, np.quantile(score, np.linspace(0, 1, net.output.row_size + 1)[1:-1]))
+        elif net.output == kind:  # as an autoencoder
+            target = x
+        else:
+            target = np.broadcast_to((score > np.median(score)).reshape(B, *[1] * len(net.output.row_shape)),
+                                     (B, *net.output.row_shape)).astype(np.float32)  # fmt: skip
+        found.append((x, target, np.full(B, 1 / B, np.float32)))
+    return found
+
+
+def _rows(rng: np.random.Generator, net: Network, kind: TensorType) -> np.ndarray:
+    if "int" in kind.dtype:
+        return rng.integers(0, SMALL[net.name]["vocabulary"], (B, *kind.row_shape)).astype(kind.dtype)
+    return rng.random((B, *kind.row_shape), np.float32)
+
+
+def values(count: int, lr: float) -> dict[str, np.ndarray]:
+    """Of step `count`, from 1 on."""
+    return {VALUES: np.array([lr, 0.01, 0.9, 1 - 0.9**count, 1 - 0.999**count], np.float32)}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("steps", [4, 200])
+@pytest.mark.parametrize("optimiser", ["momentum", "adamw"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_and_the_loss_curve_follow_float64(name, optimiser, steps):
+    trained = NETWORKS[name]
+    net = trained.build(**SMALL[name])
+    how = TrainingStep(trained.loss, optimiser)
+    step = training_step(net, how, trainable=trained.is_trained, decays=optimiser == "adamw")
+    bound, data = CpuStep(plan(step, "cpu", Job(batch=B)), 2), batches(net, trained.loss)
+    begin = {name: np.asarray(step.weights[name]) for name in step.state}
+    states = {"float64": begin, "ours": begin} | {f"float32 {i}": nudged(begin, i) for i in range(NAIVE_CURVES)}
+    losses: dict[str, list[float]] = {curve: [] for curve in states}
+    for count in range(1, steps + 1):
+        rows = data[count % BATCHES]
+        now = values(count, 0.01 if optimiser == "momentum" else 1e-3)
+        if DRAW in begin:
+            now[DRAW] = np.array([11, count])
+        stored = as_floats(states["float64"]) | now
+        wrong = errors(step, optimiser, run(bound, rows, stored), rows, stored)
+        assert not wrong, f"step {count}: {wrong}"
+        for curve, state in states.items():
+            if curve == "ours":
+                after = run(bound, rows, as_floats(state) | now)
+                loss = after.pop("loss")
+            else:
+                loss, after = reference.run_step(step, rows, state | now, curve.split()[0])
+            states[curve] = after
+            losses[curve].append(loss.item())
+    exact = np.array(losses.pop("float64"))
+    off = {curve: np.abs(np.array(found) - exact).max() / exact.max() for curve, found in losses.items()}
+    allowed = FACTOR * max(off[curve] for curve in off if curve != "ours") + ULPS * ULP["fp32"]
+    assert off["ours"] <= allowed, f"the curve is off by {off['ours']:.3g}, allowed {allowed:.3g}"
+    assert steps < 200 or exact[-BATCHES:].mean() < exact[:BATCHES].mean()
+
+
+def as_floats(state: State) -> State:
+    """In float32, as a device stores it."""
+    return {name: array if array.dtype.kind == "i" else array.astype(np.float32) for name, array in state.items()}

@@ -2,6 +2,9 @@
 
 from layer_cases import CASES, Case
 from onchip.network.layers import (
+    GRU,
+    LSTM,
+    RNN,
     Add,
     Ceil,
     Comparison,
@@ -78,6 +81,15 @@ MORE = [
     Case(MatMul(), ((2, 4, 3),), {"first": (1, 5, 4)}),
     Case(GroupNorm(1), ((2, 3),), {"bias": (2,)}),
     Case(LayerNorm(1), ((2, 3),), {"weight": (2, 3)}),
+    # One step; initial states of each direction; more sequences per row.
+    Case(LSTM(), ((1, 8), (1, 2), (1, 2)), {"recurrence": (1, 8, 2)}),
+    Case(LSTM("reverse"), ((2, 3, 8), (2, 1, 2)), {"recurrence": (1, 8, 2)}),
+    Case(LSTM("bidirectional", "cell"), ((3, 16), (2, 2), (2, 2)), {"recurrence": (2, 8, 2)}),
+    Case(GRU("bidirectional", "last", False), ((4, 12), (2, 2)), {"recurrence": (2, 6, 2)}),
+    Case(GRU("reverse", "last"), ((3, 6), (1, 2)), {"recurrence": (1, 6, 2), "bias": (1, 2)}),
+    Case(GRU(reset_after=False), ((1, 6),), {"recurrence": (1, 6, 2)}),
+    Case(GRU("bidirectional", "last"), ((2, 3, 12),), {"recurrence": (2, 6, 2)}),
+    Case(RNN("bidirectional", "last"), ((2, 2, 6), (2, 2, 3)), {"recurrence": (2, 3, 3)}),
 ]  # fmt: skip
 FLAT = (Ceil, Comparison, Floor, Round, Sign)  # their derivative is 0: no gradient passes them
 GRADIENT_CASES = [case for case in (*CASES, *MORE) if case.layer.is_differentiable and not isinstance(case.layer, FLAT)]

@@ -259,6 +259,8 @@ def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
         values = rng.standard_normal(shape)
         if role == "mask":
             values = values > 0
+        if role == "recurrence":
+            values /= shape[-1] ** 0.5  # else errors grow from step to step
         is_positive = role == "var" or case.positive
         if isinstance(case.layer, Mod):
             weights[role] = rng.integers(1, 5, shape).astype(np.int32) * rng.choice([-1, 1], shape).astype(np.int32)

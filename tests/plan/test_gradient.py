@@ -33,13 +33,13 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "GRU", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LSTM", "LayerNorm",
-        "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm",
-        "RNN", "SequenceMax", "Softmax", "SquaredError", "TopK",
+        "AvgPool1d", "AvgPool2d", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
+        "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow",
+        "RMSNorm", "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "GRU", "LSTM", "Linear", "PReLU", "Pow", "RNN", "TokenConv",
+        "Linear", "PReLU", "Pow", "TokenConv",
     },
 }  # fmt: skip
 

@@ -204,3 +204,9 @@ def as_is(weight: Array) -> Array:
 @rearranging_op
 def transposed(weight: Array, axes: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(weight.transpose(axes))
+
+
+@recipe_op
+def block_of(weight: Array, first: int, sizes: tuple[int, ...]) -> Array:
+    """Consecutive elements from `first` on, in the shape `sizes`."""
+    return weight.reshape(-1)[first : first + math.prod(sizes)].reshape(sizes)

@@ -46,6 +46,7 @@ from onchip.network.layers import (
     MaxPool2d,
     Mod,
     Recurrent,
+    RecurrentGrad,
     RowNorm,
     SequenceMax,
     Softmax,
@@ -154,7 +155,7 @@ class PlainKernel(CpuKernel):
             with _BLAS_LOCK, _blas_libraries().limit(limits=1):
                 run(inputs, outputs, threads)
 
-        of = layer.of if isinstance(layer, InputGrad | WeightGrad) else layer
+        of = layer.of if isinstance(layer, InputGrad | WeightGrad | RecurrentGrad) else layer
         return run_with_blas if isinstance(of, _USES_BLAS) else run
 
 

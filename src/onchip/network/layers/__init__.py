@@ -92,7 +92,7 @@ from onchip.network.layers.pool import (
     MaxPool2d,
     SequenceMax,
 )
-from onchip.network.layers.recurrent import GRU, LSTM, RNN, Recurrent
+from onchip.network.layers.recurrent import GRU, LSTM, RNN, Recurrent, RecurrentGrad
 from onchip.network.layers.resize import LinearResize, NearestResize
 from onchip.network.layers.scan import CumSum
 from onchip.network.layers.select import Gather, Pad, Selection, Slice, Tile
@@ -109,8 +109,8 @@ __all__ = [
     "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish", "Identity", "InputGrad",
     "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Mask",
     "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered", "PReLU",
-    "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm",
-    "RunningAverage", "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice",
+    "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "RecurrentGrad", "Reshape", "Round",
+    "RowNorm", "RunningAverage", "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice",
     "Softmax", "Softplus", "Softsign", "Sqrt", "SquaredError", "StepLayer", "Sub", "Tanh", "Tile", "ToInts",
     "ToPixels", "TokenConv", "TopK", "TransposedConvolution", "Velocity", "WeightGrad",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from onchip.errors import ShapeError
-from onchip.network.layers.base import Arrays, Gradients, Layer, Types, Weights, WeightTypes, need_float
+from onchip.network.layers.base import Arrays, Gradients, Layer, StepLayer, Types, Weights, WeightTypes, need_float
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
@@ -36,6 +36,7 @@ class Recurrent(Layer, abstract=True):
     flop_unit: ClassVar[int]  # per unit and step, besides the gemms
     required: ClassVar[tuple[str, ...]] = ("recurrence",)
     arity: ClassVar[int | None] = None
+    needs_y: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -77,30 +78,36 @@ class Recurrent(Layer, abstract=True):
             states = _first_states(self, xs, w, d)
             steps: list[Array] = [states[0]] * len(order)
             for s in order:
-                states = _step(self, _gate_input(xs[0], w, d, s), states, w, d)
+                gates = _gate_input(xs[0], w, d, s)
+                states = _next_states(self, gates, _sums(self, gates, states[0], w, d), states)
                 steps[s] = states[0]
             outputs.append(np.stack(steps, -2) if self.output == "sequence" else states[_last_state(self)])
         return np.concatenate(outputs, -1)
 
     def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-        D, _, H = w["recurrence"].shape
-        dx, dw = np.zeros_like(xs[0]), {role: np.zeros_like(array) for role, array in w.items()}
-        dfirst = [np.zeros((*y.shape[: xs[0].ndim - 2], D, H), dy.dtype) for _ in range(self.states)]
-        for d, order in enumerate(_orders(self, xs[0])):
-            before = [_first_states(self, xs, w, d)]
+        x, dw = xs[0], {role: np.zeros_like(array) for role, array in w.items()}
+        D, width, H = w["recurrence"].shape
+        dx, dfirst = np.zeros_like(x), [np.zeros((*x.shape[:-2], D, H), dy.dtype) for _ in range(self.states)]
+        for d, order in enumerate(_orders(self, x)):
+            states, before, sums = _first_states(self, xs, w, d), [], []
             for s in order:
-                before.append(_step(self, _gate_input(xs[0], w, d, s), before[-1], w, d))
-            dstates = [np.zeros_like(state) for state in before[0]]
-            units = dy[..., d * H : (d + 1) * H]
-            if self.output != "sequence":
-                dstates[_last_state(self)] = units
-            for s, states in zip(order[::-1], before[-2::-1], strict=True):
-                if self.output == "sequence":
-                    dstates[0] = dstates[0] + units[..., s, :]
-                gates = _gate_input(xs[0], w, d, s)
-                dgates, dstates = _step_back(self, gates, states, w, d, dstates, dw)
-                width = self.gates * H
+                before.append(states)
+                sums.append(_sums(self, _gate_input(x, w, d, s), states[0], w, d))
+                states = _next_states(self, _gate_input(x, w, d, s), sums[-1], states)
+            dstates = _last_gradients(self, dy, states, d)
+            for s, states, sum_s in zip(order[::-1], before[::-1], sums[::-1], strict=True):
+                dstates[0] = dstates[0] + _step_gradient(self, dy, d, s, H)
+                gates = _gate_input(x, w, d, s)
+                dsums, dgates, dstates = _step_back(self, gates, sum_s, states, w["recurrence"][d], dstates)
                 dx[..., s, d * width : (d + 1) * width] = dgates
+                if "bias" in w:
+                    dw["bias"][d] += dsums[..., 2 * H :].reshape(-1, H).sum(axis=0)
+                read = [states[0]] * self.gates
+                if isinstance(self, GRU) and not self.reset_after:
+                    read[2] = _sigmoid(gates + sum_s)[..., H : 2 * H] * states[0]
+                for gate, each in enumerate(read):
+                    rows = slice(gate * H, (gate + 1) * H)
+                    dw["recurrence"][d, rows] += dsums[..., rows].reshape(-1, H).T @ each.reshape(-1, H)
             for dstate, total in zip(dstates, dfirst, strict=True):
                 total[..., d, :] = dstate
         return (dx, *dfirst[: len(xs) - 1]), dw
@@ -155,6 +162,78 @@ class LSTM(Recurrent):
     flop_unit: ClassVar[int] = 110
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class RecurrentGrad(StepLayer):
+    """The gradient of the gates of a recurrent layer, or of an initial state: all that needs its steps in order.
+
+    x, dy; per direction what the states add to the gates, without bias (B, ..., S, G * H); per direction the state h
+    before each step (B, ..., S, H); and the initial cell, if the layer reads one.
+    -> (B, ..., S, D * G * H). Where a reset scales what h adds to n, also the gradient of that, before the one of x:
+    (B, ..., S, D * (z, r, n of h, n of x) * H).
+
+    index  0: the gates; 1, 2: the initial state h or c (B, ..., D, H)
+    """
+
+    of: Recurrent
+    index: int = 0
+    arity: ClassVar[int | None] = None
+
+    @property
+    def required(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.of.required
+
+    @property
+    def optional(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.of.optional
+
+    @property
+    def gates(self) -> int:
+        """Per step and direction of the result."""
+        return self.of.gates + (isinstance(self.of, GRU) and self.of.reset_after)
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        x, dy, D = inputs[0], inputs[1], self.of.directions
+        y, H = self.of.infer((x,), weights), int(weights["recurrence"].shape[-1])
+        state = TensorType((*x.shape[:-2], D, H), x.dtype)
+        steps = (TensorType((*x.shape[:-1], width * H), x.dtype) for width in (self.of.gates, 1))
+        expected = [y, *(kind for kind in steps for _ in range(D))]
+        cells = inputs[2 + 2 * D :]
+        if [dy, *inputs[2 : 2 + 2 * D]] != expected or cells not in ((), (state,) * (self.of.states - 1)):
+            got = ", ".join(map(str, inputs[1:]))
+            raise ShapeError("inputs and layer do not fit", got=got, expected=", ".join(map(str, expected)))
+        if not 0 <= self.index <= self.of.states:
+            raise ShapeError("no such state", got=str(self.index), expected=f"0 to {self.of.states}")
+        return state if self.index else TensorType((*x.shape[:-1], D * self.gates * H), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.of.row_flop(inputs[:1], weights)
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        x, dy, D, H = xs[0], xs[1], self.of.directions, w["recurrence"].shape[-1]
+        of_gates = np.zeros((*x.shape[:-1], D * self.gates * H), dy.dtype)
+        of_states = np.zeros((*x.shape[:-2], D, H), dy.dtype)
+        cells = xs[2 + 2 * D] if len(xs) > 2 + 2 * D else np.zeros_like(of_states)
+        for d, order in enumerate(_orders(self.of, x)):
+            sums, before = xs[2 + d], xs[2 + D + d]
+            if "bias" in w:
+                sums = np.concatenate((sums[..., : 2 * H], sums[..., 2 * H :] + w["bias"][d]), -1)
+            states, read = [before[..., order[0], :], cells[..., d, :]][: self.of.states], []
+            for s in order:
+                read.append([before[..., s, :], *states[1:]])
+                states = _next_states(self.of, _gate_input(x, w, d, s), sums[..., s, :], read[-1])
+            dstates = _last_gradients(self.of, dy, states, d)
+            for s, states in zip(order[::-1], read[::-1], strict=True):
+                dstates[0] = dstates[0] + _step_gradient(self.of, dy, d, s, H)
+                gates = _gate_input(x, w, d, s)
+                found = _step_back(self.of, gates, sums[..., s, :], states, w["recurrence"][d], dstates)
+                dsums, dgates, dstates = found
+                parts = (dsums, dgates[..., 2 * H :]) if self.gates > self.of.gates else (dgates,)
+                width = self.gates * H
+                of_gates[..., s, d * width : (d + 1) * width] = np.concatenate(parts, -1)
+            of_states[..., d, :] = dstates[max(0, self.index - 1)]
+        return of_states if self.index else of_gates
+
+
 def _orders(layer: Recurrent, x: Array) -> list[list[int]]:
     """The steps in the order of each direction."""
     steps = list(range(x.shape[-2]))
@@ -183,72 +262,86 @@ def _sigmoid(v: Array) -> Array:
     return np.asarray(np.where(v >= 0, 1, e) / (1 + e))
 
 
-def _step(layer: Recurrent, gates: Array, states: list[Array], w: Weights, d: int) -> list[Array]:
+def _sums(layer: Recurrent, gates: Array, h: Array, w: Weights, d: int) -> Array:
+    """What the state h before a step adds to its gates (B, ..., G * H): R h, and the bias inside a reset."""
+    R, H = w["recurrence"][d], h.shape[-1]
+    if not isinstance(layer, GRU):
+        return np.asarray(h @ R.T)
+    zr = h @ R[: 2 * H].T
+    if layer.reset_after:
+        n = h @ R[2 * H :].T + (w["bias"][d] if "bias" in w else 0)
+    else:
+        n = (_sigmoid(gates[..., H : 2 * H] + zr[..., H:]) * h) @ R[2 * H :].T
+    return np.concatenate((zr, n), -1)
+
+
+def _next_states(layer: Recurrent, gates: Array, sums: Array, states: list[Array]) -> list[Array]:
     """The states (B, ..., H) after a step."""
-    h, R = states[0], w["recurrence"][d]
-    H = h.shape[-1]
     if isinstance(layer, LSTM):
-        i, o, f, g = np.split(gates + h @ R.T, 4, -1)
+        i, o, f, g = np.split(gates + sums, 4, -1)
         c = _sigmoid(f) * states[1] + _sigmoid(i) * np.tanh(g)
         return [_sigmoid(o) * np.tanh(c), c]
     if isinstance(layer, GRU):
-        z, r = np.split(_sigmoid(gates[..., : 2 * H] + h @ R[: 2 * H].T), 2, -1)
-        n = np.tanh(gates[..., 2 * H :] + _reset(layer, r, h, R[2 * H :], w, d))
-        return [(1 - z) * n + z * h]
-    v = gates + h @ R.T
+        z, _, n = _gru_gates(layer, gates, sums)
+        return [(1 - z) * n + z * states[0]]
+    v = gates + sums
     assert isinstance(layer, RNN)
     return [np.tanh(v) if layer.activation == "tanh" else np.maximum(v, v.dtype.type(0))]
 
 
-def _reset(layer: GRU, r: Array, h: Array, R: Array, w: Weights, d: int) -> Array:
-    if not layer.reset_after:
-        return np.asarray((r * h) @ R.T)
-    Rh = h @ R.T
-    return np.asarray(r * (Rh + w["bias"][d] if "bias" in w else Rh))
+def _gru_gates(layer: GRU, gates: Array, sums: Array) -> tuple[Array, Array, Array]:
+    """z, r, n of a step."""
+    H = gates.shape[-1] // 3
+    z, r = np.split(_sigmoid(gates[..., : 2 * H] + sums[..., : 2 * H]), 2, -1)
+    sum_n = r * sums[..., 2 * H :] if layer.reset_after else sums[..., 2 * H :]
+    return z, r, np.tanh(gates[..., 2 * H :] + sum_n)
+
+
+# -- gradients: backwards through the steps --------------------------------------------------------------------------
+
+
+def _last_gradients(layer: Recurrent, dy: Array, states: list[Array], d: int) -> list[Array]:
+    """The gradients of the states after the last step: of that which is the output."""
+    dstates = [np.zeros_like(state) for state in states]
+    if layer.attributes()["output"] != "sequence":
+        H = states[0].shape[-1]
+        dstates[_last_state(layer)] = dy[..., d * H : (d + 1) * H]
+    return dstates
+
+
+def _step_gradient(layer: Recurrent, dy: Array, d: int, s: int, H: int) -> Array:
+    """The gradient of the output of a step; 0 if only the last state is the output."""
+    return dy[..., s, d * H : (d + 1) * H] if layer.output == "sequence" else np.zeros(1, dy.dtype)
 
 
 def _step_back(
-    layer: Recurrent, gates: Array, states: list[Array], w: Weights, d: int, dstates: list[Array], dw: dict[str, Array]
-) -> tuple[Array, list[Array]]:
-    """The gradients by a step's input and by the states before it; adds those by the weights to dw."""
-    h, R = states[0], w["recurrence"][d]
+    layer: Recurrent, gates: Array, sums: Array, states: list[Array], R: Array, dstates: list[Array]
+) -> tuple[Array, Array, list[Array]]:
+    """The gradients of `sums`, of `gates`, and of the states before a step, from those of the states after it."""
+    h, dh = states[0], dstates[0]
     H = h.shape[-1]
     if isinstance(layer, LSTM):
-        i, o, f, g = np.split(gates + h @ R.T, 4, -1)
+        i, o, f, g = np.split(gates + sums, 4, -1)
         i, o, f, g = _sigmoid(i), _sigmoid(o), _sigmoid(f), np.tanh(g)
         t = np.tanh(f * states[1] + i * g)
-        dc = dstates[1] + dstates[0] * o * (1 - t * t)
-        parts = (dc * g * i * (1 - i), dstates[0] * t * o * (1 - o), dc * states[1] * f * (1 - f), dc * i * (1 - g * g))
+        dc = dstates[1] + dh * o * (1 - t * t)
+        parts = (dc * g * i * (1 - i), dh * t * o * (1 - o), dc * states[1] * f * (1 - f), dc * i * (1 - g * g))
         dgates = np.concatenate(parts, -1)
-        _add_weight_gradient(dw["recurrence"][d], dgates, h)
-        return dgates, [dgates @ R, dc * f]
+        return dgates, dgates, [dgates @ R, dc * f]
     if isinstance(layer, GRU):
-        z, r = np.split(_sigmoid(gates[..., : 2 * H] + h @ R[: 2 * H].T), 2, -1)
-        R_n = R[2 * H :]
-        n = np.tanh(gates[..., 2 * H :] + _reset(layer, r, h, R_n, w, d))
-        dh = dstates[0] * z
-        dn = dstates[0] * (1 - z) * (1 - n * n)
+        z, r, n = _gru_gates(layer, gates, sums)
+        dn = dh * (1 - z) * (1 - n * n)
+        dz, dbefore = dh * (h - n) * z * (1 - z), dh * z
         if layer.reset_after:
-            Rh = h @ R_n.T + (w["bias"][d] if "bias" in w else 0)
-            dr, dRh = dn * Rh, dn * r
-            if "bias" in w:
-                dw["bias"][d] += dRh.reshape(-1, H).sum(axis=0)
-            _add_weight_gradient(dw["recurrence"][d, 2 * H :], dRh, h)
-            dh = dh + dRh @ R_n
+            dsum_n, dr = dn * r, dn * sums[..., 2 * H :]
+            dbefore = dbefore + dsum_n @ R[2 * H :]
         else:
-            drh = dn @ R_n
-            dr = drh * h
-            _add_weight_gradient(dw["recurrence"][d, 2 * H :], dn, r * h)
-            dh = dh + drh * r
-        dzr = np.concatenate((dstates[0] * (h - n) * z * (1 - z), dr * r * (1 - r)), -1)
-        _add_weight_gradient(dw["recurrence"][d, : 2 * H], dzr, h)
-        return np.concatenate((dzr, dn), -1), [dh + dzr @ R[: 2 * H]]
+            drh = dn @ R[2 * H :]
+            dsum_n, dr, dbefore = dn, drh * h, dbefore + drh * r
+        dzr = np.concatenate((dz, dr * r * (1 - r)), -1)
+        dbefore = dbefore + dzr @ R[: 2 * H]
+        return np.concatenate((dzr, dsum_n), -1), np.concatenate((dzr, dn), -1), [dbefore]
     assert isinstance(layer, RNN)
-    (h_next,) = _step(layer, gates, states, w, d)
-    dgates = dstates[0] * (1 - h_next * h_next if layer.activation == "tanh" else h_next > 0)
-    _add_weight_gradient(dw["recurrence"][d], dgates, h)
-    return dgates, [dgates @ R]
-
-
-def _add_weight_gradient(total: Array, dgates: Array, read: Array) -> None:
-    total += dgates.reshape(-1, dgates.shape[-1]).T @ read.reshape(-1, read.shape[-1])
+    (y,) = _next_states(layer, gates, sums, states)
+    dgates = dh * (1 - y * y if layer.activation == "tanh" else y > 0)
+    return dgates, dgates, [dgates @ R]

@@ -49,6 +49,7 @@ from onchip.plan.gradient import (  # noqa: F401 - their rules
     embedding,
     linear,
     norms,
+    recurrent,
     reductions,
     shapes,
 )

@@ -1,8 +1,10 @@
-"""What a network computes in training where that is not what it computes at inference: batch norms and dropouts."""
+"""What a network computes in training where that is not what it computes at inference: batch norms and dropouts, and
+all states of recurrent layers, for their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,13 +15,18 @@ from onchip.network.layers import (
     BatchNorm1d,
     BatchNorm2d,
     BatchVariance,
+    Concat,
     Dropout,
     DropoutMask,
     Mul,
+    Recurrent,
+    Reshape,
     RunningAverage,
+    Slice,
 )
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
+from onchip.plan.gradient.recurrent import is_reverse
 
 DRAW = "step.draw"  # the weight with the seed and the number of the step, for dropouts
 
@@ -36,6 +43,8 @@ def add_forward(build: StepBuilder, net: Network, trainable: Callable[[str], boo
             followed |= {node.weights[role]: value for role, value in statistics.items()}
         elif isinstance(node.layer, Dropout) and node.layer.p > 0:
             _add_dropout(build, node)
+        elif isinstance(node.layer, Recurrent) and node.layer.output == "last":
+            _add_last_state(build, node, node.layer)
         else:
             build.add_node(node)
     return followed
@@ -74,3 +83,17 @@ def _add_dropout(build: StepBuilder, node: Node) -> None:
     number = sum(isinstance(each.layer, DropoutMask) for each in build.nodes)
     mask = build.add(f"{node.name}.mask", DropoutMask(node.layer.p, number), node.inputs, {"draw": DRAW})
     build.add_node(Node(node.name, Mul(), (*node.inputs, mask)))
+
+
+def _add_last_state(build: StepBuilder, node: Node, layer: Recurrent) -> None:
+    """As the last step of all states."""
+    states = build.add(f"{node.name}.states", replace(layer, output="sequence"), node.inputs, node.weights)
+    *leading, S, width = build.types[states].row_shape
+    H, none = width // layer.directions, [0] * len(leading)
+    last = list[str]()
+    for d in range(layer.directions):
+        starts = *none, 0 if is_reverse(layer, d) else S - 1, d * H
+        step = Slice(starts, (*leading, 1, H), (1,) * (len(leading) + 2))
+        last.append(build.add(f"{node.name}.last", step, (states,)))
+    whole = last[0] if len(last) == 1 else build.add(f"{node.name}.last", Concat(-1), last)
+    build.add_node(Node(node.name, Reshape((*leading, width)), (whole,)))

@@ -63,6 +63,7 @@ def test_a_training_with_a_profile_and_a_timeline(capsys, tmp_path, options, net
     assert json.loads(captured.out)
     assert f"training digits on cpu: {networks}" in captured.err
     assert "plan and build" in captured.err
+    assert "weights: update" in captured.err
     assert "calls" not in captured.err  # of the engine that runs the test rows
     events = json.loads(path.read_text())["traceEvents"]
     assert {"phases", "epochs"} <= {event["args"]["name"] for event in events if event["name"] == "thread_name"}

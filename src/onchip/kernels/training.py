@@ -110,12 +110,23 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True)
+class StepPhase:
+    """A phase of a step inside a kernel that runs whole steps, on several threads or blocks."""
+
+    name: str
+    us: float  # per step: the mean of the threads or blocks; the phases add up to the step
+    most_us: float  # of the thread or block that takes longest
+
+
+@dataclass(frozen=True)
 class LaunchTime:
-    """The launches of one kernel in a step."""
+    """The launches of one kernel in a step; on the CPU its calls."""
 
     kernel: str
     count: float  # launches per step; a kernel that runs several steps at once has less than one
     us: float  # per step
+    phases: tuple[StepPhase, ...] = ()  # of a kernel that runs whole steps, in the order in which they run
+    threads: tuple[float, ...] = ()  # on the CPU: the share of the step in which each thread ran tasks
 
 
 class JointTrainer(Protocol):
@@ -146,9 +157,15 @@ class JointTrainer(Protocol):
         """The time of the epochs that ended last, excluding other host work."""
         ...
 
+    def time_steps(self) -> None:
+        """Before the first step: `launch_times` will be called."""
+        ...
+
     def launch_times(self) -> tuple[LaunchTime, ...]:
-        """On a GPU, measured on a copy of the state: the launches of a step of the epochs that ended last, one at a
-        time. Call it before anything else begins. Nothing if there is no memory for a copy, or on the CPU.
+        """The launches of a step. On the CPU, of some of the steps until now.
+
+        On a GPU, measured on a copy of the state: of the epochs that ended last, one launch at a time. Call it before
+        anything else begins. Nothing if there is no memory for a copy.
         """
         ...
 

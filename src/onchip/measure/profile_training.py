@@ -47,7 +47,7 @@ class TrainingProfile:
     estimate_us: float  # of a step, by the plan
     is_comparable: bool  # to the estimate: each run had the device for itself, and trained one network
     phases: tuple[PhaseTime, ...]  # those with the most time first
-    launches: tuple[LaunchTime, ...] = ()  # of a step on a GPU, one at a time; of the first run
+    launches: tuple[LaunchTime, ...] = ()  # of a step, on a GPU one at a time; of the first run
 
     @property
     def text(self) -> str:
@@ -71,13 +71,21 @@ class TrainingProfile:
                 f"steps run for {self.busy:.0%} of {format_us(self.run_us)}; estimate {format_us(self.estimate_us)} "
                 "per step",
             ]  # fmt: skip
-        if self.launches:
+        on_gpu = self.chosen.startswith("cuda")
+        if on_gpu and self.launches:
             whole = sum(launch.us for launch in self.launches) or 1.0
             cells = [[e.kernel, f"{e.count:.3g}", format_us(e.us), f"{e.us / whole:.1%}"] for e in self.launches]
             head_of_step = ["kernel", "launches per step", "time per step", "share"]
             lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3)))
-        elif self.chosen.startswith("cuda"):
+        elif on_gpu:
             lines.append("the launches of a step were not timed: no memory for a copy of the state")
+        for launch in self.launches:
+            if launch.phases:
+                lines.append(_phase_table(launch, "block" if on_gpu else "thread", width))
+            if launch.threads:
+                used, mean = ", ".join(f"{share:.0%}" for share in launch.threads), np.mean(launch.threads)
+                busiest = f"busiest: {max(launch.threads) / mean:.2f}x the mean"
+                lines.append(f"time in tasks per thread, of the steps' time: {used}; {busiest}")
         ratio = self.step_us / max(self.estimate_us, 1e-9)
         if self.is_comparable and self.step_us > 1 and not 1 / WRONG < ratio < WRONG:
             lines.append(f"estimate: a step of {self.kernel} takes {ratio:.1f}x its estimate")
@@ -85,6 +93,14 @@ class TrainingProfile:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _phase_table(launch: LaunchTime, worker: str, width: int) -> str:
+    """The phases of a step inside a kernel, in the order in which they run."""
+    whole = sum(phase.us for phase in launch.phases) or 1.0
+    cells = [[p.name, format_us(p.us), f"{p.us / whole:.1%}", format_us(p.most_us)] for p in launch.phases]
+    head = [f"phase in {launch.kernel}", "time per step", "share", f"longest {worker}"]
+    return fitted_columns(head, cells, width, right=(1, 2, 3))
 
 
 def summarise_trainings(recorded: Sequence[TrainingRecorder]) -> tuple[TrainingProfile, ...]:

@@ -32,6 +32,7 @@ def start_runs(
     if recorder is not None:
         is_alone = shared.runs == 1 and shared.ranks is None
         recorder.start(runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, is_alone)
+        joint.time_steps()
     return ConcurrentRuns(joint, runs, recorder)
 
 
@@ -86,7 +87,9 @@ class ConcurrentRuns:
             trained = self.trainer.end()
         if self._recorder is not None:
             self._recorder.end_chunk(self.trainer.seconds, self.trainer.is_asynchronous)
-            if self._recorder.launches is None and self.trainer.is_asynchronous:
+            if not self.trainer.is_asynchronous:
+                self._recorder.launches = self.trainer.launch_times()
+            elif self._recorder.launches is None:
                 with phase(self._recorder, TIME_LAUNCHES):
                     self._recorder.launches = self.trainer.launch_times()
         for run, chunk, results in zip(self.runs, chunks, trained, strict=True):

@@ -280,7 +280,7 @@ class CpuBound:
         job = self.plan.job
         assert job.training is not None
         args = job.training, job.batch, weights, x, y, of_rows, threads, shared.ranks
-        return _OneRun(kernel.trainer(group.claim, *args))
+        return _OneRun(kernel.trainer(group.claim, *args), group.claim.label)
 
 
 class _OneRun:
@@ -288,8 +288,8 @@ class _OneRun:
 
     is_asynchronous = False
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainers, self.seconds = (trainer,), 0.0
+    def __init__(self, trainer: Trainer, kernel: str) -> None:
+        self.trainers, self.seconds, self._kernel = (trainer,), 0.0, kernel
         self._epochs: Epochs | None = None
 
     def make_ready(self) -> None:
@@ -306,8 +306,11 @@ class _OneRun:
         self.seconds = time.perf_counter() - begin
         return [trained]
 
+    def time_steps(self) -> None:
+        self.trainers[0].time_steps()
+
     def launch_times(self) -> tuple[LaunchTime, ...]:
-        return ()
+        return self.trainers[0].launch_times(self._kernel)
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

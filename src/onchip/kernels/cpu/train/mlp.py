@@ -45,6 +45,7 @@ from onchip.kernels.cpu.train.model import (
     data_fields,
     descriptors_of,
 )  # fmt: skip
+from onchip.kernels.cpu.train.phases import new_times, step_phases
 from onchip.kernels.cpu.train.step import (
     BLOCK,
     WORKER_ROWS,
@@ -61,6 +62,7 @@ from onchip.kernels.training import (
     STATE_NAMES,
     BatchRanks,
     Epochs,
+    LaunchTime,
     Trained,
     check_restored,
     mean_losses,
@@ -99,6 +101,7 @@ class Trainer:
         self.training, self.batch, self.row_weights = training, batch, row_weights
         self.loss_code = LOSS_CODES[training.loss]
         self.steps_done, self.gpu_bytes = 0, 0
+        self._times: Array | None = None  # None: no step is timed
         w, bias = weights["w"], weights["bias"]
         workers, blocks = self.threads or 1, -(-batch // BLOCK)
         # One block per thread if there are enough blocks for all, and if the weights, their gradients and some rows fit
@@ -133,6 +136,15 @@ class Trainer:
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
             self._shared_ptrs = descriptors_of(self.shared_model), descriptors_of(self.block)
 
+    def time_steps(self) -> None:
+        """Record the phases of some of the next steps. Those that ranks share are not recorded."""
+        self._times = new_times(self.threads or 1) if self.ranks is None else None
+
+    def launch_times(self, name: str) -> tuple[LaunchTime, ...]:
+        """The recorded steps, as a kernel of this name."""
+        us, phases, busy = step_phases(self._times) if self._times is not None else (0.0, (), ())
+        return (LaunchTime(name, 1.0, us, phases, busy),) if phases else ()
+
     def train(self, epochs: Epochs) -> Trained:
         orders = zip(epochs.orders, epochs.lrs, strict=True)
         return [self._steps(order, lr, epochs.momentum, epochs.decay) for order, lr in orders]
@@ -144,7 +156,8 @@ class Trainer:
         values = per_step_values(self.training, D_out, weights, self.steps_done, lr, momentum, decay)
         data = self._data(order)
         options = self.batch, self.loss_code, KINDS[self.training.optimiser], address(values), len(weights)
-        steps = address(data), *options, address(losses), address(correct)
+        times = address(self._times) if self._times is not None else 0
+        steps = address(data), *options, address(losses), address(correct), times
         start_helpers(self.threads or 1)
         if self.ranks is not None:
             self._shared_steps(self.ranks, address(data), len(order), values, losses, correct)

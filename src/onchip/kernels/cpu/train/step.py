@@ -10,6 +10,7 @@ data                   address of data_fields
 values                 address of (steps, STEP_FLOATS) float32: the optimiser's values per step
 losses_at              address of a float64 per step: the sum of the rows' losses
 correct_at             address of an int64 per step: the number of correct predictions
+times                  address of the times of phases.py; 0: none are recorded
 """
 
 from __future__ import annotations
@@ -28,6 +29,22 @@ from onchip.kernels.cpu.train.model import (
     scratch_at,
     tasks_at,
 )
+from onchip.kernels.cpu.train.phases import (
+    ADD_BLOCKS,
+    BACKWARD,
+    BLOCK_GRADIENTS,
+    FORWARD,
+    GRADIENTS,
+    LOSS,
+    NORM,
+    ROWS_LOOP,
+    STEP,
+    UPDATE,
+    WEIGHTS_LOOP,
+    clock,
+    lap,
+    times_of_step,
+)  # fmt: skip
 from onchip.kernels.cpu.train.rows import backward, forward, output_gradients, rows_address
 from onchip.kernels.cpu.train.weights import (
     TASK_FLOATS,
@@ -71,21 +88,41 @@ def _update_by_batch(model: int, task: int, opt: Optimiser) -> None:
 
 
 @compiled()
-def _square_body(worker: int, task: int, model: int) -> None:
+def _square_body(worker: int, task: int, model: int, times: int) -> None:
+    began = clock(times)
     square_task(model, task)
+    lap(times, worker, NORM, began)
 
 
 @compiled()
-def _update_body(worker: int, task: int, model: int, opt: Optimiser) -> None:
+def _update_body(worker: int, task: int, model: int, opt: Optimiser, times: int) -> None:
+    began = clock(times)
     _update_by_batch(model, task, opt)
+    lap(times, worker, UPDATE, began)
 
 
 @compiled()
-def _update_clipped(model: int, opt: Optimiser, threads: int) -> None:
+def _update_clipped(model: int, opt: Optimiser, threads: int, times: int) -> None:
     """Update all weights by the batch's gradient, clipped."""
-    tasks = len(tasks_at(model))
-    run_tasks(_square_body, (model,), tasks, threads)
-    run_tasks(_update_body, (model, clipped(model, opt)), tasks, threads)
+    tasks, began = len(tasks_at(model)), clock(times)
+    run_tasks(_square_body, (model, times), tasks, threads)
+    run_tasks(_update_body, (model, clipped(model, opt), times), tasks, threads)
+    lap(times, 0, WEIGHTS_LOOP, began)
+
+
+@compiled()
+def _pass(
+    worker: int, model: int, block: int, data: int, begin: int, x: int, first: int, rows: int, loss_code: int,
+    times: int,
+) -> None:  # fmt: skip
+    """The forward and backward pass of some of the block's rows."""
+    began = clock(times)
+    forward(model, block, data, begin, x, first, rows)
+    began = lap(times, worker, FORWARD, began)
+    output_gradients(model, block, data, begin, first, rows, loss_code)
+    began = lap(times, worker, LOSS, began)
+    backward(model, block, first, rows)
+    lap(times, worker, BACKWARD, began)
 
 
 # -- threads share the rows of a block, then the weight tiles -------------------------------------------------
@@ -100,39 +137,40 @@ def _part_rows(count: int, threads: int) -> int:
 @compiled()
 def _rows_body(
     worker: int, index: int, model: int, block: int, data: int, begin: int, x: int, count: int, part: int,
-    loss_code: int,
+    loss_code: int, times: int,
 ) -> None:  # fmt: skip
     """The forward and backward pass of `part` of the block's rows."""
     first = index * part
-    rows = min(part, count - first)
-    forward(model, block, data, begin, x, first, rows)
-    output_gradients(model, block, data, begin, first, rows, loss_code)
-    backward(model, block, first, rows)
+    _pass(worker, model, block, data, begin, x, first, min(part, count - first), loss_code, times)
 
 
 @compiled()
 def _weights_body(
     worker: int, task: int, model: int, block: int, x: int, tiles: int, rows: int, is_first: bool, is_last: bool,
-    opt: Optimiser,
+    opt: Optimiser, times: int,
 ) -> None:  # fmt: skip
     """The gradient of a weight tile; after the batch's last block, update the tile.
 
     tiles  address of a gradient tile per worker; a batch of one block needs no other memory
     """
-    tile, gb = tiles + worker * TASK_FLOATS * 4, bias_gradients(block)
+    tile, gb, began = tiles + worker * TASK_FLOATS * 4, bias_gradients(block), clock(times)
     gradient_of_task(model, block, x, task, rows, tile, gb, True)
+    began = lap(times, worker, GRADIENTS, began)
     if is_first and is_last:
         update_task(model, task, tile, gb, opt)
+        lap(times, worker, UPDATE, began)
         return
     add_block(model, task, tile, gb, is_first)
+    began = lap(times, worker, ADD_BLOCKS, began)
     if is_last:
         _update_by_batch(model, task, opt)
+        lap(times, worker, UPDATE, began)
 
 
 @entry
 def run_steps(
     model: int, block: int, data: int, batch: int, loss_code: int, kind: int, values: int, steps: int, losses_at: int,
-    correct_at: int, tiles: int, threads: int,
+    correct_at: int, times: int, tiles: int, threads: int,
 ) -> int:  # fmt: skip
     """One step per batch of data.order; the last batch may be short.
 
@@ -144,20 +182,25 @@ def run_steps(
         begin = step * batch
         size = min(batch, all_rows - begin)
         opt = _optimiser_at(values, step, kind)
+        at = times_of_step(times)
+        step_began = clock(at)
         for start in range(0, size, BLOCK):
             count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
             x = rows_address(model, block, data, begin + start, count)
-            rows = (model, block, data, begin + start, x, count, part, loss_code)
+            rows, began = (model, block, data, begin + start, x, count, part, loss_code, at), clock(at)
             run_tasks(_rows_body, rows, (count + part - 1) // part, threads)
+            began = lap(at, 0, ROWS_LOOP, began)
             updates = start + BLOCK >= size and opt.clip == 0
-            weights = (model, block, x, tiles, count, start == 0, updates, opt)
+            weights = (model, block, x, tiles, count, start == 0, updates, opt, at)
             run_tasks(_weights_body, weights, tasks, threads)
+            lap(at, 0, WEIGHTS_LOOP, began)
             loss, correct_rows = _sum_up(block, count)
             losses[step] += loss
             correct[step] += correct_rows
         if opt.clip > 0:
-            _update_clipped(model, opt, threads)
+            _update_clipped(model, opt, threads, at)
+        lap(at, 0, STEP, step_began)
     return 0
 
 
@@ -165,20 +208,19 @@ def run_steps(
 
 
 @compiled()
-def _forward_backward(model: int, block: int, data: int, begin: int, rows: int, loss_code: int) -> int:
+def _forward_backward(
+    worker: int, model: int, block: int, data: int, begin: int, rows: int, loss_code: int, times: int
+) -> int:
     """The forward and backward pass of rows from order[begin] on, on one thread; returns their address."""
     x = rows_address(model, block, data, begin, rows)
     for first in range(0, rows, PART_ROWS):
-        count = min(PART_ROWS, rows - first)
-        forward(model, block, data, begin, x, first, count)
-        output_gradients(model, block, data, begin, first, count, loss_code)
-        backward(model, block, first, count)
+        _pass(worker, model, block, data, begin, x, first, min(PART_ROWS, rows - first), loss_code, times)
     return x
 
 
 @compiled()
 def _block_body(
-    worker: int, index: int, model: int, scratch_ptr: int, data: int, begin: int, size: int, loss_code: int
+    worker: int, index: int, model: int, scratch_ptr: int, data: int, begin: int, size: int, loss_code: int, times: int
 ) -> None:
     """Gradients, loss and correct predictions of block `index`, WORKER_ROWS rows at a time.
 
@@ -190,10 +232,12 @@ def _block_body(
     scratch.loss[index], scratch.correct[index] = 0.0, 0
     for start in range(0, count, WORKER_ROWS):
         rows = min(WORKER_ROWS, count - start)
-        x = _forward_backward(model, block, data, first + start, rows, loss_code)
+        x = _forward_backward(worker, model, block, data, first + start, rows, loss_code, times)
+        began = clock(times)
         for task in range(len(tasks_at(model))):
             out = gw + weights_of_task(model, task)[0] * 4
             gradient_of_task(model, block, x, task, rows, out, gb, start == 0)
+        lap(times, worker, BLOCK_GRADIENTS, began)
         done = block_at(block)
         for r in range(rows):  # one sum over the block, as in _sum_up
             scratch.loss[index] += done.losses[r]
@@ -202,24 +246,28 @@ def _block_body(
 
 @compiled()
 def _reduce_body(
-    worker: int, task: int, model: int, scratch_ptr: int, blocks: int, is_first: bool, is_last: bool, opt: Optimiser
-) -> None:
+    worker: int, task: int, model: int, scratch_ptr: int, blocks: int, is_first: bool, is_last: bool, opt: Optimiser,
+    times: int,
+) -> None:  # fmt: skip
     """Add some blocks' gradients of a weight tile; after the batch's last block, update the tile."""
-    scratch, at = scratch_at(scratch_ptr), weights_of_task(model, task)[0] * 4
+    scratch, at, began = scratch_at(scratch_ptr), weights_of_task(model, task)[0] * 4, clock(times)
     if is_first and is_last and blocks == 1:
         update_task(model, task, address(scratch.gw) + at, address(scratch.gb), opt)
+        lap(times, worker, UPDATE, began)
         return
     for index in range(blocks):
         gw, gb = address(scratch.gw[index]), address(scratch.gb[index])
         add_block(model, task, gw + at, gb, is_first and index == 0)
+    began = lap(times, worker, ADD_BLOCKS, began)
     if is_last:
         _update_by_batch(model, task, opt)
+        lap(times, worker, UPDATE, began)
 
 
 @entry
 def run_large_steps(
     model: int, scratch_ptr: int, data: int, batch: int, loss_code: int, kind: int, values: int, steps: int,
-    losses_at: int, correct_at: int, threads: int,
+    losses_at: int, correct_at: int, times: int, threads: int,
 ) -> int:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: one barrier per group of blocks."""
     losses, correct = doubles_at(losses_at, steps), ints_at(correct_at, steps)
@@ -229,17 +277,22 @@ def run_large_steps(
         begin = step * batch
         size = min(batch, all_rows - begin)
         opt = _optimiser_at(values, step, kind)
+        at = times_of_step(times)
+        step_began = clock(at)
         for start in range(0, size, group_rows):
             blocks = (min(group_rows, size - start) + BLOCK - 1) // BLOCK
-            rows = (model, scratch_ptr, data, begin + start, size - start, loss_code)
+            rows, began = (model, scratch_ptr, data, begin + start, size - start, loss_code, at), clock(at)
             run_tasks(_block_body, rows, blocks, threads)
-            weights = (model, scratch_ptr, blocks, start == 0, start + group_rows >= size and opt.clip == 0, opt)
-            run_tasks(_reduce_body, weights, tasks, threads)
+            began = lap(at, 0, ROWS_LOOP, began)
+            is_last = start + group_rows >= size and opt.clip == 0
+            run_tasks(_reduce_body, (model, scratch_ptr, blocks, start == 0, is_last, opt, at), tasks, threads)
+            lap(at, 0, WEIGHTS_LOOP, began)
             for index in range(blocks):
                 losses[step] += scratch.loss[index]
                 correct[step] += scratch.correct[index]
         if opt.clip > 0:
-            _update_clipped(model, opt, threads)
+            _update_clipped(model, opt, threads, at)
+        lap(at, 0, STEP, step_began)
     return 0
 
 
@@ -250,7 +303,7 @@ def run_large_steps(
 def _rank_block_body(
     worker: int, index: int, model: int, scratch: int, data: int, begin: int, size: int, loss_code: int, first: int
 ) -> None:
-    _block_body(worker, first + index, model, scratch, data, begin, size, loss_code)
+    _block_body(worker, first + index, model, scratch, data, begin, size, loss_code, 0)
 
 
 @entry
@@ -268,17 +321,17 @@ def finish_blocks(
 ) -> int:
     """Add the gradients of blocks from all ranks; after the batch's last block, update the weights."""
     opt = _optimiser_at(values, step, kind)
-    weights = (model, scratch, blocks, is_first != 0, is_last != 0 and opt.clip == 0, opt)
+    weights = (model, scratch, blocks, is_first != 0, is_last != 0 and opt.clip == 0, opt, 0)
     run_tasks(_reduce_body, weights, len(tasks_at(model)), threads)
     if is_last != 0 and opt.clip > 0:
-        _update_clipped(model, opt, threads)
+        _update_clipped(model, opt, threads, 0)
     return 0
 
 
 @entry
 def run_steps_single(
     model: int, scratch_ptr: int, data: int, batch: int, loss_code: int, kind: int, values: int, steps: int,
-    losses_at: int, correct_at: int,
+    losses_at: int, correct_at: int, times: int,
 ) -> int:  # fmt: skip
     """run_large_steps on the calling thread, with the same bits: several runs may train concurrently."""
     losses, correct = doubles_at(losses_at, steps), ints_at(correct_at, steps)
@@ -288,29 +341,42 @@ def run_steps_single(
         begin = step * batch
         size = min(batch, all_rows - begin)
         opt = _optimiser_at(values, step, kind)
+        at = times_of_step(times)
+        step_began = clock(at)
+        began = step_began
         if size <= WORKER_ROWS and opt.clip == 0:  # each gradient tile is used at once
-            x, gb = _forward_backward(model, block, data, begin, size, loss_code), bias_gradients(block)
+            x = _forward_backward(0, model, block, data, begin, size, loss_code, at)
+            began, gb = lap(at, 0, ROWS_LOOP, began), bias_gradients(block)
             for task in range(tasks):
+                tile_began = clock(at)
                 gradient_of_task(model, block, x, task, size, tile, gb, True)
+                tile_began = lap(at, 0, GRADIENTS, tile_began)
                 update_task(model, task, tile, gb, opt)
+                lap(at, 0, UPDATE, tile_began)
+            lap(at, 0, WEIGHTS_LOOP, began)
             losses[step], correct[step] = _sum_up(block, size)
+            lap(at, 0, STEP, step_began)
             continue
         for start in range(0, size, group_rows):
             blocks = (min(group_rows, size - start) + BLOCK - 1) // BLOCK
             for index in range(blocks):
-                _block_body(0, index, model, scratch_ptr, data, begin + start, size - start, loss_code)
+                _block_body(0, index, model, scratch_ptr, data, begin + start, size - start, loss_code, at)
+            began = lap(at, 0, ROWS_LOOP, began)
             is_last = start + group_rows >= size and opt.clip == 0
             for task in range(tasks):
-                _reduce_body(0, task, model, scratch_ptr, blocks, start == 0, is_last, opt)
+                _reduce_body(0, task, model, scratch_ptr, blocks, start == 0, is_last, opt, at)
+            began = lap(at, 0, WEIGHTS_LOOP, began)
             for index in range(blocks):
                 losses[step] += scratch.loss[index]
                 correct[step] += scratch.correct[index]
         if opt.clip > 0:
             for task in range(tasks):
-                square_task(model, task)
+                _square_body(0, task, model, at)
             opt = clipped(model, opt)
             for task in range(tasks):
-                _update_by_batch(model, task, opt)
+                _update_body(0, task, model, opt, at)
+            lap(at, 0, WEIGHTS_LOOP, began)
+        lap(at, 0, STEP, step_began)
     return 0
 
 

@@ -11,6 +11,7 @@ from checks import rows
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import DeviceError
+from onchip.kernels.training import LaunchTime
 from onchip.measure.profile_training import summarise_trainings
 from onchip.network.build import mlp
 from onchip.plan.kernel import Job, TrainingStep
@@ -91,6 +92,8 @@ def test_a_gpu(monkeypatch, validation, optimiser):
     steps = -(-int(N * (1 - validation)) // BATCH)
     assert 1 / steps in per_step  # the step counter, once per graph
     assert any(count.is_integer() for count in per_step)
+    steps_us = sum(launch.estimate_us for launch in one.launches if launch.count == round(launch.count))
+    assert steps_us == pytest.approx(one.estimate_us)
 
 
 @needs_gxx
@@ -243,6 +246,24 @@ def test_an_estimate_that_is_off(monkeypatch):
     shared = recorder_of(monkeypatch, [3 * estimate] * 5)
     shared.is_alone = False
     assert "its estimate" not in summarise_trainings([shared])[0].text
+
+
+def test_the_estimates_of_launches(monkeypatch):
+    recorder = recorder_of(monkeypatch, [1] * 5)
+    slow, fits, short = LaunchTime("slow", 1, 50, 20), LaunchTime("fits", 2, 50, 40), LaunchTime("short", 1, 0.9, 5)
+    recorder.chosen = "cuda"
+    recorder.launches = (slow, fits, short)
+    text = summarise_trainings([recorder])[0].text
+    assert "estimate: slow takes 2.5x its estimate" in text
+    assert "estimate: fits" not in text
+    assert "estimate: short" not in text
+    assert "40.0 µs" in text
+    recorder.launches = (slow,)  # a kernel that is the whole step has the step's line
+    assert "estimate: slow" not in summarise_trainings([recorder])[0].text
+    recorder.networks = 2
+    text = summarise_trainings([recorder])[0].text
+    assert "its estimate" not in text
+    assert "20.0 µs" not in text
 
 
 def test_the_totals_count_what_the_timeline_drops(monkeypatch):

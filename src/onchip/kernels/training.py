@@ -125,6 +125,7 @@ class LaunchTime:
     kernel: str
     count: float  # launches per step; a kernel that runs several steps at once has less than one
     us: float  # per step
+    estimate_us: float = 0.0  # per step, if this network trains alone; 0: not estimated
     phases: tuple[StepPhase, ...] = ()  # of a kernel that runs whole steps, in the order in which they run
     threads: tuple[float, ...] = ()  # on the CPU: the share of the step in which each thread ran tasks
 

@@ -74,9 +74,13 @@ class TrainingProfile:
         on_gpu = self.chosen.startswith("cuda")
         if on_gpu and self.launches:
             whole = sum(launch.us for launch in self.launches) or 1.0
-            cells = [[e.kernel, f"{e.count:.3g}", format_us(e.us), f"{e.us / whole:.1%}"] for e in self.launches]
-            head_of_step = ["kernel", "launches per step", "time per step", "share"]
-            lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3)))
+            head_of_step = ["kernel", "launches per step", "time per step", "share", "estimate"]
+            cells = [
+                [e.kernel, f"{e.count:.3g}", format_us(e.us), f"{e.us / whole:.1%}",
+                 format_us(e.estimate_us) if self.is_comparable else ""]
+                for e in self.launches
+            ]  # fmt: skip
+            lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3, 4)))
         elif on_gpu:
             lines.append("the launches of a step were not timed: no memory for a copy of the state")
         for launch in self.launches:
@@ -86,10 +90,18 @@ class TrainingProfile:
                 used, mean = ", ".join(f"{share:.0%}" for share in launch.threads), np.mean(launch.threads)
                 busiest = f"busiest: {max(launch.threads) / mean:.2f}x the mean"
                 lines.append(f"time in tasks per thread, of the steps' time: {used}; {busiest}")
-        ratio = self.step_us / max(self.estimate_us, 1e-9)
-        if self.is_comparable and self.step_us > 1 and not 1 / WRONG < ratio < WRONG:
-            lines.append(f"estimate: a step of {self.kernel} takes {ratio:.1f}x its estimate")
-        return "\n".join(lines)
+        return "\n".join(lines + self._wrong_estimates())
+
+    def _wrong_estimates(self) -> list[str]:
+        """A line for the step, and for each of several kernels, whose estimate is off."""
+        if not self.is_comparable:
+            return []
+        times = [(f"a step of {self.kernel}", self.step_us, self.estimate_us)]
+        if len(self.launches) > 1:
+            times += [(launch.kernel, launch.us, launch.estimate_us) for launch in self.launches]
+        ratios = [(what, us / max(estimate, 1e-9)) for what, us, estimate in times if us > 1]
+        wrong = [(what, ratio) for what, ratio in ratios if not 1 / WRONG < ratio < WRONG]
+        return [f"estimate: {what} takes {ratio:.1f}x its estimate" for what, ratio in wrong]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -40,7 +40,8 @@ def time_launches(
     ]  # fmt: skip
     with gpu, gpu.relaxed():
         event_ns, builder = GpuClock(gpu).event_ns, EventGraphBuilder(gpu)
-        bound = [BoundSteps(gpu, lowering.steps(size), state=copies[0]) for size in lowering.graphs_of(count)]
+        sizes = lowering.graphs_of(count)
+        bound = [BoundSteps(gpu, lowering.steps(size), state=copies[0]) for size in sizes]
         for steps in bound:
             steps.add_to(builder, (), (), 0)
         graph = builder.finish(bound)
@@ -51,7 +52,13 @@ def time_launches(
                 gpu.write(memory["progress"], progress, stream)
             graph.launch(stream)
             gpu.synchronise(stream)
-        times: dict[str, list[float]] = {}
-        for name, (earlier, later) in zip(builder.names, itertools.pairwise(builder.events), strict=True):
-            times.setdefault(name, []).append(max(0.0, later.ms_since(earlier) * 1e3 - event_ns / 1e3))
-    return tuple(LaunchTime(name, len(us) / count, sum(us) / count) for name, us in times.items())
+        between = itertools.pairwise(builder.events)
+        measured = [max(0.0, later.ms_since(earlier) * 1e3 - event_ns / 1e3) for earlier, later in between]
+    estimates = [us for size in sizes for us in lowering.launch_estimates(size or count)]
+    runs: dict[str, list[tuple[float, float]]] = {}
+    for name, us, estimate in zip(builder.names, measured, estimates, strict=True):
+        runs.setdefault(name, []).append((us, estimate))
+    return tuple(
+        LaunchTime(name, len(each) / count, sum(us for us, _ in each) / count, sum(us for _, us in each) / count)
+        for name, each in runs.items()
+    )

@@ -143,7 +143,7 @@ class Trainer:
     def launch_times(self, name: str) -> tuple[LaunchTime, ...]:
         """The recorded steps, as a kernel of this name."""
         us, phases, busy = step_phases(self._times) if self._times is not None else (0.0, (), ())
-        return (LaunchTime(name, 1.0, us, phases, busy),) if phases else ()
+        return (LaunchTime(name, 1.0, us, phases=phases, threads=busy),) if phases else ()
 
     def train(self, epochs: Epochs) -> Trained:
         orders = zip(epochs.orders, epochs.lrs, strict=True)

@@ -59,6 +59,8 @@ class KernelLaunch:
     budget: Budget
     # Indices of the earlier launches in Steps that it waits for. None: the previous one; (): none.
     after: tuple[int, ...] | None = None
+    # Of a training step: matrix products per row, of the first layer and of the others. They split the step's estimate.
+    row_flop: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -187,14 +187,21 @@ class TrainLowering:
     @property
     def step_us(self) -> float:
         """Estimated time per step, besides an empty kernel's per launch."""
-        costs, precision, flop = costs_of(self.device).train_launches, self.precision, self.row_flop * self.batch
+        first, others = self._row_flop
+        return self._us(self.launches_per_step, first, others)
+
+    def launch_estimates(self, count: int) -> list[float]:
+        """Estimated time of each launch of `steps(count)`: step_us split by the launches' flop. For one network."""
+        launch_us = self.device.graph_launch_us or self.device.launch_us
+        return [launch_us + self._us(1, *launch.row_flop) for launch in self.steps(count).launches]
+
+    def _us(self, launches: int, first: int, others: int) -> float:
+        """Estimated time of launches that compute this flop per row, of the first layer and of the others."""
+        costs, precision, flop = costs_of(self.device).train_launches, self.precision, (first + others) * self.batch
         if self.batch < MIN_BATCH:
-            return costs.few_rows_us * self.launches_per_step + costs.us_per_gflop[precision] * 1e-9 * flop
-        us = costs.many_rows_us[precision] * self.launches_per_step + flop / self._flops * 1e6
-        if self.byte_rows:
-            return us
-        first = self.layers[0]
-        return us + costs.float_us_per_gflop * 4e-9 * first.terms * first.N * self.batch
+            return costs.few_rows_us * launches + costs.us_per_gflop[precision] * 1e-9 * flop
+        us = costs.many_rows_us[precision] * launches + flop / self._flops * 1e6
+        return us if self.byte_rows else us + costs.float_us_per_gflop * 1e-9 * first * self.batch
 
     @property
     def _flops(self) -> float:
@@ -202,9 +209,10 @@ class TrainLowering:
         return costs_of(self.device).train_launches.shares[self.precision] * self.device.flops[precision]
 
     @property
-    def row_flop(self) -> int:
-        """Without the activations'."""
-        return 6 * sum(layer.terms * layer.N for layer in self.layers) - 2 * self.layers[0].terms * self.layers[0].N
+    def _row_flop(self) -> tuple[int, int]:
+        """Without the activations', of the first layer, which has no dx, and of the others."""
+        first, *others = (layer.terms * layer.N for layer in self.layers)
+        return 4 * first, 6 * sum(others)
 
     @property
     def fast_bytes(self) -> int:
@@ -268,27 +276,39 @@ class TrainLowering:
             batch=batch, networks=Networks.of(stride_bytes=self.stride_bytes),
         )  # fmt: skip
 
-    def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
+    def _flop(self, gemms: int, layers: Iterable[int]) -> tuple[int, int]:
+        """KernelLaunch.row_flop of this many gemms of each of the layers."""
+        sizes = {i: 2 * gemms * self.layers[i].terms * self.layers[i].N for i in layers}
+        first = sizes.pop(0, 0)
+        return first, sum(sizes.values())
+
+    def _launch(
+        self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument,
+        row_flop: tuple[int, int] = (0, 0),
+    ) -> KernelLaunch:  # fmt: skip
         config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
-        return KernelLaunch(program, config, arguments, budget)
+        return KernelLaunch(program, config, arguments, budget, row_flop=row_flop)
 
     @property
     def _overlaps(self) -> bool:
         return self.device.arch not in _NO_OVERLAP
 
-    def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
-        return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments)
+    def _launch_rows(
+        self, kernel: str, blocks: int, *arguments: Argument, row_flop: tuple[int, int] = (0, 0)
+    ) -> KernelLaunch:
+        return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments, row_flop=row_flop)
 
     def _launch_gemm(
-        self, pass_name: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
-    ) -> KernelLaunch:
+        self, pass_name: str, tiling: Tiling, blocks: int, *arguments: Argument, row_flop: tuple[int, int],
+        more: str = "",
+    ) -> KernelLaunch:  # fmt: skip
         """train_<pass_name> or, with staged operands, large_<pass_name>."""
         precision = PRECISIONS[self.precision].name
         if tiling.is_staged:
             program = Program(LARGE_SOURCE, f"large_{pass_name}<{precision}, {tiling.warps_m}, {tiling.warps_n}{more}>")
-            return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments)
+            return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments, row_flop=row_flop)
         program = Program(SOURCE, f"train_{pass_name}<{precision}, {tiling.R}{more}>")
-        return self._launch(program, blocks, _GEMM_BUDGETS[tiling.R], 0, *arguments)
+        return self._launch(program, blocks, _GEMM_BUDGETS[tiling.R], 0, *arguments, row_flop=row_flop)
 
     def _advance(self, count: int) -> KernelLaunch:
         return self._launch_rows("train_advance", 1, Int64(self.stride_bytes), State("progress"), Int64(count))
@@ -311,8 +331,8 @@ class TrainLowering:
             strides = layer.stride, layer.stride, self.width(i)
             shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
-            blocks = tiling.blocks(batch, layer.N)
-            launches.append(self._launch_gemm("forward", tiling, blocks, step, *memory, shape))
+            blocks, flop = tiling.blocks(batch, layer.N), self._flop(1, [i])
+            launches.append(self._launch_gemm("forward", tiling, blocks, step, *memory, shape, row_flop=flop))
         return launches
 
     def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
@@ -323,7 +343,8 @@ class TrainLowering:
         shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
         scale = UInt32(int(np.float32(rows.scale).view(np.uint32)))
         arguments = step, self._input(0), State("w_split"), State("a0"), shape, scale
-        return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
+        blocks, flop = rows.forward_blocks(batch), self._flop(1, [0])
+        return self._launch(program, blocks, budget, shared, *arguments, row_flop=flop)
 
     def _split_weights(self, rows: ByteRows) -> KernelLaunch:
         """bytes_split of the first layer's weights, before the first step of a graph; train_apply keeps it current."""
@@ -346,13 +367,14 @@ class TrainLowering:
         strides = self.width(i), layer.stride, layer.stride
         shape = _shape(strides, layer.N, layer.D, False, previous.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
-        return self._launch_gemm("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
+        blocks, flop = tiling.blocks(batch, layer.D), self._flop(1, [i])
+        return self._launch_gemm("backward", tiling, blocks, step, *memory, shape, row_flop=flop)
 
     def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
         """train_rows: forward, loss, backward and dW of all layers but the first."""
         program, blocks = rows.program(LOSSES.index(self.training.loss), layer_specs(self.layers)), self.slices(1)
-        arguments = step, self._row_layers(), State("dz_split")
-        return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
+        arguments, flop = (step, self._row_layers(), State("dz_split")), self._flop(3, range(1, len(self.layers)))
+        return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments, row_flop=flop)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
         """train_stream: same without dW, for wider layers."""
@@ -360,7 +382,8 @@ class TrainLowering:
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
         )
-        return KernelLaunch(program, config, (step, self._row_layers(), State("dz_split")), STREAM_BUDGET)
+        arguments, flop = (step, self._row_layers(), State("dz_split")), self._flop(2, range(1, len(self.layers)))
+        return KernelLaunch(program, config, arguments, STREAM_BUDGET, row_flop=flop)
 
     def _row_layers(self) -> Struct:
         memory, layers = [], []
@@ -401,7 +424,8 @@ class TrainLowering:
         elif self.has_own_head and batch > MANY_ROWS * self.device.units:
             lanes = 8
         blocks = -(-batch * warps * lanes // THREADS)
-        return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
+        flop = self._flop(2 if is_training and last else 1, [last] if self.has_own_head else [])
+        return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head, row_flop=flop)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
         """dW (train_gradients, or bytes_gradient for uint8 rows) unless train_rows computes it; then train_apply for
@@ -418,7 +442,8 @@ class TrainLowering:
             count = sum(blocks) * tiling.slices + (first == 0)
             layers = self._layers(indices, blocks, blocks_n)
             more = "".join(f", {str(each).lower()}" for each in (has_update, bool(self.byte_rows)))
-            yield self._launch_gemm("gradients", tiling, count, step, layers, tally, more=more)
+            flop = self._flop(1, indices)
+            yield self._launch_gemm("gradients", tiling, count, step, layers, tally, row_flop=flop, more=more)
         clips = bool(self.training.clip_norm)
         if clips:
             yield from self._apply("train_squares", step, len(self.layers))
@@ -469,7 +494,8 @@ class TrainLowering:
             slice_stages=rows.slice_stages(batch), scale=rows.scale,
         )  # fmt: skip
         blocks = 1 + self.slices(0) * rows.gradient_tiles
-        launch = self._launch(program, blocks, budget, shared, step, gradient, TALLY)
+        flop = self._flop(1, [0])
+        launch = self._launch(program, blocks, budget, shared, step, gradient, TALLY, row_flop=flop)
         if self.rows_pass or self.stream_pass:
             return [launch]
         return [self._split(rows, step, ("dz0", "dz_split"), self.width(0), batch, is_k_major=False), launch]

@@ -71,12 +71,10 @@ class ThreeLaunchLowering(TrainLowering):
     def launches_per_step(self) -> int:
         return 3
 
-    @property
-    def step_us(self) -> float:
+    def _us(self, launches: int, first: int, others: int) -> float:
         costs, precision = costs_of(self.device).three_launch, self.precision
-        first = 4 * self.layers[0].terms * self.layers[0].N
-        us = first * costs.first_us_per_gflop[precision] + (self.row_flop - first) * costs.other_us_per_gflop[precision]
-        return costs.step_us[precision] + 1e-9 * self.batch * us
+        us = first * costs.first_us_per_gflop[precision] + others * costs.other_us_per_gflop[precision]
+        return costs.step_us[precision] * launches / self.launches_per_step + 1e-9 * self.batch * us
 
     @property
     def fast_bytes(self) -> int:
@@ -136,8 +134,8 @@ class ThreeLaunchLowering(TrainLowering):
         program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.splits}, {tiles}, {code}>")
         blocks = -(-self.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
         sizes = UInt32(self.width(0)), UInt32(slope)
-        shared = self.forward_bytes(tiles)
-        return self._launch(program, blocks, _BUDGET, shared, step, self._pixels(), State("a0"), *sizes)
+        arguments, shared = (step, self._pixels(), State("a0"), *sizes), self.forward_bytes(tiles)
+        return self._launch(program, blocks, _BUDGET, shared, *arguments, row_flop=self._flop(1, [0]))
 
     @cached_property
     def cluster_bytes(self) -> int:
@@ -164,7 +162,8 @@ class ThreeLaunchLowering(TrainLowering):
         config = LaunchConfig(
             (clusters * CLUSTER, self.networks, 1), (THREADS, 1, 1), self.cluster_bytes, overlaps=True, cluster=CLUSTER
         )
-        return KernelLaunch(program, config, (step, self._row_layers()), _BUDGET)
+        flop = self._flop(2, range(1, len(self.layers)))
+        return KernelLaunch(program, config, (step, self._row_layers()), _BUDGET, row_flop=flop)
 
     def _pixels_update(self, step: Struct) -> KernelLaunch:
         indices = range(len(self.layers))
@@ -174,7 +173,8 @@ class ThreeLaunchLowering(TrainLowering):
         moments = OPTIMISERS[self.training.optimiser]
         program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.splits}, {moments}>")
         shared = _TILE_BYTES * (8 + 1 + moments)  # sums of 8 warps; weights and moments
-        return self._launch(program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), TALLY)
+        arguments, flop = (step, layers, self._pixels(), TALLY), self._flop(1, indices)
+        return self._launch(program, 1 + sum(blocks), _UPDATE_BUDGET, shared, *arguments, row_flop=flop)
 
 
 def _tiles(width: int) -> int:

@@ -119,6 +119,9 @@ class LayerParallelLowering(TrainLowering):
         elements = self.rows * (self.layers[0].D + (1 + self.splits) * sum(layer.N for layer in self.layers[:-1]))
         return waits + costs.element_us * elements + costs.tile_us * self.splits**2 * (self.owned - 1)
 
+    def launch_estimates(self, count: int) -> list[float]:
+        return [self.step_us * count]
+
     @property
     def launches_per_step(self) -> int:
         return 0  # one for all steps

@@ -126,6 +126,9 @@ class ResidentLowering(TrainLowering):
     def _widths(self) -> list[int]:
         return [self.layers[0].D, *(layer.N for layer in self.layers)]
 
+    def launch_estimates(self, count: int) -> list[float]:
+        return [self.step_us * count]
+
     @property
     def launches_per_step(self) -> int:
         return 0  # one for all steps

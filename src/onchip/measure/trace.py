@@ -46,6 +46,9 @@ def trace_events(
         device = chosen.partition(" ")[0]
         where = f"{recorder.where}: " if recorder.where else ""
         yield _name("process_name", process, 0, f"{where}{recorder.plan.network.name} on {device}")
+        if (count := sum(call.count for call in recorder.calls)) > len(recorder.calls):
+            yield _name("thread_name", process, 0, f"{CALLS}: {len(recorder.calls):,} of {count:,}")
+            del tracks[CALLS]
         for name, number in tracks.items():
             yield _name("thread_name", process, number, name)
     for process, training in enumerate(trainings, len(recorded)):

@@ -606,7 +606,7 @@ def test_the_printed_overhead_is_that_of_all_calls(plan, clock, monkeypatch, sam
     assert f"recording takes {found.overhead:+.1%} of their time" in found.fitted(200)
     (name,) = {event["args"]["name"] for event in trace_events(calls.recorded) if event["name"] == "thread_name"
                and event["tid"] == 0}  # fmt: skip
-    assert name == f"calls: {found.engine.recorded:,} of {found.engine.calls:,}"
+    assert name == f"calls, {found.engine.recorded:,} of {found.engine.calls:,} recorded"
 
 
 # -- emulated kernels ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from onchip.plan.plan import Plan
@@ -54,6 +54,12 @@ class Resources:
     registers: int = 0  # per thread
     shared_bytes: int = 0  # per block
     occupancy: float = 0.0  # share of an SM's warps
+
+
+def count_calls(recorders: Iterable[Recorder]) -> tuple[int, int]:
+    """Recorded calls, and all calls that they stand for."""
+    calls = [call for recorder in recorders for call in recorder.calls]
+    return len(calls), sum(call.count for call in calls)
 
 
 class Recorder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ AIM = 0.015  # of that time: costs vary, and are higher for rare calls
 AFTER_NS = 20_000  # a recorded call also costs this: its record is read later, and later calls find cold caches
 FIRST = 2  # calls that are recorded first and not compared: they compile what records, or build a graph
 PAIRS = 5  # then recorded and plain calls alternate
-KEPT = 9  # last times of each kind: their medians are compared
+KEPT = 9  # last times of each kind: the shortest are compared, as other load only makes calls longer
 AGAIN = 16  # recorded calls before a plain one is timed again
 
 
@@ -46,8 +45,8 @@ class _Batch:
 
     def learn(self) -> None:
         """Choose `every`. Skipped calls are faster than timed ones: in a loop, caches are warm and a GPU has work."""
-        plain = min(statistics.median(times) for times in (self.plain, self.between) if times)
-        cost = statistics.median(self.recorded) - plain + AFTER_NS
+        plain = min(*self.plain, *self.between)
+        cost = min(self.recorded) - plain + AFTER_NS
         self.every = max(1, math.ceil(cost / (AIM * max(1, plain))))
 
 

@@ -1,7 +1,7 @@
 """Random training steps from a seed, and the check that compares their runs with the float64 reference.
 
-`python tests/random_gradients.py FIRST LAST [--device cpu]` prints those that are wrong, of the seeds from FIRST to
-before LAST.
+`python tests/random_gradients.py FIRST LAST [--device cpu|cuda|emulated] [--precision fp32]` prints those that are
+wrong, of the seeds from FIRST to before LAST. No GPU runs all of them: those refused are counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
-from onchip.errors import InputError
+from emulated_engine import emulate_device
+from onchip.errors import InputError, PlanError
 from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -46,12 +49,15 @@ from onchip.network.layers import (
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import SHARE, TARGET, VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
 from onchip.plan.plan import Plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
 from random_networks import random_inputs, random_network
+from training_steps import run_step
 
 MAX_ROWS = 33
 # Of the errors of naive runs with weights a rounding apart, where a single one is exceeded. Adam divides a gradient by
@@ -252,42 +258,57 @@ def random_state(step: Step) -> dict[str, np.ndarray]:
 # -- the check -------------------------------------------------------------------------------------------------
 
 
-def verify(seed: int, device: str = "cpu") -> str:
-    """What is wrong with a random step, and how to see it again; "" if nothing is."""
+REFUSED = "refused: "
+
+
+def verify(seed: int, device: str = "cpu", precision: str = "fp32") -> str:
+    """What is wrong with a random step, and how to see it again; "" if nothing is.
+
+    REFUSED and why on a GPU without a kernel for a layer.
+    """
     step = random_step(seed)
-    wrong = faults(step, plan(step.net, device, Job(batch=step.planned)))
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "emulated":
+            emulate_device(patch)
+        try:
+            planned = plan(step.net, "cpu" if device == "cpu" else "cuda", Job(precision, step.planned))
+        except PlanError as refused:
+            if device == "cpu":
+                raise
+            return f"{REFUSED}{refused.what}"
+        wrong = faults(step, planned, precision)
     if not wrong:
         return ""
-    again = f"python tests/random_gradients.py {seed} {seed + 1} --device {device}"
+    again = f"python tests/random_gradients.py {seed} {seed + 1} --device {device} --precision {precision}"
     return "\n".join([f"random step {seed} is wrong; to see it again: {again}", str(step), *wrong])
 
 
-def faults(step: Step, planned: Plan) -> list[str]:
-    net, optimiser, wrong = step.net, step.how.optimiser, _wrong_slope(step)
-    bound, alone = CpuStep(planned, 2), CpuStep(planned, 1)
+def bind(planned: Plan, threads: int = 2) -> Any:
+    """The step on the plan's device."""
+    return CpuStep(planned, threads) if planned.device.kind == "cpu" else CudaStep(Gpu.get(0), planned)
+
+
+def faults(step: Step, planned: Plan, precision: str = "fp32") -> list[str]:
+    net, optimiser, is_on_cpu = step.net, step.how.optimiser, planned.device.kind == "cpu"
+    wrong = _wrong_slope(step) if is_on_cpu else []
+    bound = bind(planned)
+    others = {"with one thread": bind(planned, 1)} if is_on_cpu else {"of another engine": bind(planned)}
     with _filled_memory():
-        filled = CpuStep(planned, 2)
+        filled = bind(planned) if is_on_cpu else bound
     state = random_state(step)
     for B in step.batches:
         rows = random_rows(step, B)
-        after = run(bound, rows, state)
-        if wrong_now := errors(net, optimiser, after, rows, state):
+        after = run_step(bound, rows, state)
+        if wrong_now := errors(net, optimiser, after, rows, state, precision):
             draws = [random_rows(step, B, draw) for draw in range(1, DRAWS)]
-            if all(errors(net, optimiser, run(bound, drawn, state), drawn, state) for drawn in draws):
+            if all(errors(net, optimiser, run_step(bound, drawn, state), drawn, state, precision) for drawn in draws):
                 wrong += wrong_now
-        wrong += _unequal_bits(after, run(alone, rows, state), "with one thread")
-        with _filled_memory():
-            wrong += _unequal_bits(after, run(filled, rows, state), "in memory full of NaNs")
+        for how, other in others.items():
+            wrong += _unequal_bits(after, run_step(other, rows, state), how)
+        with _filled_memory():  # on a GPU: a graph, from the second run on
+            wrong += _unequal_bits(after, run_step(filled, rows, state), "in memory full of NaNs, or in a graph")
         state = {name: after[name] for name in state}
     return wrong
-
-
-def run(bound: CpuStep, rows: Rows, state: State) -> dict[str, np.ndarray]:
-    """The state after a run, and the loss."""
-    for name, array in state.items():
-        bound.state[name][...] = array
-    outputs = bound.run(dict(zip(bound.plan.network.inputs, rows, strict=True)), len(rows[-1]))
-    return {name: array.copy() for name, array in (*bound.state.items(), *outputs.items())}
 
 
 @contextlib.contextmanager
@@ -316,13 +337,13 @@ def _bits(array: np.ndarray) -> bytes:
     return (np.where(array == array, array, np.full_like(array, np.nan)) if is_float else array).tobytes()
 
 
-def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State) -> list[str]:
+def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State, precision: str = "fp32") -> list[str]:
     """The arrays of a step's state and loss that are farther from float64 than naive runs are, some times over."""
     dtypes = {kind.dtype for kind in net.types.values()} | {array.dtype.name for array in state.values()}
     naive_dtype = max((*(d for d in dtypes if "float" in d), "float32"), key=lambda dtype: DTYPE_ULP.get(dtype, 0.0))
     naive_dtype = "float32" if naive_dtype == "float64" else naive_dtype
     truth, naive = (_reference(net, rows, state, dtype) for dtype in ("float64", naive_dtype))
-    ulp = ULPS * DTYPE_ULP.get(naive_dtype, ULP["fp32"])
+    ulp = ULPS * max(DTYPE_ULP.get(naive_dtype, 0.0), ULP[precision])
     got = {name: np.atleast_1d(array) for name, array in got.items()}
     off = {name: scaled_error(got[name], exact) for name, exact in truth.items() if _is_finite(exact, naive[name])}
     wrong = [name for name in off if not off[name] <= FACTOR * scaled_error(naive[name], truth[name]) + ulp]
@@ -381,11 +402,11 @@ def _wrong_slope(step: Step) -> list[str]:
     return [f"slope {slope:.6g}, by differences {', '.join(found)}"]
 
 
-def verify_many(seeds: Sequence[int], device: str) -> list[str]:
+def verify_many(seeds: Sequence[int], device: str, precision: str = "fp32") -> list[str]:
     """Verdicts that are not "": in processes, as compiling is most of it."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
-        verdicts = pool.map(verify, seeds, repeat(device), chunksize=4)
+        verdicts = pool.map(verify, seeds, repeat(device), repeat(precision), chunksize=4)
         return [verdict for verdict in verdicts if verdict]
 
 
@@ -393,10 +414,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Random training steps that are wrong.")
     parser.add_argument("first", type=int)
     parser.add_argument("last", type=int)
-    parser.add_argument("--device", default="cpu", choices=("cpu",))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "emulated"))
+    parser.add_argument("--precision", default="fp32", choices=TRAINING_PRECISIONS)
     args = parser.parse_args()
-    wrong = verify_many(range(args.first, args.last), args.device)
-    print("\n\n".join([*wrong, f"{args.last - args.first} verified, {len(wrong)} wrong"]))
+    verdicts = verify_many(range(args.first, args.last), args.device, args.precision)
+    wrong = [verdict for verdict in verdicts if not verdict.startswith(REFUSED)]
+    refused = Counter(verdict for verdict in verdicts if verdict.startswith(REFUSED))
+    lines = [f"{count} {why}" for why, count in refused.most_common()]
+    verified = args.last - args.first - refused.total()
+    print("\n\n".join([*wrong, *lines, f"{verified} verified, {refused.total()} refused, {len(wrong)} wrong"]))
     raise SystemExit(bool(wrong))
 
 

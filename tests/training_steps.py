@@ -8,6 +8,7 @@ from onchip.network.layers import Mul, Reshape
 from onchip.plan.gradient.step import VALUES
 from onchip.plan.gradient.training_form import DRAW
 from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.cpu.step import CpuStep
 
 
 def trained_through(net: Network) -> Network:
@@ -46,3 +47,16 @@ def assert_right(step: Network, got, rows, state):
         few = 4 if array.size < 8 else 2  # a chain of layers; the naive errors of few numbers may happen to be small
         allowed, error = FACTOR * scaled_error(naively, array) + few * ULPS * ulp, scaled_error(found, array)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def run_step(bound, rows, state) -> dict[str, np.ndarray]:
+    """The state after a run on either device, and the loss."""
+    is_on_cpu = isinstance(bound, CpuStep)
+    if is_on_cpu:
+        for name, array in state.items():
+            bound.state[name][...] = array
+    else:
+        bound.write_state(state)
+    outputs = bound.run(dict(zip(bound.plan.network.inputs, rows, strict=True)), len(rows[-1]))
+    after = bound.state if is_on_cpu else bound.read_state()
+    return {name: array.copy() for name, array in (*after.items(), *outputs.items())}

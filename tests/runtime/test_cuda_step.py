@@ -12,7 +12,7 @@ from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
-from training_steps import assert_right, begin
+from training_steps import assert_right, begin, run_step
 
 pytestmark = needs_gxx
 RNG = np.random.default_rng(0)
@@ -49,12 +49,6 @@ def rows_of(step, B, classes=None):
     return tuple(made)
 
 
-def run(bound: CudaStep, rows, state):
-    bound.write_state(state)
-    outputs = bound.run(dict(zip(bound.plan.network.inputs, rows, strict=True)), len(rows[-1]))
-    return bound.read_state() | outputs
-
-
 @pytest.fixture
 def gpu(monkeypatch):
     return emulate_device(monkeypatch)
@@ -78,9 +72,9 @@ def test_a_step(gpu, net, training, B):
     for name in state:
         if name.endswith(".second"):  # from 0, Adam's first step would divide a gradient by itself, and its error too
             state[name] = np.random.default_rng(B).uniform(0.5, 1.5, state[name].shape).astype(np.float32)
-    after = run(bound, rows, state)
+    after = run_step(bound, rows, state)
     assert_right(step, after, rows, state)
-    again = run(bound, rows, state)
+    again = run_step(bound, rows, state)
     assert all(after[name].tobytes() == array.tobytes() for name, array in again.items())
-    following = run(bound, rows, {name: after[name] for name in state})
+    following = run_step(bound, rows, {name: after[name] for name in state})
     assert_right(step, following, rows, {name: after[name] for name in state})

@@ -5,28 +5,27 @@
 // Floor   Reads everything once: 64 rows of 8,192 floats are 2 MB, 0.5 us at 4.2 TB/s; a launch takes longer.
 // Order   Per thread in row order, then the 8 threads in order. Chunks depend on rows and columns alone.
 // Layout  x row-major; y (chunks, columns). Where y2 is set, columns from `first_columns` on are y2's.
-// Limits  Any sizes; float32, float64; sm_80 up.
+// Limits  Any sizes; float32, float16, bfloat16, float64; partial sums float32 or float64; sm_80 up.
 #include "common/accumulator.cuh"
 
 constexpr int COLUMNS = 32, LINES = 8;
 
-template <class T>
+template <class T, class Y>
 __global__ void __launch_bounds__(COLUMNS* LINES)
-    batch_sum(const T* x, T* y, T* y2, long long rows, long long columns, long long first_columns, long long chunk) {
-    __shared__ T totals[LINES][COLUMNS];
+    batch_sum(const T* x, Y* y, Y* y2, long long rows, long long columns, long long first_columns, long long chunk) {
+    __shared__ acc_t<T> totals[LINES][COLUMNS];
     const int lane = threadIdx.x % COLUMNS, line = threadIdx.x / COLUMNS;
     const long long column = static_cast<long long>(blockIdx.x) * COLUMNS + lane;
     const long long begin = blockIdx.y * chunk, end = begin + chunk < rows ? begin + chunk : rows;
-    T total = 0;
+    acc_t<T> total = 0;
     if (column < columns) {
 #pragma unroll 4
-        for (long long row = begin + line; row < end; row += LINES) total += x[row * columns + column];
+        for (long long row = begin + line; row < end; row += LINES) total += load_acc(x + row * columns + column);
     }
     totals[line][lane] = total;
     __syncthreads();
     if (line > 0 || column >= columns) return;
 #pragma unroll
     for (int other = 1; other < LINES; ++other) total += totals[other][lane];
-    if (column < first_columns) y[blockIdx.y * columns + column] = total;
-    else y2[column - first_columns] = total;
+    store_acc(column < first_columns ? y + blockIdx.y * columns + column : y2 + column - first_columns, total);
 }

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
-from onchip.kernels.cuda.gradient.batch_sum import sum_batch
+from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_batch
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
 from onchip.network.types import DTYPE_BYTES
@@ -20,7 +21,6 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, BLOCKS_PER_SM = 256, 8
 LONG = 1024  # longest row for one warp
-TYPES = {"float32": "float", "float64": "double"}
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class LossLowering:
 
     def at(self, B: int) -> Steps:
         outputs: dict[str, Argument] = {what: Output(i) for i, what in enumerate(self.writes)}
-        nbytes = B * DTYPE_BYTES[self.dtype] if "total" in outputs else 0
+        nbytes = B * DTYPE_BYTES[accumulated(self.dtype)] if "total" in outputs else 0
         lanes = THREADS if self.N > LONG else 32
         blocks = min(-(-B * lanes // THREADS), self.units * BLOCKS_PER_SM)
         y, target, share = (Input(i) if i >= 0 else NOTHING for i in self.inputs)
         shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_float(self.smoothing)), "little")
         rows = KernelLaunch(
-            Program(SOURCE, f"loss<{self.loss}, {TYPES[self.dtype]}, {lanes}>"), grid_1d(blocks),
+            Program(SOURCE, f"loss<{self.loss}, {FLOATS[self.dtype]}, {lanes}>"), grid_1d(blocks),
             (
                 y, target, share, outputs.get("losses", NOTHING), shared, outputs.get("gradient", NOTHING),
                 Int64(B), Int64(self.N), UInt32(bits),
@@ -52,14 +52,14 @@ class LossLowering:
         )  # fmt: skip
         if not nbytes:
             return Steps((rows,))
-        sums, scratch = sum_batch(self.dtype, B, 1, self.units, Scratch(0), outputs["total"], nbytes)
+        dtypes = accumulated(self.dtype), self.dtype
+        sums, scratch = sum_batch(dtypes, B, 1, self.units, Scratch(0), outputs["total"], -(-nbytes // 16) * 16)
         return Steps((rows, *sums), scratch)
 
 
 class LossKernel(CudaKernel):
     name = "loss"
     layers = (CrossEntropy, SquaredError, InputGrad)
-    dtypes = tuple(TYPES)
     order = "per lane, then in a tree; rows by chunk"
 
     def applies(self, net: Network, start: int) -> bool:

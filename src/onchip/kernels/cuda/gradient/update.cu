@@ -3,12 +3,13 @@
 // Idea    A block updates 1,024 elements of one parameter: it reads gradient, moments and weight once and writes the new
 //         ones, mostly over the old: an element depends on no other.
 // Floor   Adam moves 7 floats per element: a million parameters are 28 MB / 4.2 TB/s = 6.7 us.
-// Layout  Every array of a parameter is contiguous; all have T but `values`, the optimiser's values of this step.
-// Limits  MAX_PARAMETERS per launch; float32, float64; sm_80 up.
+// Layout  Every array of a parameter is contiguous and has its dtype; `values` are the optimiser's values of this step.
+// Limits  MAX_PARAMETERS per launch; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/accumulator.cuh"
 
-constexpr int THREADS = 256, PER_THREAD = 4, MAX_PARAMETERS = 40;
+constexpr int THREADS = 256, PER_THREAD = 4, MAX_PARAMETERS = 36;
 enum Kind : u32 { DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE };
+enum Dtype : u32 { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 
 struct Parameter {
     const void* gradient;
@@ -22,6 +23,7 @@ struct Parameter {
     long long count;
     u32 first_block, kind, decays;  // decays: the gradient has weight_decay w added
     float rate;                     // of a running average
+    u32 dtype, unused;
 };
 struct Parameters {
     Parameter parameter[MAX_PARAMETERS];
@@ -37,43 +39,55 @@ __device__ __forceinline__ T root(T v) {
 }
 
 template <class T>
-__device__ __forceinline__ void update_element(const Parameter& p, const StepValues& values, T scale, long long i) {
+__device__ __forceinline__ void update_element(const Parameter& p, const StepValues& values, acc_t<T> scale, long long i) {
+    using A = acc_t<T>;
     // The rest is rounded once: 1 - 0.999f is 5e-5 larger than 0.001.
-    constexpr T BETA1 = T(0.9), REST1 = T(1 - 0.9), BETA2 = T(0.999), REST2 = T(1 - 0.999), EPS = T(1e-8);
-    const T lr = values.lr, decay = values.weight_decay;
-    T g = scale * static_cast<const T*>(p.gradient)[i], w = static_cast<const T*>(p.weight)[i];
+    constexpr A BETA1 = A(0.9), REST1 = A(1 - 0.9), BETA2 = A(0.999), REST2 = A(1 - 0.999), EPS = A(1e-8);
+    const auto load = [i](const void* from) { return load_acc(static_cast<const T*>(from) + i); };
+    const auto store = [i](void* to, A v) { store_acc(static_cast<T*>(to) + i, v); };
+    const A lr = values.lr, decay = values.weight_decay;
+    A g = scale * load(p.gradient), w = load(p.weight);
     if (p.decays) g = multiply_add(decay, w, g);
     if (p.kind == AVERAGE) {
-        w = multiply_add(T(p.rate), g - w, w);
+        w = multiply_add(A(p.rate), g - w, w);
     } else if (p.kind == DESCENT) {
         w = w - lr * g;
     } else if (p.kind == MOMENTUM) {
-        const T v = multiply_add(T(values.momentum), static_cast<const T*>(p.first)[i], g);
-        static_cast<T*>(p.new_first)[i] = v;
+        const A v = multiply_add(A(values.momentum), load(p.first), g);
+        store(p.new_first, v);
         w = w - lr * v;
     } else {
-        const T m = multiply_add(BETA1, static_cast<const T*>(p.first)[i], REST1 * g);
-        const T s = multiply_add(BETA2, static_cast<const T*>(p.second)[i], REST2 * g * g);
-        static_cast<T*>(p.new_first)[i] = m;
-        static_cast<T*>(p.new_second)[i] = s;
+        const A m = multiply_add(BETA1, load(p.first), REST1 * g);
+        const A s = multiply_add(BETA2, load(p.second), REST2 * g * g);
+        store(p.new_first, m);
+        store(p.new_second, s);
         if (p.kind == ADAMW) w *= 1 - lr * decay;
-        w = w - lr * (m / T(values.first_correction)) / (root(s / T(values.second_correction)) + EPS);
+        w = w - lr * (m / A(values.first_correction)) / (root(s / A(values.second_correction)) + EPS);
     }
-    static_cast<T*>(p.new_weight)[i] = w;
+    store(p.new_weight, w);
 }
 
 template <class T>
+__device__ __forceinline__ void update_block(const Parameter& p, const StepValues& values) {
+    const acc_t<T> scale = p.scale == nullptr ? acc_t<T>(1) : load_acc(static_cast<const T*>(p.scale));
+    const long long first = static_cast<long long>(blockIdx.x - p.first_block) * THREADS * PER_THREAD;
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+        const long long i = first + j * THREADS + threadIdx.x;
+        if (i < p.count) update_element<T>(p, values, scale, i);
+    }
+}
+
 __global__ void __launch_bounds__(THREADS)
     update(const __grid_constant__ Parameters all, int parameters, const StepValues* values) {
     int index = 0;
     while (index + 1 < parameters && blockIdx.x >= all.parameter[index + 1].first_block) ++index;
     const Parameter& p = all.parameter[index];
     const StepValues now = p.kind == AVERAGE ? StepValues{} : *values;
-    const T scale = p.scale == nullptr ? T(1) : *static_cast<const T*>(p.scale);
-    const long long first = static_cast<long long>(blockIdx.x - p.first_block) * THREADS * PER_THREAD;
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; ++j) {
-        const long long i = first + j * THREADS + threadIdx.x;
-        if (i < p.count) update_element<T>(p, now, scale, i);
+    switch (p.dtype) {
+        case FLOAT32: return update_block<float>(p, now);
+        case FLOAT16: return update_block<f16>(p, now);
+        case BFLOAT16: return update_block<bf16>(p, now);
+        default: return update_block<double>(p, now);
     }
 }

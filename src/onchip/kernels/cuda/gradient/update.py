@@ -22,8 +22,8 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-BLOCK_ELEMENTS, MAX_PARAMETERS = 1024, 40
-TYPES = {"float32": "float", "float64": "double"}
+BLOCK_ELEMENTS, MAX_PARAMETERS = 1024, 36
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 
 
 class ParameterStruct(CStruct):
@@ -32,6 +32,7 @@ class ParameterStruct(CStruct):
         ("gradient", c_void_p), ("weight", c_void_p), ("new_weight", c_void_p), ("first", c_void_p),
         ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("scale", c_void_p),
         ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("decays", c_uint32), ("rate", c_float),
+        ("dtype", c_uint32), ("unused", c_uint32),
     )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ class ParameterArrays:
     """What a parameter's update reads and writes: the indices of inputs and outputs, the names of recipes."""
 
     kind: int
+    dtype: str
     count: int
     gradient: int
     states: tuple[tuple[str, int], ...]  # old and new
@@ -63,12 +65,12 @@ class ParameterArrays:
             gradient=Input(self.gradient), weight=weight, new_weight=new_weight, first=first, new_first=new_first,
             second=second, new_second=new_second, scale=Weight(self.scale) if self.scale else NOTHING,
             count=self.count, first_block=first_block, kind=self.kind, decays=self.decays, rate=self.rate,
+            dtype=DTYPES[self.dtype], unused=0,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class UpdateLowering:
-    dtype: str
     parameters: tuple[ParameterArrays, ...]
     values: str  # "": running averages alone
 
@@ -81,14 +83,13 @@ class UpdateLowering:
         structs = [each.struct(at) for each, at in zip(parameters, first_blocks, strict=False)]
         values = Weight(self.values) if self.values else NOTHING
         arguments = ParametersStruct.of(parameter=structs), UInt32(len(parameters)), values
-        program = Program(SOURCE, f"update<{TYPES[self.dtype]}>")
-        return KernelLaunch(program, grid_1d(first_blocks[-1]), arguments, Budget(64), after=())
+        return KernelLaunch(Program(SOURCE, "update"), grid_1d(first_blocks[-1]), arguments, Budget(64), after=())
 
 
 class UpdateKernel(CudaKernel):
     name = "update"
     layers = (Update, Mul)
-    dtypes = tuple(TYPES)
+    dtypes = tuple(DTYPES)
 
     def applies(self, net: Network, start: int) -> bool:
         return begins_updates(net, start)
@@ -99,11 +100,12 @@ class UpdateKernel(CudaKernel):
             yield Refusal(self.name, names[0], updates)
             return
         nodes = [net.by_name[name] for name in names]
+        for node in nodes:
+            dtypes = {net.weight_type(name).dtype for role, name in node.weights.items() if role != "values"}
+            if dtypes - {net.types[node.name].dtype}:
+                yield Refusal(self.name, node.name, "a weight, its gradient and its moments of one dtype")
+                return
         weights = [name for node in nodes for role, name in node.weights.items() if role != "values"]
-        dtype = net.types[names[0]].dtype
-        if {net.weight_type(name).dtype for name in weights} != {dtype}:
-            yield Refusal(self.name, names[0], f"all parameters {dtype}")
-            return
         values = {each.values for each in updates if each.values}
         used = dict.fromkeys([*weights, *values])
         recipes = {
@@ -118,11 +120,18 @@ class UpdateKernel(CudaKernel):
             states = tuple((at[old], outputs.index(new)) for old, new in update.states)
             count, scale = math.prod(net.weights[update.states[0][0]].shape), at[update.scale] if update.scale else ""
             return ParameterArrays(
-                update.kind, count, inputs.index(update.gradient), states, scale, update.decays, update.rate
+                update.kind,
+                net.types[update.gradient].dtype,
+                count,
+                inputs.index(update.gradient),
+                states,
+                scale,
+                update.decays,
+                update.rate,
             )
 
         moved = sum(net.types[value].row_bytes for value in inputs) + sum(2 * net.types[v].row_bytes for v in outputs)
-        lowering = UpdateLowering(dtype, tuple(map(arrays, updates)), next((at[name] for name in values), ""))
+        lowering = UpdateLowering(tuple(map(arrays, updates)), next((at[name] for name in values), ""))
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes if not isinstance(node.layer, Mul)))
         cost = Cost(sum(map(net.row_flop, nodes)), moved, launches=-(-len(updates) // MAX_PARAMETERS))
         yield Claim(
@@ -133,7 +142,6 @@ class UpdateKernel(CudaKernel):
 
 INSTANCES = (
     instance(
-        "Adam", UpdateLowering("float32", (ParameterArrays(ADAM, 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v")
+        "Adam", UpdateLowering((ParameterArrays(ADAM, "float32", 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v")
     ),
-    instance("float64", UpdateLowering("float64", (ParameterArrays(ADAM, 9, 0, (("w0", 0),), "", False, 0.0),), "v")),
 )

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, Scratch, Struct, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.kernels.cuda.gradient.batch_sum import sum_rows
+from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_rows
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchSum, Convolution, GlobalSum, Linear, TransposedConvolution, WeightGrad
 from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
@@ -69,6 +71,7 @@ class WeightGradLowering:
     dy: int  # the index of the input; the other is x
     has_bias: bool
     units: int
+    dtype: str = "float32"
 
     @property
     def row_terms(self) -> int:
@@ -89,12 +92,18 @@ class WeightGradLowering:
             return Steps(())
         splits, split = self.splits(B)
         stride = (count + biases * self.has_bias) if splits > 1 else 0
-        dw, bias = (Scratch(0), Scratch(4 * count)) if splits > 1 else (Output(0), Output(1))
+        dw, bias = (
+            (Scratch(0), Scratch(count * DTYPE_BYTES[accumulated(self.dtype)]))
+            if splits > 1
+            else (Output(0), Output(1))
+        )
         tiles_n = -(-self.N // TILE)
         grid = (tiles_n * -(-self.M // TILE), self.groups * splits, 1)
         C = self.N // math.prod(self.windows.taps)
         rows = biases * math.prod(self.windows.sizes_out), self.groups * C * math.prod(self.windows.sizes_in)
-        name = f"weight_grad<{str(bool(self.vectors)).lower()}, {index_of(K + TILE_K)}>"
+        total = accumulated(self.dtype)
+        types = FLOATS[self.dtype], FLOATS[total if splits > 1 else self.dtype]
+        name = f"weight_grad<{str(bool(self.vectors)).lower()}, {index_of(K + TILE_K)}, {', '.join(types)}>"
         product = KernelLaunch(
             Program(SOURCE, name), LaunchConfig(grid, (THREADS, 1, 1), 0),
             (
@@ -107,14 +116,13 @@ class WeightGradLowering:
         if splits == 1:
             return Steps((product,))
         y2 = Output(1) if self.has_bias else NOTHING
-        total = sum_rows("float32", splits, stride, Scratch(0), Output(0), y2, count)
-        return Steps((product, total), scratch_bytes=4 * splits * stride)
+        added = sum_rows((total, self.dtype), splits, stride, Scratch(0), Output(0), y2, count)
+        return Steps((product, added), scratch_bytes=splits * stride * DTYPE_BYTES[total])
 
 
 class WeightGradKernel(CudaKernel):
     name = "weight_grad"
     layers = (WeightGrad,)
-    dtypes = ("float32",)
     order = "splits of K, each in order"
 
     def applies(self, net: Network, start: int) -> bool:
@@ -170,7 +178,8 @@ def _lowering(net: Network, node: Node, device: Device, has_bias: bool) -> Weigh
     layer, (x, dy) = node.layer.of, (net.types[value] for value in node.inputs)
     if isinstance(layer, Linear):
         M, N = dy.shape[-1], x.shape[-1]
-        return WeightGradLowering(int(M), int(N), 1, x.row_size // int(N), Windows(), 1, has_bias, device.units)
+        vectors = x.row_size // int(N)
+        return WeightGradLowering(int(M), int(N), 1, vectors, Windows(), 1, has_bias, device.units, x.dtype)
     stride, pads, dilation = geometry(layer)
     groups, rank, taps = conv_groups(layer), len(stride), net.types[node.name].shape[3:]
     is_transposed = isinstance(layer, TransposedConvolution)
@@ -181,7 +190,7 @@ def _lowering(net: Network, node: Node, device: Device, has_bias: bool) -> Weigh
     )  # fmt: skip
     M, C = int(positions.shape[1]) // groups, int(image.shape[1]) // groups
     return WeightGradLowering(
-        M, C * math.prod(map(int, taps)), groups, 0, windows, 0 if is_transposed else 1, has_bias, device.units
+        M, C * math.prod(map(int, taps)), groups, 0, windows, 0 if is_transposed else 1, has_bias, device.units, x.dtype
     )
 
 

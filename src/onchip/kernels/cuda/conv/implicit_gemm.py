@@ -129,7 +129,7 @@ class ImplicitGemmLowering(ConvLowering):
         g, windows = self.geometry, self.windows
         down, right = windows.phases
         useful = sum(h.taps * h.outputs * w.taps * w.outputs for h in down for w in right) * g.C * g.N * g.groups
-        return B * useful / self.work(B, self.tile(B))
+        return B * max(1, useful) / self.work(B, self.tile(B))
 
     def why_not(self) -> str:
         g, windows = self.geometry, self.windows

@@ -529,6 +529,7 @@ def test_recording_takes_little_of_the_time_of_all_calls(plan, clock, sampled):
     assert PLAIN_NS < (clock.ns - begin) / 19_999 < PLAIN_NS * (1 + sampling.LIMIT)
     assert total(recorder) == 20_000
     assert 20 < len(recorder.calls) < 1000
+    assert max(call.count for call in recorder.calls) < 3 * 20_000 / len(recorder.calls)
     for call in recorder.calls:
         assert [(span.group, span.rows) for span in launches(call)] == [(0, 7), (1, 7)]
 
@@ -661,6 +662,27 @@ def test_ids_outside_their_table_still_raise(monkeypatch, B):
     assert np.array_equal(engine(Array(gpu, good)).numpy(), want)
     assert len(recorder.calls) == 4  # the two that raised are left out
     assert all(call.spans for call in recorder.calls)
+
+
+@needs_gxx
+def test_ids_outside_their_table_raise_in_skipped_calls(monkeypatch, sampled):
+    """The plain plan runs them; the next call or wait reports them, whichever plan runs it."""
+    monkeypatch.setattr(sampling, "AFTER_NS", 10**15)
+    gpu = emulate_device(monkeypatch)
+    net = sequential(TensorType(("B", 5), "int32"), [("e", Embedding()), ("s", CumSum(1))], {"e.weight": rows(40, 12)})
+    engine, recorder = recorded(compile(net, "cuda").plan)
+    good = np.random.default_rng(0).integers(0, 40, (7, 5)).astype(np.int32)
+    bad = good.copy()
+    bad[4, 1] = 77
+    while len(recorder.calls) < sampling.FIRST + sampling.PAIRS + 1:
+        engine(Array(gpu, good))
+    for report in (engine.wait, lambda: engine(Array(gpu, good)), lambda: engine(Array(gpu, good[:3]))):
+        engine(Array(gpu, bad))
+        with pytest.raises(InputError, match="row 4, position 1: id 77, expected 0 to 39"):
+            report()
+    with pytest.raises(InputError, match="row 4, position 1: id 77"):
+        engine(bad)
+    assert len(recorder.calls) == sampling.FIRST + sampling.PAIRS + 1
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, ReLU, Softmax, ToInts
 from onchip.network.types import TensorType
-from onchip.runtime import sampling
+from onchip.runtime import sampling, spans
 from onchip.runtime.cpu import recorded
 from onchip.runtime.spans import Recorder
 
@@ -238,6 +238,28 @@ def test_calls_from_several_threads(monkeypatch):
     assert not wrong
     assert sorted(call.rows for call in recorder.calls) == sorted([1, 2, 3, 40] * 20)
     assert all(len({span.group for span in call.spans}) == len(engine.plan.groups) for call in recorder.calls)
+
+
+def test_calls_before_and_after_a_pause_are_recorded(few):
+    engine = onchip.compile(network("one group"), "cpu")
+    recorder, x = Recorder(engine.plan), rows(engine, 3)
+    for _ in range(2):
+        engine.record(recorder)
+        for _ in range(30):
+            engine(x)
+        engine.record(None)
+        engine(x)
+    assert counts(recorder) == {3: (60, LEARNING + sampling.FIRST)}
+
+
+def test_many_recorded_calls_are_counted(monkeypatch):
+    monkeypatch.setattr(sampling, "FIRST", 1 << 40)
+    monkeypatch.setattr(spans, "MAX_CALLS", 3)
+    engine = onchip.compile(network("one group"), "cpu")
+    recorder, x = record(engine), rows(engine, 3)
+    for _ in range(10):
+        engine(x)
+    assert counts(recorder) == {3: (10, 3)}
 
 
 def test_warming_up_is_not_recorded():

@@ -54,7 +54,7 @@ from onchip.plan.gradient import (  # noqa: F401 - their rules
 )
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
-from onchip.plan.gradient.training_form import add_forward
+from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_averages
 from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
@@ -75,7 +75,7 @@ def training_step(
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in _with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
-    state = add_forward(build, net, trainable)
+    followed = add_forward(build, net, trainable)
     loss, forward = _loss_layer(step), tuple(build.nodes)
     classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
     shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
@@ -89,7 +89,8 @@ def training_step(
     total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
     d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
     gradients = _backward(build, forward, output, d_output, trained)
-    state |= add_updates(build, step, gradients, decays)
+    state = {DRAW: ""} if DRAW in build.weights else {}
+    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
     return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)

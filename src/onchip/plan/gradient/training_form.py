@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -25,24 +25,32 @@ DRAW = "step.draw"  # the weight with the seed and the number of the step, for d
 
 
 def add_forward(build: StepBuilder, net: Network, trainable: Callable[[str], bool]) -> dict[str, str]:
-    """Append the nodes of a network in training; returns the state that they change, each with its new value.
+    """Append the nodes of a network in training; returns the running statistics, each with the value that it follows.
 
     trainable  whether a weight, by name, is trained. A batch norm whose mean is not stays as at inference.
     """
-    state: dict[str, str] = {}
+    followed: dict[str, str] = {}
     for node in net.nodes:
         if isinstance(node.layer, BatchNorm1d | BatchNorm2d) and trainable(node.weights["mean"]):
-            _add_batch_norm(build, node, state)
+            statistics = _add_batch_norm(build, node)
+            followed |= {node.weights[role]: value for role, value in statistics.items()}
         elif isinstance(node.layer, Dropout) and node.layer.p > 0:
-            state.setdefault(DRAW, "")
             _add_dropout(build, node)
         else:
             build.add_node(node)
-    return state
+    return followed
 
 
-def _add_batch_norm(build: StepBuilder, node: Node, state: dict[str, str]) -> None:
-    """By the mean and variance of the batch; the running ones become state."""
+def add_running_averages(build: StepBuilder, followed: Mapping[str, str]) -> dict[str, str]:
+    """Append the updates of running statistics; returns the state, each with its new value."""
+    return {
+        name: build.add(f"{name}.new", RunningAverage(), (value,), {"average": name})
+        for name, value in followed.items()
+    }
+
+
+def _add_batch_norm(build: StepBuilder, node: Node) -> dict[str, str]:
+    """By the mean and variance of the batch; returns the values that the running ones follow, by role."""
     (x,), C = node.inputs, int(build.types[node.inputs[0]].shape[1])
     mean = build.add(f"{node.name}.mean", BatchMean(), (x,))
     at_mean = {"mean": build.as_weight(mean)}
@@ -54,9 +62,7 @@ def _add_batch_norm(build: StepBuilder, node: Node, state: dict[str, str]) -> No
         if role not in weights:
             weights[role] = build.add_weight(f"{node.name}.{role}", constant)
     build.add_node(Node(node.name, node.layer, node.inputs, weights | at_mean | {"var": build.as_weight(var)}))
-    for role, value in (("mean", mean), ("var", unbiased)):
-        name = node.weights[role]
-        state[name] = build.add(f"{name}.new", RunningAverage(), (value,), {"average": name})
+    return {"mean": mean, "var": unbiased}
 
 
 def _add_dropout(build: StepBuilder, node: Node) -> None:

@@ -18,7 +18,7 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import ROWS, stored_type
-from onchip.plan.plan import values_read
+from onchip.plan.plan import values_read, values_written
 from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
@@ -37,21 +37,24 @@ def claims_of(net: Network, kernel: str, precision: str = "fp32", start: int = 0
     return [answer for answer in found if isinstance(answer, Claim)]
 
 
-def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarray:
-    """What a claim makes of the values that it reads; those that it wants in another layout are given so."""
+def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+    """What a claim makes of the values that it reads; those that it wants in another layout are given so. Of several
+    values that it writes, a tuple."""
     inputs = [  # copies begin at a multiple of 16 bytes, as every kernel may count on
         np.array(x if claim.layout_read(name) == ROWS else np.moveaxis(x, 1, -1), order="C")
         for name, x in zip(values_read(net, claim), xs, strict=True)
     ]
-    made, layout = net.types[claim.nodes[-1]], claim.writes.get(claim.nodes[-1], ROWS)
-    B = len(xs[0])
-    y = np.full((made.rows(B), *stored_type(made, layout).row_shape), 77, numpy_dtype(made.dtype))
+    B, made = len(xs[0]), dict[str, np.ndarray]()
+    for name in values_written(net, claim.nodes):
+        kind = stored_type(net.types[name], claim.writes.get(name, ROWS))
+        made[name] = np.full((kind.rows(B), *kind.row_shape), 77, numpy_dtype(kind.dtype))
     weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
     steps = BoundSteps(gpu, claim.facts.at(B), weights)
     scratch = np.full(steps.scratch_bytes + 16, 0xCD, np.uint8)
     at = -(-scratch.ctypes.data // 16) * 16
-    steps.enqueue([x.ctypes.data for x in inputs], [y.ctypes.data], at, gpu.stream)
-    return y if layout == ROWS else np.moveaxis(y, -1, 1)
+    steps.enqueue([x.ctypes.data for x in inputs], [y.ctypes.data for y in made.values()], at, gpu.stream)
+    ys = tuple(y if claim.writes.get(name, ROWS) == ROWS else np.moveaxis(y, -1, 1) for name, y in made.items())
+    return ys if len(ys) > 1 else ys[0]
 
 
 def as_of_many(claim: Claim) -> Claim:

@@ -202,11 +202,11 @@ def answers(
 
 
 def _fits_step(net: Network, claim: Claim) -> bool:
-    """Whether a claim stores weights and state in ROWS, and computes no value that is a weight of its own layers."""
+    """Whether a claim stores weights and state in ROWS, and computes no value that its recipes need before it runs."""
     if not net.kept.isdisjoint(claim.writes):
         return False
-    used = (value for name in claim.nodes for value in net.values_as_weights(net.by_name[name]))
-    return set(claim.nodes).isdisjoint(used)
+    needed = map(value_of, reach(claim.recipes.values(), net.weights).values())
+    return set(claim.nodes).isdisjoint(needed)
 
 
 def _with_weights(net: Network, claim: Claim, device: Device, operations: Container[str]) -> Claim | None:

@@ -296,6 +296,14 @@ def values_read(net: Network, claim: Claim) -> list[str]:
     return [value for value in dict.fromkeys(found) if value not in inside]
 
 
+def values_written(net: Network, nodes: Sequence[str]) -> list[str]:
+    """The values of these nodes that are needed outside them, in their order."""
+    inside = set(nodes)
+    return [
+        name for name in nodes if name in net.kept or any(reader.name not in inside for reader in net.readers(name))
+    ]
+
+
 def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
     """The claims with the arrays that they read and write. A claim without nodes converts a value to another layout."""
     read_outside = set(net.kept)

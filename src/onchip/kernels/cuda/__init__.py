@@ -26,6 +26,8 @@ from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
+from onchip.kernels.cuda.gradient.batch_norm import BatchNormKernel
+from onchip.kernels.cuda.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
 from onchip.kernels.cuda.layout.permute import PermuteKernel
 from onchip.kernels.cuda.layout.select import SelectKernel
@@ -65,4 +67,5 @@ KERNELS: tuple[Kernel, ...] = (
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
+    BatchNormKernel(), BatchNormGradKernel(),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from onchip.kernels.batch_norm import is_changing_norm
 from onchip.kernels.chain import shares_rows
 from onchip.kernels.cuda.common.arguments import NOTHING, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
@@ -179,8 +180,8 @@ class PointwiseKernel(CudaKernel):
     dtypes = DTYPES
 
     def applies(self, net: Network, start: int) -> bool:
-        layer = net.nodes[start].layer
-        return is_elementwise(layer) and not isinstance(layer, MOVES)
+        node = net.nodes[start]
+        return is_elementwise(node.layer) and not isinstance(node.layer, MOVES) and not is_changing_norm(net, node)
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest chain, and the chain without its last Casts and Reshapes where a layer of another kind follows:

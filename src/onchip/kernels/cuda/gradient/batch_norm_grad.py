@@ -1,0 +1,177 @@
+"""The gradients of batch norms in training: host side of gradient/batch_norm_grad.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from ctypes import c_double, c_void_p
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.batch_norm import BATCH_NORMS
+from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Memory, Output, Scratch, Weight
+from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
+from onchip.kernels.cuda.gradient.channels import BUDGET, SUMS_ORDER, Channels, in_layout
+from onchip.kernels.layer_kernel import recipe_bytes
+from onchip.network.graph import Network, Node
+from onchip.network.layers import BatchNormGrad, Mask, WeightGrad
+from onchip.network.recipe import Recipe, as_is, value_of
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.layout import has_channels
+from onchip.plan.plan import values_read, values_written
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ROLES = ("mean", "var", "weight", "d_weight", "d_bias")
+
+
+class BatchNormGradStruct(CStruct):
+    source, c_name = SOURCE, "BatchNormGrad"
+    _fields_ = (
+        ("partial", c_void_p), *((role, c_void_p) for role in ROLES), ("new_d_weight", c_void_p),
+        ("new_d_bias", c_void_p), ("eps", c_double),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BatchNormGradLowering:
+    """channel_sums(dy, x, mask, partial, slices); batch_norm_grad(x, dy, mask, dx, norm, slices)"""
+
+    channels: Channels
+    inputs: tuple[str, ...]  # what each is: "x", "dy" or "mask"
+    outputs: tuple[str, ...]  # "dx", "new_d_weight" or "new_d_bias"
+    roles: tuple[str, ...]  # of the weights
+    eps: float
+
+    def at(self, B: int) -> Steps:
+        if not B * self.channels.C * self.channels.plane:
+            return Steps(())
+        weights: dict[str, Memory | Int64] = {role: Weight(role) for role in self.roles}
+        given: dict[str, Memory | Int64] = {name: Input(i) for i, name in enumerate(self.inputs)}
+        made: dict[str, Memory | Int64] = {name: Output(i) for i, name in enumerate(self.outputs)}
+        x, dy, mask = (given.get(name, NOTHING) for name in ("x", "dy", "mask"))
+        has_sums = "d_weight" not in weights
+        norm = BatchNormGradStruct.of(
+            partial=Scratch(0) if has_sums else NOTHING, **{role: weights.get(role, NOTHING) for role in ROLES},
+            **{name: made.get(name, NOTHING) for name in ("new_d_weight", "new_d_bias")}, eps=self.eps,
+        )  # fmt: skip
+        launch = KernelLaunch(
+            Program(SOURCE, f"batch_norm_grad<{self.channels.covered(B)}, {str('mask' in given).lower()}>"),
+            self.channels.config(B, slices=None if "dx" in made else 1),
+            (x, dy, mask, made.get("dx", NOTHING), norm, self.channels.struct(B)), BUDGET,
+        )  # fmt: skip
+        if not has_sums:
+            return Steps((launch,))
+        return Steps((self.channels.sums(SOURCE, B, dy, x, mask), launch), self.channels.scratch_bytes(B))
+
+
+class BatchNormGradKernel(CudaKernel):
+    """The gradients of a batch norm's weights, with that of x that follows and the Mask before: a ReLU's gradient."""
+
+    name = "batch_norm_grad"
+    layers = (WeightGrad, BatchNormGrad, Mask)
+    dtypes = ("float32",)
+    order = SUMS_ORDER
+
+    def applies(self, net: Network, start: int) -> bool:
+        return bool(_sums(net, start) or isinstance(net.nodes[start].layer, BatchNormGrad) or _mask(net, start))
+
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        mask = _mask(net, start)
+        sums = _sums(net, start + len(mask))
+        dx = _dx(net, start + len(mask) + len(sums), sums)
+        nodes = [*mask, *map(net.by_name.__getitem__, sums), *dx]
+        norm = nodes[len(mask)]
+        x, dy, eps = norm.inputs[0], norm.inputs[-1], _eps(norm)
+        if why := Channels.of(net.types[x], False).why_not():
+            yield Refusal(self.name, norm.name, why)
+            return
+        roles = ["mean", "var", *(["weight"] if dx else []), *([] if sums else ["d_weight", "d_bias"])]
+        recipes = {role: Recipe.of(as_is, (nodes[-1].weights[role],), net.types[x].row_shape[:1]) for role in roles}
+        kinds = {x: "x", dy: "dy"} | (
+            {dy: "", **dict(zip(mask[0].inputs, ("dy", "mask"), strict=True))} if mask else {}
+        )
+        passes = bool(sums) * (2 + len(mask)) + len(dx) * (3 + len(mask))
+        label = [
+            *(["Mask"] if mask else []),
+            *(kind.replace("new_", "") for kind in sums.values()),
+            *(["dx"] if dx else []),
+        ]
+        claim = self.claim(
+            net, norm, None, nodes=tuple(node.name for node in nodes), label=f"{self.name}<{','.join(label)}>",
+            cost=Cost(
+                sum(map(net.row_flop, nodes)), passes * net.types[x].row_bytes, recipe_bytes(recipes),
+                launches=1 + bool(sums), precision="fp32",
+            ),
+            why="one pass for all sums, one for dx" if sums and dx else "single layer", recipes=recipes,
+        )  # fmt: skip
+        inputs = tuple(kinds[name] for name in values_read(net, claim))
+        outputs = tuple(sums.get(name, "dx") for name in values_written(net, claim.nodes))
+        for is_nhwc in (False, True) if has_channels(net.types[x]) else (False,):
+            lowering = BatchNormGradLowering(Channels.of(net.types[x], is_nhwc), inputs, outputs, tuple(roles), eps)
+            yield in_layout(replace(claim, facts=lowering), net, is_nhwc)
+
+
+def _mask(net: Network, start: int) -> tuple[Node, ...]:
+    """A Mask at `start` of values of one shape, if only the gradients of a batch norm that follow read it."""
+    mask = net.nodes[start]
+    if not isinstance(mask.layer, Mask) or mask.weights or len({net.types[value] for value in mask.inputs}) > 1:
+        return ()
+    sums = _sums(net, start + 1)
+    names = {*sums, *(node.name for node in _dx(net, start + 1 + len(sums), sums))}
+    reads_mask = all(net.by_name[name].inputs[-1] == mask.name != net.by_name[name].inputs[0] for name in names)
+    is_closed = mask.name not in net.kept and {node.name for node in net.readers(mask.name)} == names
+    return (mask,) if names and reads_mask and is_closed and len({*mask.inputs}) == 2 else ()
+
+
+def _sums(net: Network, start: int) -> dict[str, str]:
+    """The gradients of a norm's weights from `start` on, each once: what each is, by name."""
+    found, first = dict[str, str](), next(net.nodes_from(start), None)
+    for node in net.nodes_from(start):
+        if first is None or not isinstance(node.layer, WeightGrad) or not isinstance(node.layer.of, BATCH_NORMS):
+            break
+        is_same = node.inputs == first.inputs and node.weights == first.weights and _eps(node) == _eps(first)
+        if not is_same or f"new_d_{node.layer.role}" in found.values():
+            break
+        found[node.name] = f"new_d_{node.layer.role}"
+    return found
+
+
+def _dx(net: Network, start: int, sums: Mapping[str, str]) -> tuple[Node, ...]:
+    """The BatchNormGrad at `start`, by these sums if there are any."""
+    node = next(net.nodes_from(start), None)
+    if node is None or not isinstance(node.layer, BatchNormGrad):
+        return ()
+    values = {f"new_{role}": value_of(net.weights[node.weights[role]]) for role in ("d_weight", "d_bias")}
+    for name in sums:
+        of = net.by_name[name]
+        same_weights = all(of.weights.get(role) == node.weights[role] for role in ("mean", "var", "weight"))
+        if of.inputs != node.inputs or not same_weights or _eps(of) != _eps(node):
+            return ()
+    return (node,) if not sums or values == {kind: name for name, kind in sums.items()} else ()
+
+
+def _eps(node: Node) -> float:
+    layer = node.layer.of if isinstance(node.layer, WeightGrad) else node.layer
+    return float(layer.attributes()["eps"])
+
+
+def _instance(
+    name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1, inputs: tuple[str, ...] = ("x", "dy")
+) -> Instance:
+    outputs, roles = ("new_d_weight", "new_d_bias", "dx"), ("mean", "var", "weight")
+    lowering = BatchNormGradLowering(Channels(C, plane, is_nhwc), inputs, outputs, roles, 1e-5)
+    return instance(name, lowering, launch=launch)
+
+
+MASKED = ("x", "dy", "mask")
+INSTANCES = (
+    _instance("pixels", 16, 1024), _instance("odd pixels", 16, 49), _instance("NHWC", 16, 1024, True),
+    _instance("odd channels, NHWC", 15, 49, True), _instance("sums of pixels", 16, 1024, launch=0),
+    _instance("sums of odd pixels", 16, 49, launch=0), _instance("sums, NHWC", 16, 1024, True, launch=0),
+    _instance("sums of odd channels", 15, 1, launch=0), _instance("masked pixels", 16, 1024, inputs=MASKED),
+    _instance("masked, NHWC", 16, 1024, True, inputs=MASKED),
+    _instance("sums of masked pixels", 16, 1024, launch=0, inputs=MASKED),
+    _instance("masked sums, NHWC", 16, 1024, True, launch=0, inputs=MASKED),
+)  # fmt: skip

@@ -20,14 +20,15 @@ from onchip.kernels.cuda.gemm.gemv import GemvKernel
 from onchip.kernels.cuda.gemm.mma import GemmMmaKernel
 from onchip.kernels.cuda.gemm.simt import GemmSimtKernel
 from onchip.kernels.cuda.gemm.sm90 import GemmSm90Kernel
+from onchip.kernels.cuda.gradient.batch_norm import BatchNormKernel
+from onchip.kernels.cuda.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
+from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
-from onchip.kernels.cuda.gradient.batch_norm import BatchNormKernel
-from onchip.kernels.cuda.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
 from onchip.kernels.cuda.layout.permute import PermuteKernel
 from onchip.kernels.cuda.layout.select import SelectKernel
@@ -67,5 +68,5 @@ KERNELS: tuple[Kernel, ...] = (
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
-    BatchNormKernel(), BatchNormGradKernel(),
+    BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(),
 )  # fmt: skip

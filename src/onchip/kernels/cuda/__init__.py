@@ -24,6 +24,7 @@ from onchip.kernels.cuda.gradient.batch_norm import BatchNormKernel
 from onchip.kernels.cuda.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
+from onchip.kernels.cuda.gradient.dropout import DropoutKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
@@ -68,5 +69,5 @@ KERNELS: tuple[Kernel, ...] = (
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
-    BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(),
+    BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
 )  # fmt: skip

@@ -27,6 +27,7 @@ from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.dropout import DropoutKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
+from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
@@ -70,4 +71,5 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
+    NormGradKernel(),
 )  # fmt: skip

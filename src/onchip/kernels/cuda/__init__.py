@@ -29,6 +29,7 @@ from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cuda.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
@@ -71,5 +72,5 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
-    NormGradKernel(),
+    NormGradKernel(), SoftmaxGradKernel(),
 )  # fmt: skip

@@ -26,6 +26,7 @@ from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.dropout import DropoutKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
+from onchip.kernels.cuda.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
@@ -72,5 +73,5 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
-    NormGradKernel(), SoftmaxGradKernel(),
+    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(),
 )  # fmt: skip

@@ -6,7 +6,17 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.network.build import sequential
-from onchip.network.layers import Conv2d, Linear, Reshape
+from onchip.network.layers import (
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Reshape,
+)
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job, TrainingStep
@@ -36,6 +46,17 @@ def two_convolutions():
     return sequential(TensorType(("B", 3, 6, 8)), layers, weights)
 
 
+def norms_and_pools():
+    layers = [
+        ("a", Conv2d()), ("n", BatchNorm2d()), ("r", ReLU()), ("p", MaxPool2d((3, 3), (2, 2))), ("d", Dropout(0.25)),
+        ("q", AvgPool2d((2, 2), (1, 1))), ("flat", Reshape()), ("b", Linear()), ("m", BatchNorm1d()), ("c", Linear()),
+    ]  # fmt: skip
+    weights = {"a.weight": array(4, 3, 2, 2), "b.weight": array(6, 4 * 2 * 2), "c.weight": array(3, 6)}
+    for name, C in (("n", 4), ("m", 6)):
+        weights |= {f"{name}.{role}": np.abs(array(C)) + 0.1 for role in ("mean", "var", "weight", "bias")}
+    return sequential(TensorType(("B", 3, 8, 8)), layers, weights)
+
+
 def rows_of(step, B, classes=None):
     rng = np.random.default_rng(B)
     made = []
@@ -62,6 +83,7 @@ def gpu(monkeypatch):
         (two_linears, TrainingStep("cross_entropy", "sgd", label_smoothing=0.1)),
         (two_linears, TrainingStep("half_sse", "momentum", clip_norm=0.1)),
         (two_convolutions, TrainingStep("cross_entropy", "adam")),
+        (norms_and_pools, TrainingStep("mse", "momentum")),
     ],
 )
 def test_a_step(gpu, net, training, B):

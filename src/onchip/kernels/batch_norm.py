@@ -1,13 +1,23 @@
-"""A BatchNorm that was not folded into a Linear or convolution, as pointwise operations, for all devices."""
+"""Batch norms that were not folded into a Linear or convolution: as pointwise operations, for all devices."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onchip.network.graph import Node
-from onchip.network.layers import Add, Broadcast, Mul
+from onchip.network.graph import Network, Node, changing_weights
+from onchip.network.layers import Add, BatchNorm1d, BatchNorm2d, Broadcast, Mul
 from onchip.network.layers.norm import factor_and_shift
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+
+BATCH_NORMS = (BatchNorm1d, BatchNorm2d)
+
+
+def is_changing_norm(net: Network, node: Node) -> bool:
+    """Whether it is a batch norm whose weights change from run to run: no launch computes its recipes then."""
+    if not net.state or not isinstance(node.layer, BATCH_NORMS):
+        return False
+    names = node.weights.values()
+    return not net.state.keys().isdisjoint(names) or bool(changing_weights(names, net))
 
 
 @recipe_op

@@ -26,8 +26,11 @@ from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.dropout import DropoutKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
+from onchip.kernels.cuda.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
+from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cuda.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
@@ -70,4 +73,5 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
+    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(),
 )  # fmt: skip

@@ -19,8 +19,8 @@ from onchip.network.layers import (
     BatchVariance,
     Conv2d,
     GlobalMean,
-    InputGrad,
     Linear,
+    Mask,
     ReLU,
     WeightGrad,
 )
@@ -67,20 +67,18 @@ def given(row, roles=ROLES):
     return {role: np.abs(some(*row[:1], seed=i)) + 0.1 for i, role in enumerate(roles)}
 
 
-def gradients(row, nodes, outputs):
-    """Of x and dy, with the norm's weights as arrays and the gradients of its weights as values."""
-    inputs = {"x": TensorType(("B", *row)), "dy": TensorType(("B", *row))}
-    values = [node.name for node in nodes]
-    sums = {f"d_{role}": value_weight(f"d{role}", row[:1]) for role in ("weight", "bias") if f"d{role}" in values}
-    return Network(inputs, tuple(nodes), outputs, given(row, (*ROLES, "d_weight", "d_bias")) | sums, state={"mean": ""})
-
-
-def backward(row, roles=("weight", "bias"), has_dx=True):
-    weights = {role: role for role in ROLES}
-    nodes = [Node(f"d{role}", WeightGrad(norm_of(row), role), ("x", "dy"), weights) for role in roles]
+def backward(row, roles=("weight", "bias"), has_dx=True, is_masked=False):
+    """The gradients of a norm as a training step computes them: of these weights, and of x."""
+    x, weights = TensorType(("B", *row)), {role: role for role in ROLES}
+    inputs = {"upper": x, "relu": x, "x": x} if is_masked else {"x": x, "dy": x}
+    nodes = [Node("dy", Mask(), ("upper", "relu"))] if is_masked else []
+    nodes += [Node(f"d{role}", WeightGrad(norm_of(row), role), ("x", "dy"), weights) for role in roles]
     read = {role: role for role in ("mean", "var", "weight", "d_weight", "d_bias")}
-    dx = [Node("dx", BatchNormGrad(1e-3), ("x", "dy"), read)] if has_dx else []
-    return gradients(row, [*nodes, *dx], tuple(node.name for node in (*nodes, *dx)))
+    nodes += [Node("dx", BatchNormGrad(1e-3), ("x", "dy"), read)] if has_dx else []
+    outputs = (*(f"d{role}" for role in roles), *(["dx"] if has_dx else []))
+    arrays = given(row, (*ROLES, "d_weight", "d_bias"))
+    arrays |= {f"d_{role}": value_weight(f"d{role}", row[:1]) for role in roles}
+    return Network(inputs, tuple(nodes), outputs, arrays, state={"mean": ""})
 
 
 def assert_right(gpu, net, kernel, *xs):
@@ -124,22 +122,33 @@ def test_what_is_claimed_together(monkeypatch):
     for net in (backward(row, ("bias",), has_dx=False), backward(row, ("bias", "weight")), backward(row, ())):
         assert_right(gpu, net, "batch_norm_grad", x, dy)
     apart = backward(row, ("weight",))  # d_bias is another one
-    assert [claim.nodes for claim in claims_of(apart, "batch_norm_grad")] == [("dweight",)] * 2
+    assert {claim.nodes for claim in claims_of(apart, "batch_norm_grad")} == {("dweight",)}
+
+
+@needs_gxx
+@pytest.mark.parametrize("row", [(3, 7, 5), (4, 9), (36,)], ids=str)
+def test_the_gradient_of_a_relu(monkeypatch, row):
+    gpu, net = emulated_gpu(monkeypatch), backward(row, is_masked=True)
+    x, dy, y = some(33, *row), some(33, *row, seed=1), np.maximum(some(33, *row, seed=2), 0)
+    assert_right(gpu, net, "batch_norm_grad", dy, y, x)
+    assert_right(gpu, backward(row, (), is_masked=True), "batch_norm_grad", dy, y, x)
+    kept = net.replace(outputs=(*net.outputs, "dy"))
+    assert claims_of(kept, "batch_norm_grad") == []
+    assert claims_of(kept, "batch_norm_grad", start=1)[0].nodes == ("dweight", "dbias", "dx")
 
 
 @needs_gxx
 def test_norms_by_weights(monkeypatch):
-    """A norm that is not trained, in a step: by its running statistics."""
+    """A norm that is not trained, or only its weight: by its running statistics."""
     gpu, row = emulated_gpu(monkeypatch), (6, 4, 2)
     for roles in (ROLES, ROLES[:2]):
-        weights = {role: role for role in roles}
-        norm = Node("y", norm_of(row), ("x",), weights)
-        net = Network({"x": TensorType(("B", *row))}, (norm,), ("y",), given(row), state={"mean": ""})
+        norm = Node("y", norm_of(row), ("x",), {role: role for role in roles})
+        net = Network({"x": TensorType(("B", *row))}, (norm,), ("y",), given(row), state={"var": ""})
         assert_right(gpu, net, "batch_norm", some(5, *row))
         assert claims_of(net, "pointwise") == []
-        dx = Node("dx", InputGrad(norm_of(row)), ("x", "dy"), weights)
-        assert_right(gpu, gradients(row, [dx], ("dx",)), "batch_norm", some(5, *row), some(5, *row, seed=1))
-    assert claims_of(Network(net.inputs, net.nodes, net.outputs, net.weights), "batch_norm") == []  # for inference
+        constant = Network(net.inputs, net.nodes, net.outputs, net.weights)
+        assert claims_of(constant, "batch_norm") == []
+        assert len(claims_of(constant, "pointwise")) == 1
 
 
 @needs_gxx
@@ -172,14 +181,13 @@ def test_blocks_cover_each_element_once():
 
 
 def test_a_training_step_runs_a_norm_in_two_groups():
-    layers = [("c", Conv2d()), ("n", BatchNorm2d()), ("p", GlobalMean((2, 3))), ("y", Linear())]
+    layers = [("c", Conv2d()), ("n", BatchNorm2d()), ("r", ReLU()), ("p", GlobalMean((2, 3))), ("y", Linear())]
     weights = {"c.weight": some(8, 3, 3, 3), "y.weight": some(10, 8)} | {
         f"n.{role}": each for role, each in given((8,)).items()
     }
     net = sequential(TensorType(("B", 3, 8, 8)), layers, weights)
     plan = make_plan(training_step(net, TrainingStep("mse")), H200, KERNELS, Job(batch=64), whole=False)
-    groups = [group.claim.nodes for group in plan.groups if group.claim.kernel.startswith("batch_norm")]
-    kinds = [[type(plan.network.by_name[name].layer).__name__ for name in nodes] for nodes in groups]
-    assert kinds == [
-        ["BatchMean", "BatchVariance", "BatchVariance", "BatchNorm2d"], ["WeightGrad", "WeightGrad", "BatchNormGrad"],
+    groups = [group.claim for group in plan.groups if group.claim.kernel.startswith("batch_norm")]
+    assert [claim.label for claim in groups] == [
+        "batch_norm<BatchMean,BatchVariance,BatchNorm2d,ReLU>", "batch_norm_grad<Mask,d_weight,d_bias,dx>"
     ]  # fmt: skip

@@ -9,7 +9,8 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.reduction.norm import MAX_PER_THREAD, THREADS, NormLowering
+from onchip.kernels.cuda.common.rows import MAX_PER_THREAD, THREADS
+from onchip.kernels.cuda.reduction.norm import NormLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, GroupNorm, LayerNorm, RMSNorm
 from onchip.network.layers.norm import NormSegments

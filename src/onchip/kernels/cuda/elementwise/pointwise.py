@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from onchip.kernels.batch_norm import is_changing_norm
 from onchip.kernels.chain import shares_rows
 from onchip.kernels.cuda.common.arguments import NOTHING, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import cast
 
-from onchip.kernels.batch_norm import batch_norm_ops
+from onchip.kernels.batch_norm import BATCH_NORMS, batch_norm_ops, is_changing_norm
 from onchip.kernels.cuda.common.arguments import Input, Int64, Memory, Output, StatusWord, Weight
 from onchip.kernels.cuda.common.layers import struct_of
 from onchip.kernels.pointwise import BINARY, GRADIENTS, UNARY, Operation, may_divide_by_zero, operation_of
@@ -21,8 +21,6 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
     Add,
-    BatchNorm1d,
-    BatchNorm2d,
     Broadcast,
     Cast,
     Clip,
@@ -91,7 +89,6 @@ _BYTES = {"bool": "uint8"}
 DTYPES = (*TYPES, *_BYTES)  # of values
 
 MOVES = (Identity, Dropout, Reshape)
-_NORMS = (BatchNorm1d, BatchNorm2d)
 
 
 class Access(IntEnum):
@@ -175,7 +172,7 @@ class TooLargeError(Exception):
 
 def is_elementwise(layer: Layer) -> bool:
     op = operation_of(layer)
-    return isinstance(layer, (*MOVES, *_NORMS, Cast)) or (op is not None and op.struct != "")
+    return isinstance(layer, (*MOVES, *BATCH_NORMS, Cast)) or (op is not None and op.struct != "")
 
 
 def is_changing_norm(net: Network, node: Node) -> bool:
@@ -335,7 +332,7 @@ class RunWriter:
         op = operation_of(layer)
         to = self.net.types[node.name if isinstance(layer, Broadcast) else values[0]].row_shape
         self._load(values[0], roots[0], to)
-        if isinstance(layer, _NORMS):
+        if isinstance(layer, BATCH_NORMS):
             self._normalise(node)
         elif isinstance(layer, Broadcast) and op is not None:
             code = _code(self.combinations, op, is_swapped)

@@ -12,7 +12,7 @@
 
 struct BatchNorm {
     const Sums* partial;  // of x and x^2; null: mean and var are given
-    const float *mean, *var, *weight, *bias;  // null: 0 and 1
+    const float *mean, *var, *weight, *bias;  // of the last two, null: 1 and 0
     float *new_mean, *new_var, *unbiased_var;  // null: not wanted
     double eps;
     u32 is_rectified;  // y = max(y, 0)
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
                     norm.unbiased_var[c] = static_cast<float>(squares / (n > 1 ? n - 1 : 1));
             }
         } else {
-            mean = norm.mean == nullptr ? 0 : norm.mean[c];
+            mean = norm.mean[c];
             var = norm.var[c];
         }
         const double weight = norm.weight == nullptr ? 1 : norm.weight[c];

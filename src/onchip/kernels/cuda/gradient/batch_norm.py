@@ -7,6 +7,7 @@ from ctypes import c_double, c_uint32, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onchip.kernels.batch_norm import BATCH_NORMS, is_changing_norm
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Memory, Output, Scratch, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
@@ -15,15 +16,14 @@ from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, 
 from onchip.kernels.cuda.gradient.channels import BUDGET, SUMS_ORDER, Channels, in_layout
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchMean, BatchNorm1d, BatchNorm2d, BatchVariance, InputGrad, Layer, ReLU
+from onchip.network.layers import BatchMean, BatchVariance, ReLU
 from onchip.network.recipe import Recipe, as_is, value_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.layout import has_channels
-from onchip.plan.plan import values_read, values_written
+from onchip.plan.plan import values_written
 
 SOURCE = Path(__file__).with_suffix(".cu")
-BATCH_NORMS = (BatchNorm1d, BatchNorm2d)
 
 
 class BatchNormStruct(CStruct):
@@ -37,10 +37,9 @@ class BatchNormStruct(CStruct):
 
 @dataclass(frozen=True)
 class BatchNormLowering:
-    """channel_sums(x, null, partial, slices); batch_norm(x, y, norm, slices)"""
+    """channel_sums(x, null, null, partial, slices); batch_norm(x, y, norm, slices)"""
 
     channels: Channels
-    x: int  # index of the input
     outputs: tuple[str, ...]  # what each is: "y", "new_mean", "new_var" or "unbiased_var"
     roles: tuple[str, ...] = ()  # of the weights
     eps: float = 0.0
@@ -61,44 +60,36 @@ class BatchNormLowering:
         config = self.channels.config(B, slices=None if "y" in made else 1)
         launch = KernelLaunch(
             Program(SOURCE, f"batch_norm<{self.channels.covered(B)}>"), config,
-            (Input(self.x), made.get("y", NOTHING), norm, self.channels.struct(B)), BUDGET,
+            (Input(0), made.get("y", NOTHING), norm, self.channels.struct(B)), BUDGET,
         )  # fmt: skip
         if not self.has_statistics:
             return Steps((launch,))
-        return Steps((self.channels.sums(SOURCE, B, self.x), launch), self.channels.scratch_bytes(B))
+        return Steps((self.channels.sums(SOURCE, B, Input(0)), launch), self.channels.scratch_bytes(B))
 
 
 class BatchNormKernel(CudaKernel):
-    """The statistics of a batch and the norm by them that follows, and norms by weights that change: training's."""
+    """The statistics of a batch and the norm by them that follows; and norms by other weights that change."""
 
     name = "batch_norm"
-    layers = (BatchMean, *BATCH_NORMS, InputGrad)
+    layers = (BatchMean, *BATCH_NORMS)
     dtypes = ("float32",)
     order = SUMS_ORDER
 
     def applies(self, net: Network, start: int) -> bool:
-        layer = net.nodes[start].layer
-        if isinstance(layer, InputGrad):
-            return isinstance(layer.of, BATCH_NORMS)
-        return isinstance(layer, BatchMean) or bool(net.state)
+        return isinstance(net.nodes[start].layer, BatchMean) or is_changing_norm(net, net.nodes[start])
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        first = net.nodes[start]
-        statistics = _statistics(net, start)
+        first, statistics = net.nodes[start], _statistics(net, start)
         norm = _norm(net, start + len(statistics), statistics)
-        nodes = [*map(net.by_name.__getitem__, statistics), *norm]
-        value, recipes, eps = first.inputs[-1], dict[str, Recipe](), 0.0  # a gradient: dy is its last input
-        x = net.types[value]
+        nodes = (*map(net.by_name.__getitem__, statistics), *norm)
+        x, recipes, eps = net.types[first.inputs[0]], dict[str, Recipe](), 0.0
         if why := Channels.of(x, False).why_not():
             yield Refusal(self.name, first.name, why)
             return
         if norm:
-            eps = _layer(norm[0]).attributes()["eps"]
-            recipes = {
-                role: Recipe.of(as_is, (norm[0].weights[role],), (x.row_shape[0],))
-                for role in _roles(norm[0], has_statistics=bool(statistics))
-            }
-        outputs = tuple(statistics.get(name, "y") for name in values_written(net, [node.name for node in nodes]))
+            eps = norm[0].layer.attributes()["eps"]
+            roles = [role for role in norm[0].weights if not (statistics and role in ("mean", "var"))]
+            recipes = {role: Recipe.of(as_is, (norm[0].weights[role],), x.row_shape[:1]) for role in roles}
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
         claim = self.claim(
             net, first, None, nodes=tuple(node.name for node in nodes), label=f"{self.name}<{kinds}>",
@@ -108,10 +99,11 @@ class BatchNormKernel(CudaKernel):
             ),
             why="one pass for all sums, one for y" if statistics and norm else "single layer", recipes=recipes,
         )  # fmt: skip
+        outputs = tuple(statistics.get(name, "y") for name in values_written(net, claim.nodes))
         for is_nhwc in (False, True) if has_channels(x) else (False,):
             lowering = BatchNormLowering(
-                Channels.of(x, is_nhwc), values_read(net, claim).index(value), outputs, tuple(recipes), eps,
-                bool(statistics), isinstance(nodes[-1].layer, ReLU),
+                Channels.of(x, is_nhwc), outputs, tuple(recipes), eps, bool(statistics),
+                isinstance(nodes[-1].layer, ReLU),
             )  # fmt: skip
             yield in_layout(replace(claim, facts=lowering), net, is_nhwc)
 
@@ -136,24 +128,13 @@ def _statistics(net: Network, start: int) -> dict[str, str]:
 def _norm(net: Network, start: int, statistics: Mapping[str, str]) -> tuple[Node, ...]:
     """The norm at `start`, by these statistics if there are any, with the ReLU after it."""
     node = next(net.nodes_from(start), None)
-    if node is None or not isinstance(_layer(node), BATCH_NORMS):
+    if node is None or not isinstance(node.layer, BATCH_NORMS):
         return ()
-    names = {kind: name for name, kind in statistics.items()}
-    by_batch = all(_value(net, node, role) == names.get(f"new_{role}") for role in ("mean", "var"))
-    reads_x = not names or node.inputs == net.by_name[names["new_mean"]].inputs
-    if statistics and not (by_batch and reads_x):
-        return ()
-    return (node,) if isinstance(node.layer, InputGrad) else with_activation(net, start, (ReLU,))
-
-
-def _layer(node: Node) -> Layer:
-    return node.layer.of if isinstance(node.layer, InputGrad) else node.layer
-
-
-def _roles(node: Node, has_statistics: bool) -> tuple[str, ...]:
-    """The weights that the launch reads: those of a gradient are a norm's without mean and bias."""
-    unread = ("mean", "bias") if isinstance(node.layer, InputGrad) else ("mean", "var") if has_statistics else ()
-    return tuple(role for role in node.weights if role not in unread)
+    if names := {kind: name for name, kind in statistics.items()}:
+        by_batch = all(_value(net, node, role) == names.get(f"new_{role}") for role in ("mean", "var"))
+        if not by_batch or node.inputs != net.by_name[names["new_mean"]].inputs:
+            return ()
+    return with_activation(net, start, (ReLU,))
 
 
 def _value(net: Network, node: Node, role: str) -> str:
@@ -163,7 +144,7 @@ def _value(net: Network, node: Node, role: str) -> str:
 
 def _instance(name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1) -> Instance:
     outputs = ("new_mean", "new_var", "unbiased_var", "y")
-    lowering = BatchNormLowering(Channels(C, plane, is_nhwc), 0, outputs, ("weight", "bias"), 1e-5, True, True)
+    lowering = BatchNormLowering(Channels(C, plane, is_nhwc), outputs, ("weight", "bias"), 1e-5, True, True)
     return instance(name, lowering, launch=launch)
 
 

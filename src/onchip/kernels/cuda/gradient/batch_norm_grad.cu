@@ -1,9 +1,10 @@
 // gradient/batch_norm_grad.cu: the gradients of a batch norm in training: dx, d_weight and d_bias of x and dy.
 //
 // Idea    After channel_sums of dy and dy x, each block of batch_norm_grad adds up the partial sums of its channels, and
-//         computes dx of the elements that it summed. One block per channel also writes d_weight and d_bias.
-// Floor   x and dy are read twice, dx is written once: B = 128 of (16, 32, 32) are 42 MB / 4.2 TB/s = 10 us, less where
-//         L2 still has them.
+//         computes dx of the elements that it summed. One block per channel also writes d_weight and d_bias. The
+//         gradient of a ReLU after the norm is fused: its y masks dy.
+// Floor   x, dy and a mask are read twice, dx is written once: B = 128 of (16, 32, 32) are 42 MB / 4.2 TB/s = 10 us, 14
+//         with a mask, less where L2 still has them.
 // Order   gradient/channels.cuh. d_weight = (sum of dy x - mean d_bias) / sqrt(var + eps), in float64.
 // Layout  x, dy and dx NCHW or NHWC, or (B, C); statistics and weights (C,), float32.
 // Shared  channel_sums: 8 KB for NCHW, up to 32 KB for NHWC. batch_norm_grad: 512 B.
@@ -22,9 +23,9 @@ struct Gradient {
 };
 
 // dx may be null: d_weight and d_bias only.
-template <class Covered>
+template <class Covered, bool IS_MASKED>
 __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
-    batch_norm_grad(const float* x, const float* dy, float* dx, BatchNormGrad norm, Slices slices) {
+    batch_norm_grad(const float* x, const float* dy, const float* mask, float* dx, BatchNormGrad norm, Slices slices) {
     constexpr int V = Covered::VECTOR, OWN = Covered::OWN;
     __shared__ Gradient gradients[MAX_COLUMNS];
     const Covered covered(slices);
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
     covered.each([&](long long at) {
         float v[V], d[V];
         load_contiguous(x + at, v);
-        load_contiguous(dy + at, d);
+        load_masked<IS_MASKED>(dy, mask, at, d);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             const Gradient& by = own[j % OWN];

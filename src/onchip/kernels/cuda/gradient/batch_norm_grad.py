@@ -7,15 +7,15 @@ from ctypes import c_double, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onchip.kernels.batch_norm import BATCH_NORMS
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Memory, Output, Scratch, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
-from onchip.kernels.cuda.gradient.batch_norm import BATCH_NORMS
 from onchip.kernels.cuda.gradient.channels import BUDGET, SUMS_ORDER, Channels, in_layout
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchNormGrad, WeightGrad
+from onchip.network.layers import BatchNormGrad, Mask, WeightGrad
 from onchip.network.recipe import Recipe, as_is, value_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -36,12 +36,11 @@ class BatchNormGradStruct(CStruct):
 
 @dataclass(frozen=True)
 class BatchNormGradLowering:
-    """channel_sums(dy, x, partial, slices); batch_norm_grad(x, dy, dx, norm, slices)"""
+    """channel_sums(dy, x, mask, partial, slices); batch_norm_grad(x, dy, mask, dx, norm, slices)"""
 
     channels: Channels
-    x: int  # indices of the inputs
-    dy: int
-    outputs: tuple[str, ...]  # what each is: "dx", "new_d_weight" or "new_d_bias"
+    inputs: tuple[str, ...]  # what each is: "x", "dy" or "mask"
+    outputs: tuple[str, ...]  # "dx", "new_d_weight" or "new_d_bias"
     roles: tuple[str, ...]  # of the weights
     eps: float
 
@@ -49,70 +48,90 @@ class BatchNormGradLowering:
         if not B * self.channels.C * self.channels.plane:
             return Steps(())
         weights: dict[str, Memory | Int64] = {role: Weight(role) for role in self.roles}
+        given: dict[str, Memory | Int64] = {name: Input(i) for i, name in enumerate(self.inputs)}
         made: dict[str, Memory | Int64] = {name: Output(i) for i, name in enumerate(self.outputs)}
-        has_sums = "d_weight" in weights
+        x, dy, mask = (given.get(name, NOTHING) for name in ("x", "dy", "mask"))
+        has_sums = "d_weight" not in weights
         norm = BatchNormGradStruct.of(
-            partial=NOTHING if has_sums else Scratch(0), **{role: weights.get(role, NOTHING) for role in ROLES},
+            partial=Scratch(0) if has_sums else NOTHING, **{role: weights.get(role, NOTHING) for role in ROLES},
             **{name: made.get(name, NOTHING) for name in ("new_d_weight", "new_d_bias")}, eps=self.eps,
         )  # fmt: skip
         launch = KernelLaunch(
-            Program(SOURCE, f"batch_norm_grad<{self.channels.covered(B)}>"),
+            Program(SOURCE, f"batch_norm_grad<{self.channels.covered(B)}, {str('mask' in given).lower()}>"),
             self.channels.config(B, slices=None if "dx" in made else 1),
-            (Input(self.x), Input(self.dy), made.get("dx", NOTHING), norm, self.channels.struct(B)), BUDGET,
+            (x, dy, mask, made.get("dx", NOTHING), norm, self.channels.struct(B)), BUDGET,
         )  # fmt: skip
-        if has_sums:
+        if not has_sums:
             return Steps((launch,))
-        return Steps((self.channels.sums(SOURCE, B, self.dy, self.x), launch), self.channels.scratch_bytes(B))
+        return Steps((self.channels.sums(SOURCE, B, dy, x, mask), launch), self.channels.scratch_bytes(B))
 
 
 class BatchNormGradKernel(CudaKernel):
-    """The gradients of a batch norm's weights, with that of x that follows; or that of x alone."""
+    """The gradients of a batch norm's weights, with that of x that follows and the Mask before: a ReLU's gradient."""
 
     name = "batch_norm_grad"
-    layers = (WeightGrad, BatchNormGrad)
+    layers = (WeightGrad, BatchNormGrad, Mask)
     dtypes = ("float32",)
     order = SUMS_ORDER
 
     def applies(self, net: Network, start: int) -> bool:
-        layer = net.nodes[start].layer
-        return not isinstance(layer, WeightGrad) or isinstance(layer.of, BATCH_NORMS)
+        return bool(_sums(net, start) or isinstance(net.nodes[start].layer, BatchNormGrad) or _mask(net, start))
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        first, sums = net.nodes[start], _sums(net, start)
-        x, dy = net.types[first.inputs[0]], first.inputs[-1]
-        dx = _dx(net, start + len(sums), sums)
-        nodes = [*map(net.by_name.__getitem__, sums), *dx]
-        if why := Channels.of(x, False).why_not():
-            yield Refusal(self.name, first.name, why)
+        mask = _mask(net, start)
+        sums = _sums(net, start + len(mask))
+        dx = _dx(net, start + len(mask) + len(sums), sums)
+        nodes = [*mask, *map(net.by_name.__getitem__, sums), *dx]
+        norm = nodes[len(mask)]
+        x, dy, eps = norm.inputs[0], norm.inputs[-1], _eps(norm)
+        if why := Channels.of(net.types[x], False).why_not():
+            yield Refusal(self.name, norm.name, why)
             return
         roles = ["mean", "var", *(["weight"] if dx else []), *([] if sums else ["d_weight", "d_bias"])]
-        recipes = {role: Recipe.of(as_is, (nodes[-1].weights[role],), (x.row_shape[0],)) for role in roles}
-        outputs = tuple(sums.get(name, "dx") for name in values_written(net, [node.name for node in nodes]))
-        eps = (first.layer.of if isinstance(first.layer, WeightGrad) else first.layer).attributes()["eps"]
+        recipes = {role: Recipe.of(as_is, (nodes[-1].weights[role],), net.types[x].row_shape[:1]) for role in roles}
+        kinds = {x: "x", dy: "dy"} | (
+            {dy: "", **dict(zip(mask[0].inputs, ("dy", "mask"), strict=True))} if mask else {}
+        )
+        passes = bool(sums) * (2 + len(mask)) + len(dx) * (3 + len(mask))
+        label = [
+            *(["Mask"] if mask else []),
+            *(kind.replace("new_", "") for kind in sums.values()),
+            *(["dx"] if dx else []),
+        ]
         claim = self.claim(
-            net, first, None, nodes=tuple(node.name for node in nodes),
-            label=f"{self.name}<{','.join([*sums.values(), *(['dx'] if dx else [])]).replace('new_', '')}>",
+            net, norm, None, nodes=tuple(node.name for node in nodes), label=f"{self.name}<{','.join(label)}>",
             cost=Cost(
-                sum(map(net.row_flop, nodes)), (2 * bool(sums) + 3 * bool(dx)) * x.row_bytes, recipe_bytes(recipes),
+                sum(map(net.row_flop, nodes)), passes * net.types[x].row_bytes, recipe_bytes(recipes),
                 launches=1 + bool(sums), precision="fp32",
             ),
             why="one pass for all sums, one for dx" if sums and dx else "single layer", recipes=recipes,
         )  # fmt: skip
-        for is_nhwc in (False, True) if has_channels(x) else (False,):
-            read = values_read(net, claim)
-            lowering = BatchNormGradLowering(
-                Channels.of(x, is_nhwc), read.index(first.inputs[0]), read.index(dy), outputs, tuple(roles), eps
-            )
+        inputs = tuple(kinds[name] for name in values_read(net, claim))
+        outputs = tuple(sums.get(name, "dx") for name in values_written(net, claim.nodes))
+        for is_nhwc in (False, True) if has_channels(net.types[x]) else (False,):
+            lowering = BatchNormGradLowering(Channels.of(net.types[x], is_nhwc), inputs, outputs, tuple(roles), eps)
             yield in_layout(replace(claim, facts=lowering), net, is_nhwc)
+
+
+def _mask(net: Network, start: int) -> tuple[Node, ...]:
+    """A Mask at `start` of values of one shape, if only the gradients of a batch norm that follow read it."""
+    mask = net.nodes[start]
+    if not isinstance(mask.layer, Mask) or mask.weights or len({net.types[value] for value in mask.inputs}) > 1:
+        return ()
+    sums = _sums(net, start + 1)
+    names = {*sums, *(node.name for node in _dx(net, start + 1 + len(sums), sums))}
+    reads_mask = all(net.by_name[name].inputs[-1] == mask.name != net.by_name[name].inputs[0] for name in names)
+    is_closed = mask.name not in net.kept and {node.name for node in net.readers(mask.name)} == names
+    return (mask,) if names and reads_mask and is_closed and len({*mask.inputs}) == 2 else ()
 
 
 def _sums(net: Network, start: int) -> dict[str, str]:
     """The gradients of a norm's weights from `start` on, each once: what each is, by name."""
-    first, found = net.nodes[start], dict[str, str]()
+    found, first = dict[str, str](), next(net.nodes_from(start), None)
     for node in net.nodes_from(start):
-        if not isinstance(node.layer, WeightGrad) or not isinstance(first.layer, WeightGrad):
+        if first is None or not isinstance(node.layer, WeightGrad) or not isinstance(node.layer.of, BATCH_NORMS):
             break
-        is_same = node.layer.of == first.layer.of and node.inputs == first.inputs and node.weights == first.weights
+        is_same = node.inputs == first.inputs and node.weights == first.weights and _eps(node) == _eps(first)
         if not is_same or f"new_d_{node.layer.role}" in found.values():
             break
         found[node.name] = f"new_d_{node.layer.role}"
@@ -124,26 +143,35 @@ def _dx(net: Network, start: int, sums: Mapping[str, str]) -> tuple[Node, ...]:
     node = next(net.nodes_from(start), None)
     if node is None or not isinstance(node.layer, BatchNormGrad):
         return ()
-    names = {kind: name for name, kind in sums.items()}
-    for role in ("d_weight", "d_bias") if sums else ():
-        if value_of(net.weights[node.weights[role]]) != names.get(f"new_{role}"):
+    values = {f"new_{role}": value_of(net.weights[node.weights[role]]) for role in ("d_weight", "d_bias")}
+    for name in sums:
+        of = net.by_name[name]
+        same_weights = all(of.weights.get(role) == node.weights[role] for role in ("mean", "var", "weight"))
+        if of.inputs != node.inputs or not same_weights or _eps(of) != _eps(node):
             return ()
-    for sum_of in (net.by_name[name] for name in sums):
-        same_values = (sum_of.inputs[0], sum_of.inputs[-1]) == node.inputs
-        same_weights = all(sum_of.weights.get(role) == node.weights[role] for role in ("mean", "var", "weight"))
-        if not same_values or not same_weights or sum_of.layer.attributes()["of"].eps != node.layer.eps:
-            return ()
-    return (node,)
+    return (node,) if not sums or values == {kind: name for name, kind in sums.items()} else ()
 
 
-def _instance(name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1) -> Instance:
+def _eps(node: Node) -> float:
+    layer = node.layer.of if isinstance(node.layer, WeightGrad) else node.layer
+    return float(layer.attributes()["eps"])
+
+
+def _instance(
+    name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1, inputs: tuple[str, ...] = ("x", "dy")
+) -> Instance:
     outputs, roles = ("new_d_weight", "new_d_bias", "dx"), ("mean", "var", "weight")
-    return instance(name, BatchNormGradLowering(Channels(C, plane, is_nhwc), 0, 1, outputs, roles, 1e-5), launch=launch)
+    lowering = BatchNormGradLowering(Channels(C, plane, is_nhwc), inputs, outputs, roles, 1e-5)
+    return instance(name, lowering, launch=launch)
 
 
+MASKED = ("x", "dy", "mask")
 INSTANCES = (
     _instance("pixels", 16, 1024), _instance("odd pixels", 16, 49), _instance("NHWC", 16, 1024, True),
     _instance("odd channels, NHWC", 15, 49, True), _instance("sums of pixels", 16, 1024, launch=0),
     _instance("sums of odd pixels", 16, 49, launch=0), _instance("sums, NHWC", 16, 1024, True, launch=0),
-    _instance("sums of odd channels", 15, 1, launch=0),
+    _instance("sums of odd channels", 15, 1, launch=0), _instance("masked pixels", 16, 1024, inputs=MASKED),
+    _instance("masked, NHWC", 16, 1024, True, inputs=MASKED),
+    _instance("sums of masked pixels", 16, 1024, launch=0, inputs=MASKED),
+    _instance("masked sums, NHWC", 16, 1024, True, launch=0, inputs=MASKED),
 )  # fmt: skip

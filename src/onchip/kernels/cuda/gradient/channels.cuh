@@ -105,17 +105,29 @@ struct Summed {
           is_writer(is_channel && threadIdx.x % SUMMERS == 0) {}
 };
 
-// partial (C, slices): the sums of a and of a b. SQUARES: b is a.
-template <class Covered, bool SQUARES>
+// V elements; 0 where those of a mask are 0.
+template <bool IS_MASKED, int V>
+__device__ __forceinline__ void load_masked(const float* from, const float* mask, long long at, float (&v)[V]) {
+    load_contiguous(from + at, v);
+    if constexpr (IS_MASKED) {
+        float kept[V];
+        load_contiguous(mask + at, kept);
+#pragma unroll
+        for (int j = 0; j < V; ++j) v[j] = kept[j] != 0 ? v[j] : 0;
+    }
+}
+
+// partial (C, slices): the sums of a, masked, and of a b. SQUARES: b is a.
+template <class Covered, bool SQUARES, bool IS_MASKED>
 __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
-    channel_sums(const float* a, const float* b, Sums* partial, Slices slices) {
+    channel_sums(const float* a, const float* b, const float* mask, Sums* partial, Slices slices) {
     constexpr int V = Covered::VECTOR, OWN = Covered::OWN;
     __shared__ Sums totals[CHANNEL_THREADS * OWN];  // of each line of threads, the columns of the block
     const Covered covered(slices);
     Sums own[OWN] = {};
     covered.each([&](long long at) {
         float from_a[V], from_b[V];
-        load_contiguous(a + at, from_a);
+        load_masked<IS_MASKED>(a, mask, at, from_a);
         if constexpr (!SQUARES) load_contiguous(b + at, from_b);
 #pragma unroll
         for (int j = 0; j < V; ++j) {

@@ -6,7 +6,7 @@ from ctypes import c_int64, c_uint32
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.cuda.common.arguments import NOTHING, Input, Scratch, Struct
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Scratch, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.precision import round_up
@@ -97,11 +97,11 @@ class Channels:
     def config(self, B: int, slices: int | None = None) -> LaunchConfig:
         return LaunchConfig((self.tiles, self.slices_at(B) if slices is None else slices, 1), (THREADS, 1, 1), 0)
 
-    def sums(self, source: Path, B: int, a: int, b: int | None = None) -> KernelLaunch:
-        """channel_sums(a, b, partial, slices) of a .cu file; a, b: indices of inputs, no b: squares."""
-        program = Program(source, f"channel_sums<{self.covered(B)}, {str(b is None).lower()}>")
-        other = NOTHING if b is None else Input(b)
-        return KernelLaunch(program, self.config(B), (Input(a), other, Scratch(0), self.struct(B)), BUDGET)
+    def sums(self, source: Path, B: int, a: Argument, b: Argument = NOTHING, mask: Argument = NOTHING) -> KernelLaunch:
+        """channel_sums(a, b, mask, partial, slices) of a .cu file; no b: squares."""
+        flags = ", ".join(str(flag).lower() for flag in (b == NOTHING, mask != NOTHING))
+        program = Program(source, f"channel_sums<{self.covered(B)}, {flags}>")
+        return KernelLaunch(program, self.config(B), (a, b, mask, Scratch(0), self.struct(B)), BUDGET)
 
 
 def in_layout(claim: Claim, net: Network, is_nhwc: bool) -> Claim:

@@ -11,13 +11,10 @@
 //         elements, of the accumulator type, or null. The added value has as many parts as x, or `period` that repeat.
 // Shared  One value per warp, where a block shares a part.
 // Limits  1 <= N < 2^30, a multiple of V, aligned; float32, float16, bfloat16, float64; sm_80 up.
-#include "common/fast_divide.cuh"
 #include "common/reduce.cuh"
+#include "common/row_norm.cuh"
 
 constexpr int THREADS = 256;
-
-__device__ __forceinline__ float sqrt_of(float v) { return sqrtf(v); }
-__device__ __forceinline__ double sqrt_of(double v) { return sqrt(v); }
 
 // Operand of a fused Add, or null; destination of the sum, or null.
 template <class T>
@@ -26,23 +23,7 @@ struct FusedAdd {
     T* sum;
     long long period;
 };
-struct Norm {
-    Divider run;
-    u32 groups, each, is_centred;
-    double eps;
-};
 
-// The weights of elements n to n + V - 1.
-template <class W, int V>
-__device__ __forceinline__ void load_weights(const W* part_weights, u32 n, const Divider& run, W (&w)[V]) {
-    if (run.size == 1) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) w[j] = part_weights[n + j];
-    } else {
-#pragma unroll
-        for (int j = 0; j < V; ++j) w[j] = part_weights[quotient(n + j, run)];
-    }
-}
 template <class T, int V>
 __device__ __forceinline__ void finish(
     T* to, const acc_t<T> (&v)[V], acc_t<T> scale, const acc_t<T>* weight, const acc_t<T>* bias, u32 n,
@@ -61,11 +42,6 @@ __device__ __forceinline__ void finish(
         for (int j = 0; j < V; ++j) result[j] += w[j];
     }
     store_contiguous(to, result);
-}
-// The weights of a part.
-template <class W>
-__device__ __forceinline__ const W* part_weights(const W* weights, long long part, const Norm& norm) {
-    return weights == nullptr || norm.groups == 1 ? weights : weights + part % norm.groups * norm.each;
 }
 
 // V      elements per load; divides N

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from ctypes import c_double, c_int64, c_uint32, c_void_p
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Memory, Output, Struct, UInt32, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import FLOATS
-from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.common.row_norm import MAX_ELEMENTS, norm_struct
+from onchip.kernels.cuda.common.rows import THREADS, RowThreads
 from onchip.kernels.cuda.common.weights import stretched
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm
 from onchip.network.layers.norm import NormSegments
 from onchip.network.recipe import Recipe, as_is
-from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-THREADS, BLOCKS_PER_SM, WAVES = 256, 8, 32
-MAX_PER_THREAD = 32  # elements in registers
-PREFERRED_PER_THREAD = 8  # elements, for short segments
-MAX_ELEMENTS = 1 << 30  # per segment
-
-
-class NormStruct(CStruct):
-    source, c_name = SOURCE, "Norm"
-    _fields_ = (("run", Divider), ("groups", c_uint32), ("each", c_uint32), ("is_centred", c_uint32), ("eps", c_double))
+BLOCKS_PER_SM, WAVES = 8, 32
 
 
 class FusedAdd(CStruct):
@@ -56,41 +48,29 @@ class NormLowering:
     stores_sum: bool = False
 
     @property
-    def vector(self) -> int:
-        """Elements per load."""
-        return 4 if self.segments.size % 4 == 0 and DTYPE_BYTES[self.dtype] <= 4 else 1
-
-    @property
-    def lanes(self) -> int:
-        """Threads per segment: part of a warp, a warp, or a block; 0: a block that does not keep it in registers."""
-        threads = -(-self.segments.size // PREFERRED_PER_THREAD)
-        if self.segments.size <= 32 * MAX_PER_THREAD:
-            return min(32, 1 << (threads - 1).bit_length())
-        return THREADS if self.segments.size <= THREADS * MAX_PER_THREAD else 0
+    def threads(self) -> RowThreads:
+        """Of a segment; no lanes: a block that does not keep it in registers."""
+        return RowThreads.of(self.segments.size, self.dtype)
 
     @property
     def program(self) -> Program:
-        element, V = FLOATS[self.dtype], self.vector
-        if not self.lanes:
-            return Program(SOURCE, f"norm_rows<{element}, {V}>")
-        vectors = -(-self.segments.size // (V * self.lanes))
-        return Program(SOURCE, f"norm_lanes<{element}, {V}, {self.lanes}, {1 << (vectors - 1).bit_length()}>")
+        element, threads = FLOATS[self.dtype], self.threads
+        if not threads.lanes:
+            return Program(SOURCE, f"norm_rows<{element}, {threads.vector}>")
+        return Program(SOURCE, f"norm_lanes<{element}, {threads.vector}, {threads.lanes}, {threads.items}>")
 
     def at(self, B: int) -> Steps:
         outer = B * self.segments.count
         if not outer:
             return Steps(())
-        channels = self.segments.size // self.segments.run
-        norm = NormStruct.of(
-            run=divider(self.segments.run), groups=self.weights // channels or 1, each=channels,
-            is_centred=self.is_centred, eps=self.eps,
-        )  # fmt: skip
-        blocks = min(-(-outer * (self.lanes or THREADS) // THREADS), self.units * BLOCKS_PER_SM * WAVES)
+        norm = norm_struct(self.segments, self.weights, self.is_centred, self.eps)
+        lanes = self.threads.lanes
+        blocks = min(-(-outer * (lanes or THREADS) // THREADS), self.units * BLOCKS_PER_SM * WAVES)
         weight, bias = (Weight(role) if role in self.roles else NOTHING for role in ("weight", "bias"))
         arguments: tuple[Argument, ...] = (
             Input(0), weight, bias, Output(int(self.stores_sum)), Int64(outer), UInt32(self.segments.size), norm,
         )  # fmt: skip
-        if self.lanes:
+        if lanes:
             arguments += (self._fused_add(outer),)
         budget = Budget(registers=128, spill_bytes=16)
         return Steps((KernelLaunch(self.program, grid_1d(blocks), arguments, budget),))
@@ -137,7 +117,7 @@ class NormKernel(CudaKernel):
             x.dtype, segments, math.prod(shape), tuple(norm.weights), layer.is_centred, layer.attributes()["eps"],
             device.units, addend, stores_sum,
         )  # fmt: skip
-        if add is not None and not lowering.lanes:
+        if add is not None and not lowering.threads.lanes:
             return
         yield self.claim(
             net, norm, lowering, nodes=tuple(each.name for each in nodes),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import small_divider
 from onchip.kernels.cuda.common.kernel import CudaKernel
@@ -120,22 +121,9 @@ class ReduceLowering:
     axes: tuple[int, ...]  # of the whole array, batch first
     units: int
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        """All axes, the reduced ones last."""
-        rank = 1 + len(self.row_shape)
-        return (*(axis for axis in range(rank) if axis not in self.axes), *self.axes)
-
     def middle(self, B: int) -> tuple[int, int, int] | None:
         """The array as (outer, N, inner), if the axes are adjacent."""
-        shape = (B, *self.row_shape)
-        sized = [axis for axis in self.axes if shape[axis] != 1] or [self.axes[0]]
-        between = range(sized[0], sized[-1] + 1)
-        if any(shape[axis] != 1 and axis not in self.axes for axis in between):
-            return None
-        return (
-            math.prod(shape[: sized[0]]), math.prod(shape[axis] for axis in between), math.prod(shape[sized[-1] + 1 :])
-        )  # fmt: skip
+        return middle_of((B, *self.row_shape), self.axes)
 
     def at(self, B: int) -> Steps:
         count = B * math.prod(self.row_shape)
@@ -145,7 +133,7 @@ class ReduceLowering:
             return Steps((reduce_axis(self.file, self.mode, self.dtype, middle, self.units, Input(0)),))
         item_bytes, N = DTYPE_BYTES[self.dtype], math.prod((B, *self.row_shape)[axis] for axis in self.axes)
         shape, dtypes = (B, *self.row_shape), (self.dtype, self.dtype)
-        permuted = permute(dtypes, shape, self.order, self.units, Input(0), Scratch(0))
+        permuted = permute(dtypes, shape, axes_last(len(shape), self.axes), self.units, Input(0), Scratch(0))
         rows = reduce_axis(self.file, self.mode, self.dtype, (count // N, N, 1), self.units, Scratch(0))
         return Steps((permuted, rows), count * item_bytes)
 

@@ -444,6 +444,10 @@ static void __nanosleep(unsigned) {  // lets other blocks run first
 static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not started"); }
 #endif
 static void ptx_clock(unsigned& ticks) { ticks = emulated::random_below(1 << 30); }
+static void ptx_clock(unsigned long long& ticks) {  // %clock64: later calls see later times
+    static unsigned long long calls = 0;
+    ticks = ++calls;
+}
 
 // -- PTX -----------------------------------------------------------------------------------------------------------
 

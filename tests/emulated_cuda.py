@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import functools
 import mmap
 import os
@@ -217,8 +218,9 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     compile_nothing = gpu_module.compile_program
 
     def compile_program(program, arch):
-        driver.programs[program.name_expression] = program
-        return compile_nothing(program, arch)
+        name = " ".join((program.name_expression, *program.options))
+        driver.programs[name] = program
+        return dataclasses.replace(compile_nothing(program, arch), entry=name)
 
     monkeypatch.setattr(gpu_module, "compile_program", compile_program)
     return gpu

@@ -77,6 +77,8 @@ MORE = [
     Case(MatMul(), ((5, 3),), {"constant": (3, 2)}),
     Case(MatMul(), ((2, 1, 5, 3),), {"constant": (1, 4, 3, 2)}),
     Case(MatMul(), ((4, 3),), {"constant": (3, 1)}),
+    Case(MatMul(), ((4, 3),), {"first": (2, 4)}),
+    Case(MatMul(), ((2, 4, 3),), {"first": (1, 5, 4)}),
     Case(GroupNorm(1), ((2, 3),), {"bias": (2,)}),
     Case(LayerNorm(1), ((2, 3),), {"weight": (2, 3)}),
     # One step; initial states of each direction; more sequences per row.

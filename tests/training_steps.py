@@ -43,5 +43,6 @@ def assert_right(step: Network, got, rows, state):
     ulp = max(DTYPE_ULP.get(kind.dtype, ULP["fp32"]) for kind in step.types.values())
     for name in truth:
         array, naively, found = map(np.atleast_1d, (truth[name], naive[name], got[name]))
-        allowed, error = FACTOR * scaled_error(naively, array) + ULPS * ulp, scaled_error(found, array)
+        few = 4 if array.size < 8 else 2  # a chain of layers; the naive errors of few numbers may happen to be small
+        allowed, error = FACTOR * scaled_error(naively, array) + few * ULPS * ulp, scaled_error(found, array)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"

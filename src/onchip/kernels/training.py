@@ -128,6 +128,7 @@ class LaunchTime:
     estimate_us: float = 0.0  # per step, if this network trains alone; 0: not estimated
     phases: tuple[StepPhase, ...] = ()  # of a kernel that runs whole steps, in the order in which they run
     threads: tuple[float, ...] = ()  # on the CPU: the share of the step in which each thread ran tasks
+    profiled_us: float = 0.0  # on a GPU: per step, in the launch that counted the phases
 
 
 class JointTrainer(Protocol):

@@ -86,6 +86,9 @@ class TrainingProfile:
         for launch in self.launches:
             if launch.phases:
                 lines.append(_phase_table(launch, "block" if on_gpu else "thread", width))
+            if launch.profiled_us:
+                longer = launch.profiled_us / max(launch.us, 1e-9) - 1
+                lines.append(f"phases are of a further launch that counts clocks: {longer:+.1%} time per step")
             if launch.threads:
                 used, mean = ", ".join(f"{share:.0%}" for share in launch.threads), np.mean(launch.threads)
                 busiest = f"busiest: {max(launch.threads) / mean:.2f}x the mean"

@@ -115,6 +115,18 @@ class Network:
         names = [name for name in node.weights.values() if isinstance(self.weights[name], Recipe)]
         return [value for weight in reach(names, self.weights).values() if (value := value_of(weight))]
 
+    def origins(self, weight: str | Recipe) -> list[str | Recipe]:
+        """What a weight is derived from: arrays, by name, and values (value_weight)."""
+        found = reach([weight], self.weights).items()
+        return [name for name, each in found if not isinstance(each, Recipe) or not each.sources]
+
+    def changes(self, weight: str | Recipe) -> bool:
+        """Whether a weight differs from run to run: derived from state, or from a value."""
+        return any(name in self.state or value_of(self._weight(name)) for name in self.origins(weight))
+
+    def _weight(self, name: str | Recipe) -> Weight:
+        return name if isinstance(name, Recipe) else self.weights[name]
+
     @functools.cached_property
     def _computed_weights(self) -> dict[str, list[Recipe]]:
         return value_weights(self)

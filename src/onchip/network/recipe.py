@@ -20,6 +20,7 @@ SLICE_ROWS = 1024  # rows that a sliced_op computes at a time; slices at multipl
 
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
 _IN_SLICES: set[str] = set()
+_REARRANGING: set[str] = set()
 
 
 def recipe_op(function: F) -> F:
@@ -34,6 +35,12 @@ def sliced_op(function: F) -> F:
     Slices that begin at multiples of SLICE_ROWS are bit-identical to the whole result.
     """
     _IN_SLICES.add(op_name(function))
+    return recipe_op(function)
+
+
+def rearranging_op(function: F) -> F:
+    """A recipe_op whose every element is one of its only source, or 0: of any dtype, also of indices."""
+    _REARRANGING.add(op_name(function))
     return recipe_op(function)
 
 
@@ -74,6 +81,12 @@ class Recipe:
         _evaluator(self.op)
         return 0 if self.op in _IN_SLICES else None
 
+    @property
+    def is_rearrangement(self) -> bool:
+        """Whether each element is one of its only source, or 0."""
+        _evaluator(self.op)
+        return self.op in _REARRANGING
+
 
 Weight = Array | Recipe
 
@@ -84,9 +97,9 @@ def _evaluator(op: str) -> Callable[..., Array]:
     return _EVALUATORS[op]
 
 
-def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
-    """Evaluate the recipe on its sources in NumPy; floats are rounded to its dtype once, at the end."""
-    return _evaluate(recipe, arrays, recipe.shape)
+def evaluate(recipe: Recipe, arrays: Sequence[Array], dtype: str = "") -> Array:
+    """Evaluate the recipe on its sources in NumPy; floats are rounded to its dtype, or to `dtype`, once, at the end."""
+    return _evaluate(recipe, arrays, recipe.shape, dtype)
 
 
 def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int) -> Array:
@@ -94,9 +107,9 @@ def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int
     return _evaluate(recipe, [arrays[0][start:stop], *arrays[1:]], (stop - start, *recipe.shape[1:]))
 
 
-def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
+def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...], dtype: str = "") -> Array:
     array = _evaluator(recipe.op)(*arrays, **dict(recipe.attributes))
-    wanted = numpy_dtype(recipe.dtype)
+    wanted = numpy_dtype(dtype if dtype and "float" in recipe.dtype else recipe.dtype)
     if "float" in array.dtype.name and "float" in recipe.dtype:
         array = np.asarray(array, wanted, order="C")
     if array.shape != shape or array.dtype != wanted:
@@ -105,16 +118,26 @@ def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -
     return array
 
 
+def rearranged(recipe: Recipe, source: Array) -> Array:
+    """A rearrangement of an array of any dtype, shaped like the recipe's source."""
+    return _evaluator(recipe.op)(source, **dict(recipe.attributes)).reshape(recipe.shape)
+
+
 Evaluated = dict[str | Recipe, Array]
 
 
-def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Evaluated | None = None) -> Array:
-    """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`."""
+def materialise(
+    name: str | Recipe, weights: Mapping[str, Weight], made: Evaluated | None = None, dtype: str = ""
+) -> Array:
+    """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`.
+
+    dtype  of their floats, in place of the recipes' own
+    """
     made = {} if made is None else made
     for wanted in in_order([name], weights, made):
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
         if isinstance(weight, Recipe) and weight not in made:
-            made[weight] = evaluate(weight, [made[source] for source in weight.sources])
+            made[weight] = evaluate(weight, [made[source] for source in weight.sources], dtype)
         made[wanted] = made[weight] if isinstance(weight, Recipe) else weight
     return made[name]
 
@@ -178,7 +201,7 @@ def as_is(weight: Array) -> Array:
     return weight
 
 
-@recipe_op
+@rearranging_op
 def transposed(weight: Array, axes: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(weight.transpose(axes))
 

@@ -210,17 +210,19 @@ def _fits_step(net: Network, claim: Claim) -> bool:
 
 
 def _with_weights(net: Network, claim: Claim, device: Device, operations: Container[str]) -> Claim | None:
-    """The claim, with the cost of the weights that are computed in each run: a launch each. None if the device cannot
-    compute one."""
+    """The claim, with the cost of the weights that are computed in each run; None if the device cannot compute one.
+
+    One launch derives all weights of state; those of values cost one each.
+    """
     found = changing_weights(claim.recipes.values(), net)
     changing = [recipe for recipe in found if not (value_of(recipe) or is_alias(recipe, net.weights))]
     if not changing:
         return claim
-    if device.kind != "cpu" and any(recipe.op not in operations for recipe in changing):
+    if device.kind != "cpu" and not all(each.is_rearrangement or each.op in operations for each in changing):
         return None
+    of_values = sum(any(map(value_of, reach([recipe], net.weights).values())) for recipe in changing)
     fixed_bytes = claim.cost.fixed_bytes + sum(2 * recipe.nbytes for recipe in changing)
-    cost = replace(claim.cost, fixed_bytes=fixed_bytes, launches=claim.cost.launches + len(changing))
-    return replace(claim, cost=cost)
+    return replace(claim, cost=replace(claim.cost, fixed_bytes=fixed_bytes, launches=claim.cost.launches + of_values))
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:

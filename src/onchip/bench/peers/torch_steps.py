@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onchip.bench.cases.training_steps import LR, PeerStep, StepJob
+from onchip.bench.cases.step_job import LR, PeerStep, StepJob
 from onchip.bench.frame import UnavailableError
 from onchip.bench.peers.cpu import load_torch
 from onchip.bench.peers.framework import framework

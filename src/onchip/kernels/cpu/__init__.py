@@ -39,7 +39,10 @@ from onchip.plan.kernel import Claim, Kernel, TrainingStep
 
 class InferenceKernel(Kernel, Protocol):
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
-        """The function that runs a claim; `weights` are the claim's recipes, evaluated."""
+        """The function that runs a claim; `weights` are the claim's recipes, evaluated.
+
+        In a network with state, the elements of a weight that changes (Network.changes) change between launches.
+        """
         ...
 
 

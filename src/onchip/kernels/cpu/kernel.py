@@ -14,4 +14,3 @@ class CpuKernel(LayerKernel):
     device_kind: ClassVar[str] = "cpu"
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
     dtypes: ClassVar[Collection[str]] = ("float32",)
-    is_in_place: ClassVar[bool] = False  # an output that is the new value of a state may be the array of that state

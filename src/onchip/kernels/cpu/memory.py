@@ -55,3 +55,10 @@ def aligned_zeros(size: int, dtype: type = np.float32) -> Array:
     raw = np.zeros(size * itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size * itemsize].view(dtype)
+
+
+def unset_memory(nbytes: int) -> Array:
+    """Bytes of any value, aligned to a cache line."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]

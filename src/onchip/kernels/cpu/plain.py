@@ -133,10 +133,9 @@ class PlainKernel(CpuKernel):
         facts = claim.facts
         assert isinstance(facts, Facts)
         layer = facts.layer
-        w = {role: _as_float32(weight) for role, weight in weights.items()}
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            y = outputs[0]
+            y, w = outputs[0], {role: _as_float32(weight) for role, weight in weights.items()}
             if layer.crosses_rows:
                 with np.errstate(all="ignore"):
                     y[...] = layer.forward(tuple(_as_float32(inputs[i]) for i in facts.reads), w)

@@ -100,8 +100,9 @@ def loss_and_gradients(
 
 
 def _weights(net: Network, node: Node, made: Evaluated, dtype: str) -> dict[str, Array]:
+    exact = "float64" if net.state and dtype == "float64" else ""  # weights of a step are not rounded on their way
     return {
-        role: _rounded(materialise(name, net.weights, made), net.weight_type(name).dtype, dtype)
+        role: _rounded(materialise(name, net.weights, made, exact), net.weight_type(name).dtype, dtype)
         for role, name in node.weights.items()
     }
 

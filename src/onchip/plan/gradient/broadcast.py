@@ -25,12 +25,11 @@ from onchip.network.layers import (
     Mul,
     Pow,
     PReLU,
-    Reshape,
     Sub,
 )
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, batch_sum, by_backward, rule_of, unbroadcast
+from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, by_backward, rule_of, sum_of_weight, unbroadcast
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def per_operand(rule: OperandRule) -> Rule:
         d_weights: dict[str, str] = {}
         for operand, gradient in zip(operands, rule(build, node, dy, operands), strict=True):
             if gradient is not None and operand.is_wanted:
-                gradient = (_sum_of_weight if operand.role else unbroadcast)(build, operand.name, gradient)
+                gradient = (sum_of_weight if operand.role else unbroadcast)(build, operand.name, gradient)
             if not operand.role:
                 d_inputs.append(gradient if operand.is_wanted else None)
             elif gradient is not None and operand.is_wanted:
@@ -67,15 +66,6 @@ def _operands(node: Node, wanted: Wanted) -> Operands:
     values = (Operand(name, "", is_wanted) for name, is_wanted in zip(node.inputs, wanted.inputs, strict=True))
     weights = [Operand(name, role, role in wanted.roles) for role, name in node.weights.items()]
     return (*weights, *values) if "first" in node.weights else (*values, *weights)
-
-
-def _sum_of_weight(build: StepBuilder, weight: str, gradient: str) -> str:
-    full, shape = build.types[gradient].row_shape, build.weights[weight].shape
-    missing = len(full) - len(shape)
-    axes = [axis for axis, n in enumerate(full) if axis < missing or (shape[axis - missing] == 1 and n != 1)]
-    total = batch_sum(build, f"{weight}.grad", gradient, [axis + 1 for axis in axes])
-    same = build.types[total].row_shape == shape
-    return total if same else build.add(f"{weight}.grad", Reshape(shape), (total,))
 
 
 def _combined(build: StepBuilder, node: Node, layer: Layer, *operands: str | Operand) -> str:

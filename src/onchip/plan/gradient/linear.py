@@ -6,7 +6,15 @@ from onchip.network.graph import Node
 from onchip.network.layers import Linear, MatMul, Permute, WeightGrad
 from onchip.network.recipe import Recipe, transposed
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Wanted, batch_sum, by_backward, rule_of, unbroadcast, weight_grad
+from onchip.plan.gradient.rules import (
+    GradientNames,
+    Wanted,
+    batch_sum,
+    rule_of,
+    sum_of_weight,
+    unbroadcast,
+    weight_grad,
+)
 
 
 @rule_of(Linear)
@@ -27,8 +35,6 @@ def linear(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientN
 
 @rule_of(MatMul)
 def matmul(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    if "first" in node.weights:
-        return by_backward(build, node, dy, wanted)
     if node.weights:
         return _by_constant(build, node, dy, wanted)
     a, b = node.inputs
@@ -41,23 +47,24 @@ def matmul(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientN
 
 
 def _by_constant(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    """A constant matrix b (K, N) is the weight of a Linear from (..., N) to (..., K): da is that Linear of dy, and db
-    the gradient of its weight where the gradient of its output is a."""
-    (a,), b, d_weights = node.inputs, node.weights["constant"], dict[str, str]()
-    kind, da = build.weight_type(b), None
-    *leading, K, N = build.weights[b].shape
-    if "constant" in wanted.roles and not leading:
-        d_weights["constant"] = build.add(f"{b}.grad", WeightGrad(Linear()), (dy, a), {"weight": b})
-    elif "constant" in wanted.roles:
-        d_weights["constant"] = weight_grad(build, node, dy, "constant")
-    if wanted.inputs[0] and not leading:
-        da = build.add(f"{a}.grad", Linear(), (dy,), {"weight": b})
+    """Of x C or C x: dx is a product with C transposed, and that of a matrix C, the gradient of a Linear's weight."""
+    (x,), ((role, constant),) = node.inputs, node.weights.items()
+    *leading, M, N = build.weights[constant].shape
+    is_first, d_weights, dx = role == "first", dict[str, str](), None
+    if role in wanted.roles and not leading:  # C is the weight of a Linear: from x^T to y^T, or from dy to x
+        pair = (_swapped(build, x), _swapped(build, dy)) if is_first else (dy, x)
+        d_weights[role] = build.add(f"{constant}.grad", WeightGrad(Linear()), pair, {"weight": constant})
+    elif role in wanted.roles:
+        pair = (dy, _swapped(build, x)) if is_first else (_swapped(build, x), dy)
+        d_weights[role] = sum_of_weight(build, constant, build.add(f"{constant}.grad.rows", MatMul(), pair))
+    if wanted.inputs[0] and not (leading or is_first):
+        dx = build.add(f"{x}.grad", Linear(), (dy,), {"weight": constant})
     elif wanted.inputs[0]:
-        rank = len(leading)
-        recipe = Recipe.of(transposed, (b,), (*leading, N, K), kind.dtype, axes=(*range(rank), rank + 1, rank))
-        by = {"constant": build.add_weight(f"{b}.transposed", recipe)}
-        da = unbroadcast(build, a, build.add(f"{a}.grad", MatMul(), (dy,), by))
-    return (da,), d_weights
+        kind, rank = build.weight_type(constant), len(leading)
+        recipe = Recipe.of(transposed, (constant,), (*leading, N, M), kind.dtype, axes=(*range(rank), rank + 1, rank))
+        by = {role: build.add_weight(f"{constant}.transposed", recipe)}
+        dx = unbroadcast(build, x, build.add(f"{x}.grad", MatMul(), (dy,), by))
+    return (dx,), d_weights
 
 
 def _swapped(build: StepBuilder, value: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onchip.network.graph import Node
-from onchip.network.layers import BatchSum, GlobalSum, InputGrad, WeightGrad
+from onchip.network.layers import BatchSum, GlobalSum, InputGrad, Reshape, WeightGrad
 from onchip.plan.gradient.builder import StepBuilder
 
 # Per input of a layer (None: no gradient), and per weight by role: the values that are its gradients.
@@ -84,3 +84,13 @@ def batch_sum(build: StepBuilder, name: str, value: str, axes: Sequence[int] = (
     if axes:
         value = build.add(f"{name}.rows", GlobalSum(tuple(axes)), (value,))
     return build.add(name, BatchSum(), (value,))
+
+
+def sum_of_weight(build: StepBuilder, weight: str, gradient: str) -> str:
+    """The gradient of a constant operand: summed over the batch, and over the axes along which it was broadcast."""
+    full, shape = build.types[gradient].row_shape, build.weights[weight].shape
+    missing = len(full) - len(shape)
+    axes = [axis for axis, n in enumerate(full) if axis < missing or (shape[axis - missing] == 1 and n != 1)]
+    total = batch_sum(build, f"{weight}.grad", gradient, [axis + 1 for axis in axes])
+    same = build.types[total].row_shape == shape
+    return total if same else build.add(f"{weight}.grad", Reshape(shape), (total,))

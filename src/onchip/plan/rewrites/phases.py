@@ -8,7 +8,7 @@ import numpy as np
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Elementwise, Interleave
-from onchip.network.recipe import Array, recipe_op
+from onchip.network.recipe import Array, rearranging_op
 from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
@@ -105,7 +105,7 @@ def axis_phase(p: int, s: int, pad: int, K: int, n_out: int) -> AxisPhase:
     return AxisPhase(first, taps, taps - 1 - shift, len(range(p, n_out, s)))
 
 
-@recipe_op
+@rearranging_op
 def taps_of_phase(W: Array, firsts: tuple[int, ...], stride: tuple[int, ...], groups: int) -> Array:
     """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, reversed)."""
     every = (slice(None), slice(None), *(slice(first, None, s) for first, s in zip(firsts, stride, strict=True)))

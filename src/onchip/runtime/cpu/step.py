@@ -1,28 +1,51 @@
-"""A network with state on the CPU: each run computes its outputs, then replaces the state."""
+"""A network with state on the CPU: each run computes its outputs, then replaces the state.
+
+Kernels are bound once, to arrays that stay where they are (step_weights.py). Values of one row have an array each,
+those of the batch share an arena, and a launch that may update state in place does so. Consecutive compiled launches
+are one call; its table is written once per batch size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onchip.kernels.cpu.threading.launches import Launch
+from onchip.kernels.cpu.compiler.jit import address
+from onchip.kernels.cpu.memory import first_fit_offsets, unset_memory
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, run_table
 from onchip.network.graph import value_weights
-from onchip.network.recipe import Array, Evaluated, Recipe, materialise, reach, value_of
-from onchip.network.types import TensorType, numpy_dtype
+from onchip.network.recipe import Array, materialise
+from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Group, Plan
+from onchip.runtime.cpu.step_weights import StepWeights
+
+if TYPE_CHECKING:
+    from onchip.kernels.cpu import InferenceKernel
+
+_LINE = 64  # bytes of a cache line: every value begins on one
+_MOST_SIZES = 8  # batch sizes whose tables are kept
 
 
 @dataclass(frozen=True)
-class _GroupRun:
-    """A group, with the weights that stay as they are; its other weights are computed again in each run."""
+class _Action:
+    """A launch of a step, with the names of the arrays that it reads and writes."""
 
-    group: Group
-    weights: Mapping[str, Array]
-    changing: Mapping[str, Recipe]
-    launch: Launch | None  # None: it is bound in each run, to the run's weights
-    done: tuple[str, ...]  # values that no later group needs
+    launch: Launch
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Consecutive compiled launches, for run_table."""
+
+    launches: Array
+    operands: Array
+    of_inputs: tuple[tuple[int, str], ...]  # operands that each run sets, and the inputs that they are
 
 
 class CpuStep:
@@ -30,88 +53,142 @@ class CpuStep:
 
     def __init__(self, plan: Plan, threads: int) -> None:
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.compiler.compile_ahead import queue_kernels
+        from onchip.kernels.cpu.compiler.compile_ahead import queue_functions, queue_kernels
         from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
 
         self.plan, self.threads, self._start_helpers = plan, threads, start_helpers
         net = plan.network
         self.state = {name: materialise(name, net.weights).copy() for name in net.state}
-        self._kernels = {kernel.name: kernel for kernel in INFERENCE}
-        queue_kernels(self._kernels[group.claim.kernel] for group in plan.groups if not group.claim.is_view)
+        kernels = {kernel.name: kernel for kernel in INFERENCE}
+        queue_kernels(kernels[group.claim.kernel] for group in plan.groups if not group.claim.is_view)
+        queue_functions((run_table,))
         queue_helpers(threads)
-        self._as_weights = value_weights(net)
-        derived: Evaluated = {}
-        last = self._last_uses()
-        self._groups = []
-        for i, group in enumerate(plan.groups):
-            recipes = group.claim.recipes
-            changing = {name: recipe for name, recipe in recipes.items() if self._changes(recipe)}
-            fixed = {
-                name: materialise(recipe, net.weights, derived)
-                for name, recipe in recipes.items()
-                if name not in changing
-            }
-            launch = None
-            if not (changing or group.claim.is_view):
-                launch = self._kernels[group.claim.kernel].bind(group.claim, dict(fixed))
-            done = tuple(name for name, at in last.items() if at == i)
-            self._groups.append(_GroupRun(group, fixed, changing, launch, done))
+        self._owner = {name: plan.stored_in.get(name, name) for group in plan.groups for name in _arrays(group)}
+        in_place = plan.updated_in_place
+        self._replaced = [(name, value) for name, value in net.state.items() if value and in_place.get(value) != name]
+        self._of_one_row: dict[str, Array] = {}
+        for name in dict.fromkeys(self._owner.values()):
+            kind = plan.types[name]
+            if name in in_place:
+                self._of_one_row[name] = self.state[in_place[name]][np.newaxis]
+            elif not kind.is_batched:
+                array = unset_memory(kind.row_bytes).view(numpy_dtype(kind.dtype))
+                self._of_one_row[name] = array.reshape(1, *kind.row_shape)
+        self._offsets, self._bytes_per_row = self._arena_offsets()
+        self._arena = unset_memory(0)
+        weights = StepWeights(net, self.state, {name: self._array(name, 1) for name in value_weights(net)})
+        self._actions = self._bind(kernels, weights)
+        self._facts: dict[CompiledLaunch, tuple[int, object]] = {}
+        self._parts: dict[int, list[_Table | _Action]] = {}  # by batch size
         load_helpers(threads)
-
-    def _changes(self, recipe: Recipe) -> bool:
-        """Whether a weight is derived from state or from a value."""
-        net = self.plan.network
-        return any(name in net.state or value_of(weight) for name, weight in reach([recipe], net.weights).items())
-
-    def _last_uses(self) -> dict[str, int]:
-        """The group after which a value is not needed, by its name; without those that are needed at the end."""
-        net, home = self.plan.network, self.plan.stored_in
-        last: dict[str, int] = {}
-        for i, group in enumerate(self.plan.groups):
-            as_weights = [v for name in group.claim.nodes for v in net.values_as_weights(net.by_name[name])]
-            last |= dict.fromkeys((home.get(name, name) for name in (*group.inputs, *group.outputs, *as_weights)), i)
-        kept = {home.get(name, name) for name in (*net.inputs, *net.outputs, *net.state.values())}
-        return {name: at for name, at in last.items() if name not in kept}
 
     def run(self, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
         """Run B rows of the network's inputs, by name; returns its outputs, by name."""
         self._start_helpers(self.threads)
-        net, types, home = self.plan.network, self.plan.types, self.plan.stored_in
-        values: dict[str, Array] = dict(inputs)
-        made = Evaluated()
-        made.update(self.state)
-        for run in self._groups:
-            group = run.group
-            for name in (*group.inputs, *group.outputs):
-                if name not in values:
-                    values[name] = self._array(values, home.get(name, name), types[name], B)
-            read, written = ([values[name] for name in names] for names in (group.inputs, group.outputs))
-            if group.claim.is_view:
-                if not np.shares_memory(read[0], written[0]):
-                    written[0].reshape(-1)[...] = read[0].reshape(-1)
+        inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        if B not in self._parts:
+            self._prepare(B)
+        for part in self._parts[B]:
+            if isinstance(part, _Table):
+                for i, name in part.of_inputs:
+                    part.operands[i] = address(inputs[name])
+                run_table(address(part.launches), len(part.launches), self.threads)
             else:
-                self._launch(run, made)(read, written, self.threads)
-            for name in group.outputs:
-                made.update((recipe, values[name][0, ...]) for recipe in self._as_weights.get(name, ()))
-            for name in run.done:
-                values.pop(name, None)
-        for name, value in net.state.items():
-            if value:
-                self.state[name][...] = values[value][0, ...]
-        return {name: values[name] for name in net.outputs}
+                read, written = ([self._array(name, B, inputs) for name in of] for of in (part.reads, part.writes))
+                part.launch(read, written, self.threads)
+        for name, value in self._replaced:
+            self.state[name][...] = self._array(value, B)[0, ...]
+        return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
 
-    @staticmethod
-    def _array(values: dict[str, Array], owner: str, kind: TensorType, B: int) -> Array:
-        """A new array, or a view of the one that owns its memory."""
+    # -- what runs -------------------------------------------------------------------------------------------
+
+    def _bind(self, kernels: Mapping[str, InferenceKernel], weights: StepWeights) -> list[_Action]:
+        """All launches in order, bound to their weights, and those that compute weights, as soon as they can."""
+        of_groups: list[list[_Action]] = []
+        for group in self.plan.groups:
+            arrays = {name: weights.array(recipe) for name, recipe in group.claim.recipes.items()}
+            if not group.claim.is_view:
+                launch = kernels[group.claim.kernel].bind(group.claim, arrays)
+                of_groups.append([_Action(launch, group.inputs, group.outputs)])
+            elif self._owner[group.inputs[0]] == self._owner[group.outputs[0]]:
+                of_groups.append([])
+            else:
+                of_groups.append([_Action(_copy, group.inputs, group.outputs)])
+        first: list[_Action] = []
+        written = {name: i for i, group in enumerate(self.plan.groups) for name in group.outputs}
+        for values, launches in weights.updates().items():
+            last = max((written[value] for value in values), default=-1)
+            (first if last < 0 else of_groups[last]).extend(map(_Action, launches))
+        return [*first, *itertools.chain(*of_groups)]
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def _arena_offsets(self) -> tuple[dict[str, int], int]:
+        """Where the values of the batch are, in bytes per row, and their end."""
+        net, uses = self.plan.network, dict[str, tuple[int, int]]()
+        for i, group in enumerate(self.plan.groups):
+            for name in dict.fromkeys(self._owner[each] for each in _arrays(group)):
+                uses[name] = uses.get(name, (i, i))[0], i
+        uses |= {name: (uses[name][0], len(self.plan.groups)) for name in uses.keys() & set(net.outputs)}
+        uses = {name: use for name, use in uses.items() if name not in net.inputs and name not in self._of_one_row}
+        sizes = {name: -(-self.plan.types[name].row_bytes // _LINE) * _LINE for name in uses}
+        offsets = first_fit_offsets(uses, sizes)
+        return offsets, max((offsets[name] + size for name, size in sizes.items()), default=0)
+
+    def _array(self, name: str, B: int, inputs: Mapping[str, Array] | None = None) -> Array:
+        """The array of a value, for a batch of B rows."""
+        owner, kind = self._owner.get(name, name), self.plan.types[name]
         shape = (kind.rows(B), *kind.row_shape)
-        if owner in values:
-            return values[owner].reshape(shape)
-        array = values[owner] = np.empty(shape, numpy_dtype(kind.dtype))
-        return array
+        if owner in self._of_one_row:
+            return self._of_one_row[owner].reshape(shape)
+        if inputs is not None and owner in inputs:
+            return inputs[owner].reshape(shape)
+        begin = self._offsets[owner] * B
+        return self._arena[begin : begin + kind.row_bytes * B].view(numpy_dtype(kind.dtype)).reshape(shape)
 
-    def _launch(self, run: _GroupRun, made: Evaluated) -> Launch:
-        if run.launch is not None:
-            return run.launch
-        net = self.plan.network
-        changing = {name: materialise(recipe, net.weights, made) for name, recipe in run.changing.items()}
-        return self._kernels[run.group.claim.kernel].bind(run.group.claim, {**run.weights, **changing})
+    def _prepare(self, B: int) -> None:
+        """Write the tables of the compiled launches for a batch of B rows."""
+        if B * self._bytes_per_row > len(self._arena):
+            self._parts.clear()  # with addresses in the arena that was
+            self._arena = unset_memory(B * self._bytes_per_row)
+        if len(self._parts) == _MOST_SIZES:
+            self._parts.clear()
+        parts: list[_Table | _Action] = []
+        for is_compiled, group in itertools.groupby(self._actions, _is_compiled):
+            actions = list(group)
+            parts += [self._table(actions, B)] if is_compiled else actions
+        self._parts[B] = parts
+
+    def _table(self, actions: Sequence[_Action], B: int) -> _Table:
+        launches, operands, of_inputs = list[tuple[int, ...]](), list[int](), list[tuple[int, str]]()
+        for action in actions:
+            assert isinstance(action.launch, CompiledLaunch)
+            facts, first = self._facts_of(action.launch), len(operands)
+            for name in (*action.reads, *action.writes):
+                owner = self._owner[name]
+                if owner in self.plan.network.inputs:
+                    of_inputs.append((len(operands), owner))
+                operands.append(0 if owner in self.plan.network.inputs else address(self._array(name, B)))
+            rows = self.plan.types[action.reads[0]].rows(B) if action.reads else 1
+            launches.append((action.launch.code, facts, 8 * first, rows))
+        table, memory = np.array(launches, np.int64), np.array([*operands, 0], np.int64)
+        table[:, 2] += address(memory)
+        return _Table(table, memory, tuple(of_inputs))
+
+    def _facts_of(self, launch: CompiledLaunch) -> int:
+        if launch not in self._facts:
+            self._facts[launch] = launch.facts(self.threads)
+        return self._facts[launch][0]
+
+
+def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+    """A view that has memory of its own."""
+    outputs[0].reshape(-1)[...] = inputs[0].reshape(-1)
+
+
+def _is_compiled(action: _Action) -> bool:
+    return isinstance(action.launch, CompiledLaunch) and action.launch.check is None
+
+
+def _arrays(group: Group) -> tuple[str, ...]:
+    return (*group.inputs, *group.outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from onchip.errors import PlanError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.common.program import Lowering
+from onchip.kernels.cuda.common.program import Lowering, Steps
 from onchip.kernels.cuda.layout.permute import PermuteLowering
+from onchip.kernels.cuda.recipes.derived import DerivedLowering, derivation_of
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
 from onchip.network.graph import changing_weights
 from onchip.network.recipe import Array, Recipe, materialise, value_of
@@ -75,18 +76,17 @@ class _AllRows:
 
     recipe: RecipeLowering
 
-    def at(self, B: int):  # type: ignore[no-untyped-def]
+    def at(self, B: int) -> Steps:
         shape = self.recipe.recipe.shape
         return self.recipe.at(shape[0] if shape else 1)
 
 
 class _Builder:
-    """The groups of a step: those of the plan, before each the weights that it needs and that change in each run, and
-    at the end the new state, where a group has not written it in place."""
+    """The groups of a step: a launch that derives weights from state; those of the plan, each after the weights that
+    are derived from values for it; and at the end the new state, where a group has not written it in place."""
 
     def __init__(self, gpu: Gpu, plan: Plan, state: Mapping[str, Buffer]) -> None:
         self._gpu, self._plan, self._net, self._state = gpu, plan, plan.network, state
-        self._groups: list[BoundGroup] = []
         self._derived: dict[Recipe, str] = {}  # the weights that change: the names of their arrays
         in_place, home = plan.updated_in_place, plan.stored_in
         # Values of one row have memory of their own, as weights are made of them.
@@ -96,12 +96,17 @@ class _Builder:
                 replaced = in_place.get(name)
                 self.memory[name] = state[replaced] if replaced else gpu.reserve(kind.row_bytes)
         recipes = dict.fromkeys(recipe for group in plan.groups for recipe in group.claim.recipes.values())
-        changing = set(changing_weights(recipes, self._net))
-        fixed = [recipe for recipe in recipes if recipe not in changing]
+        self._changing = dict.fromkeys(changing_weights(recipes, self._net))
+        fixed = [recipe for recipe in recipes if recipe not in self._changing and not self._is_state(recipe)]
         self._fixed = make_weights(gpu, fixed, self._net.weights, recipe_rates_of(KERNELS, gpu.device))
+
+    def _is_state(self, recipe: Recipe) -> bool:
+        """Whether it is state as it is."""
+        return is_alias(recipe, self._net.weights) and recipe.sources[0] in self._state
 
     def groups(self) -> list[BoundGroup]:
         plan, units = self._plan, self._gpu.device.units
+        groups = self._derive([recipe for recipe in self._changing if self._source(recipe) in self._state], 0)
         for i, group in enumerate(plan.groups):
             inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
             kind, lowering = plan.types[group.inputs[0]], cast(Lowering, group.claim.facts)
@@ -112,40 +117,71 @@ class _Builder:
                 shape = plan.types[group.outputs[0]].row_shape
                 lowering = PermuteLowering((kind.dtype,) * 2, shape, tuple(range(rank)), units)
             weights = {
-                name: self._fixed[recipe] if recipe in self._fixed else self.memory[self._array_of(recipe, i)]
+                name: self._fixed[recipe] if recipe in self._fixed else self.memory[self._array_of(recipe, i, groups)]
                 for name, recipe in group.claim.recipes.items()
             }
-            self._groups.append(BoundGroup(i, lowering, inputs, weights, outputs, 0 if kind.is_batched else 1))
+            groups.append(BoundGroup(i, lowering, inputs, weights, outputs, 0 if kind.is_batched else 1))
         for name, value in self._net.state.items():
             if value and value not in plan.updated_in_place:
                 kind = self._net.types[value]
                 lowering = PermuteLowering((kind.dtype,) * 2, (kind.row_size,), (0, 1), units)
                 read, written = (plan.stored_in[value],), (f"state {name}",)
-                self._groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
-        return self._groups
+                groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
+        return groups
 
-    def _array_of(self, weight: str | Recipe, index: int) -> str:
-        """The name of a weight's array. One that changes is computed before group `index`, unless it was before."""
+    def _source(self, recipe: Recipe) -> str | Recipe:
+        """What a weight is a rearrangement of; itself if it is none."""
+        derivation = derivation_of(recipe, self._net.weights)
+        return recipe if derivation is None else derivation.source
+
+    def _derive(self, recipes: Sequence[Recipe], index: int) -> list[BoundGroup]:
+        """One launch that computes these rearrangements, before group `index`."""
+        sources, orders, results, weights = dict[str, int](), dict[str, int](), list[str](), list[tuple[int, ...]]()
+        for recipe in recipes:
+            derivation = derivation_of(recipe, self._net.weights)
+            assert derivation is not None
+            source, order = self._array_of(derivation.source, index, []), ""
+            if derivation.rearrangements:
+                order = f"order {len(self.memory)}"
+                shape = shape_of(derivation.source, self._net.weights)
+                self.memory[order] = self._gpu.upload(derivation.indices(shape))
+            weights.append((derivation.kind, derivation.count, sources.setdefault(source, len(sources)),
+                            orders.setdefault(order, len(orders)) if order else -1))  # fmt: skip
+            results.append(self._add(recipe))
+        if not recipes:
+            return []
+        rows = tuple(
+            (k, count, source, len(sources) + order if order >= 0 else -1) for k, count, source, order in weights
+        )
+        return [BoundGroup(index, DerivedLowering(rows), (*sources, *orders), {}, tuple(results), 1)]
+
+    def _add(self, recipe: Recipe) -> str:
+        name = self._derived[recipe] = f"weight {len(self._derived)}"
+        self.memory[name] = self._gpu.reserve(recipe.nbytes)
+        return name
+
+    def _array_of(self, weight: str | Recipe, index: int, groups: list[BoundGroup]) -> str:
+        """The name of a weight's array; appends the groups that compute one that changes, unless they were before."""
         weights = self._net.weights
         weight = canonical(weight, weights)
-        if isinstance(weight, str) and weight in self._state:
-            return f"state {weight}"
         if isinstance(weight, str):
-            return self._upload(weight)
+            return f"state {weight}" if weight in self._state else self._upload(weight)
         if value := value_of(weight):
             return self._plan.stored_in[value]
         if is_alias(weight, weights):
-            return self._array_of(weight.sources[0], index)
-        if weight not in self._derived:
-            if weight.op not in LOWERINGS:
-                hint = "another precision, or the CPU"
-                raise PlanError("a weight cannot be computed in each step", got=weight.op, expected="", hint=hint)
-            sources = tuple(self._array_of(source, index) for source in weight.sources)
-            types = tuple(Source(shape_of(source, weights), dtype_of(source, weights)) for source in weight.sources)
-            name = self._derived[weight] = f"weight {len(self._derived)}"
-            self.memory[name] = self._gpu.reserve(weight.nbytes)
-            lowering = _AllRows(RecipeLowering(weight, types, self._gpu.device))
-            self._groups.append(BoundGroup(index, lowering, sources, {}, (name,), 1))
+            return self._array_of(weight.sources[0], index, groups)
+        if weight in self._derived:
+            return self._derived[weight]
+        if derivation_of(weight, weights) is not None:
+            groups += self._derive([weight], index)
+            return self._derived[weight]
+        if weight.op not in LOWERINGS:
+            expected = "a weight that the GPU can compute"
+            raise PlanError("a weight cannot be computed in each step", got=weight.op, expected=expected)
+        sources = tuple(self._array_of(source, index, groups) for source in weight.sources)
+        types = tuple(Source(shape_of(source, weights), dtype_of(source, weights)) for source in weight.sources)
+        lowering = _AllRows(RecipeLowering(weight, types, self._gpu.device))
+        groups.append(BoundGroup(index, lowering, sources, {}, (self._add(weight),), 1))
         return self._derived[weight]
 
     def _upload(self, name: str) -> str:

@@ -179,12 +179,13 @@ class _Walk:
         return run
 
     def scale_of(self, node: Node | None) -> Scales:
-        """The scalar weight that a layer multiplies or divides by; () for any other layer."""
+        """The constant number that a layer multiplies or divides by; () for any other layer."""
         if node is None or not isinstance(node.layer, Mul | Div) or len(node.inputs) != 1:
             return ()
         name = node.weights.get("constant")
         is_one = name is not None and all(d == 1 for d in self.net.weights[name].shape)
-        return ((name, node.layer.kind),) if name is not None and is_one else ()
+        is_fixed = name is not None and is_one and not self.net.changes(name)
+        return ((name, node.layer.kind),) if name is not None and is_fixed else ()
 
     def operand(self, node: Node, index: int) -> View:
         """Operand 0 (a) or 1 (b) of a MatMul."""

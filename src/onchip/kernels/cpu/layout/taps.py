@@ -29,7 +29,7 @@ from onchip.network.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job
+from onchip.plan.kernel import Claim, Job, Refusal
 
 _TASK_ELEMENTS = 1 << 12  # minimum of y per task
 _TILE_LINES = LANES  # lines transposed into one if the axis is the last: a vector holds an element of each
@@ -159,8 +159,11 @@ class TapsKernel(CpuKernel):
     def applies(self, net: Network, start: int) -> bool:
         return bool(_group(net, start))
 
-    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         nodes = _group(net, start)
+        if any(net.changes(name) for node in nodes for name in node.weights.values()):
+            yield Refusal(self.name, nodes[0].name, "its weights change, and it reads them once")
+            return
         x, y = net.types[nodes[0].inputs[0]], net.types[nodes[-1].name]
         gather, split, total = nodes[0].layer, nodes[1].layer, nodes[-1].layer
         assert isinstance(gather, Gather)

@@ -132,3 +132,12 @@ def run_launches(tasks: int, B: int, chunk: int, threads: int, x: int, y: int) -
         values = ints_at(ints_at(int_at(tasks), _FIELDS)[_VALUES], 2)
         values[0], values[1] = x, y
     return _run_chunks(tasks, B, chunk, threads)
+
+
+@entry
+def run_table(table: int, count: int, threads: int) -> int:
+    """Run launches in order, each on all threads; four words each: code, facts, address of its operands, rows."""
+    launches = ints_at(table, 4 * count)
+    for i in range(count):
+        _call(launches[4 * i], launches[4 * i + 1], launches[4 * i + 2], launches[4 * i + 3], threads)
+    return 0

@@ -141,7 +141,6 @@ class Facts:
 class UpdateKernel(CpuKernel):
     name = "update"
     layers = (Update, Mul)
-    is_in_place = True
 
     def applies(self, net: Network, start: int) -> bool:
         return _belongs(net, net.nodes[start]) and not (start and _belongs(net, net.nodes[start - 1]))
@@ -165,7 +164,7 @@ class UpdateKernel(CpuKernel):
         yield Claim(
             self.name, f"{self.name}<{kinds}>", inside, CoreCost(sum(map(net.row_flop, nodes)), moved),
             why="one pass over each parameter, in place", recipes=recipes,
-            facts=Facts(tuple(parameters), operands, tuple(zip(weights, recipes, strict=True))),
+            facts=Facts(tuple(parameters), operands, tuple(zip(weights, recipes, strict=True))), updates_in_place=True,
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.cuda.common.precision import PRECISIONS, narrowed, round_tf32
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, as_is, rearranging_op, recipe_op
 
 # Corrects the mean truncation error of an fp32 partial sum: the tensor cores truncate each of its 12 additions to
 # float32 instead of rounding (mlp/packing.py). In a simulation, sums come out smaller by a relative 2.3e-7.
@@ -41,7 +41,7 @@ def narrow_weight(weight: Array) -> Array:
     return narrowed(weight, "float16")
 
 
-@recipe_op
+@rearranging_op
 def spread_taps(weight: Array, channels: int) -> Array:
     """(N, C, taps...) -> (N, taps * channels), each tap's channels zero-padded."""
     N, C = weight.shape[:2]
@@ -51,6 +51,6 @@ def spread_taps(weight: Array, channels: int) -> Array:
     return spread.reshape(N, -1)
 
 
-@recipe_op
+@rearranging_op
 def stretched(constant: Array, to: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.broadcast_to(constant, to))

@@ -39,7 +39,7 @@ from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import is_monotonic
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Convolution, MaxPool1d, MaxPool2d, ToPixels
-from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, rearranging_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
@@ -370,7 +370,7 @@ def _recipes(net: Network, node: Node, lowering: ConvFirstLayerLowering) -> dict
     return {"weight": multiplied_fragments(arranged, lowering.precision), **bias_recipe(net, node)}
 
 
-@recipe_op
+@rearranging_op
 def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
     """(N, C, taps...) -> fragments: k over channels and taps, rows of taps zero-padded to whole 32-bit registers."""
     N, taps = weight.shape[0], weight.shape[-1]

@@ -18,7 +18,7 @@ from onchip.kernels.cuda.conv.implicit_gemm import MIN_COLUMNS, ImplicitGemmLowe
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, scale_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, as_is, rearranging_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Use
 
@@ -116,7 +116,7 @@ def _row_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Rec
     return multiplied_weight(weight, shape, lowering.precision)
 
 
-@recipe_op
+@rearranging_op
 def spread_rows(weight: Array, taps: int, channels: int) -> Array:
     """(N, taps * C) -> (N, taps * channels), each tap's channels zero-padded."""
     per_tap = weight.reshape(len(weight), taps, -1)

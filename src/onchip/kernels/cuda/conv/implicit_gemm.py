@@ -34,7 +34,7 @@ from onchip.kernels.cuda.conv.sm90 import taps_in_order
 from onchip.kernels.cuda.conv.windows import MAX_PHASES, Windows
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network, Node
-from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, rearranging_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -232,7 +232,7 @@ def tap_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Reci
     return multiplied_weight(spread, shape, lowering.precision)
 
 
-@recipe_op
+@rearranging_op
 def taps_of_groups(weight: Array, order: tuple[int, ...], groups: int) -> Array:
     """(C, N / groups, taps...) of a transposed convolution -> (N, C / groups, taps)."""
     grouped = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)[..., list(order)]

@@ -32,7 +32,7 @@ from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, LINE, PART, TMA_BYTES, WgmmaGemm, split_has_slices
 from onchip.network.graph import Network, Node
 from onchip.network.layers.conv import conv_groups
-from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, rearranging_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -238,7 +238,7 @@ def _dense(g: Geometry) -> Geometry:
     return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
 
 
-@recipe_op
+@rearranging_op
 def ungrouped(weight: Array, groups: int) -> Array:
     """(N, C / groups, taps...), or transposed (C, N / groups, taps...), -> block-diagonal with all channels."""
     rows, columns = len(weight) // groups, weight.shape[1]
@@ -248,7 +248,7 @@ def ungrouped(weight: Array, groups: int) -> Array:
     return dense
 
 
-@recipe_op
+@rearranging_op
 def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
     """(C, N, taps...) of a transposed convolution -> (N, C, taps)."""
     return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))

@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, UInt32
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, grid_1d
-from onchip.network.recipe import Array, recipe_op
+from onchip.network.recipe import Array, rearranging_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
@@ -24,7 +24,7 @@ def padded(K: int, item_bytes: int) -> int:
     return -(-K * item_bytes // CHUNK_BYTES) * CHUNK_BYTES // item_bytes
 
 
-@recipe_op
+@rearranging_op
 def padded_rows(weight: Array, K: int) -> Array:
     """The weight (N, less than K) zero-padded to (N, K)."""
     return np.pad(weight, ((0, 0), (0, K - weight.shape[1])))

@@ -21,7 +21,7 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.packing import first_steps, fitting_layers, pack_recipe, weight_bytes
 from onchip.network.build import mlp
-from onchip.network.graph import Network
+from onchip.network.graph import Network, changing_weights
 from onchip.network.io import short_name, with_io
 from onchip.network.layers import Activation
 from onchip.network.types import DTYPE_BYTES
@@ -164,8 +164,10 @@ class MlpTensorCoreKernel(ChainKernel):
 
 
 def fits_in_block(net: Network, chain: Chain, device: Device, job: Job) -> bool:
-    """Whether a block can keep the weights of the chain in shared memory."""
-    return isinstance(make_lowering(net, chain, device, job), MlpTensorCoreLowering)
+    """Whether a block can keep the weights of the chain in shared memory. Those that change are not packed for it."""
+    weights = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name]
+    changes = any(name in net.state for name in weights) or bool(changing_weights(weights, net))
+    return not changes and isinstance(make_lowering(net, chain, device, job), MlpTensorCoreLowering)
 
 
 def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> MlpTensorCoreLowering | str:

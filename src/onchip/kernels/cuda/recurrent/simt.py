@@ -17,7 +17,7 @@ from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, L
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
-from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.recipe import Array, Recipe, as_is, rearranging_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
@@ -162,7 +162,7 @@ def cell_of(layer: Recurrent) -> str:
     return "Lstm"
 
 
-@recipe_op
+@rearranging_op
 def turned_gates(recurrence: Array, late: int) -> Array:
     """(D, G * H, H) -> flat (D, from unit, to unit, gate); the last `late` of G * H form a second such array."""
     D, width, H = recurrence.shape

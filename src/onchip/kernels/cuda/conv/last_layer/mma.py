@@ -28,7 +28,7 @@ from onchip.kernels.cuda.conv.warp_mma import (
     multiplied_fragments,
 )
 from onchip.network.graph import Network, Node
-from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, rearranging_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -328,7 +328,7 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLayerLowering) -> dict[
     return {"weight": multiplied_fragments(arranged, lowering.precision), **bias_recipe(net, node)}
 
 
-@recipe_op
+@rearranging_op
 def cell_fragments(
     weight: Array, per_word: int, channels: int, columns: int, down: Table, right: Table, channel_axis: int
 ) -> Array:

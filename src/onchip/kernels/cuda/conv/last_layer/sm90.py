@@ -25,7 +25,7 @@ from onchip.kernels.cuda.conv.warp_mma import COLUMNS
 from onchip.kernels.cuda.mma.wgmma_tile import ARCHITECTURES, PART
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
-from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, rearranging_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -300,7 +300,7 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLayerSm90Lowering) -> d
     return {"weight": multiplied_weight(arranged, shape, lowering.precision), **bias_recipe(net, node)}
 
 
-@recipe_op
+@rearranging_op
 def cell_rows(weight: Array, columns: int, down: Table, right: Table, channel_axis: int) -> Array:
     """A cell's weights (cell_weights) as (taps * chunks of channels * columns, 64 channels)."""
     channels = round_up(weight.shape[channel_axis], CHUNK)

@@ -179,6 +179,7 @@ class TrainLowering:
         return launches + ("; uint8 rows" if self.byte_rows else "")
 
     groups = 1  # of blocks that report losses of a step
+    is_persistent = False  # one launch runs all steps; it counts clocks per phase on request (train/phases.py)
 
     @cached_property
     def launches_per_step(self) -> int:

@@ -215,6 +215,7 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
     u32 offset = 0;
     fence_for_wgmma();
     __syncthreads();
+    change_phase(args, Phase::LOAD_WEIGHTS, Phase::LOAD_ROWS);
 #pragma unroll 1
     for (long long step = indices.first_step; warp_uniform(step < indices.steps); ++step, ++round) {
         bool arrived = true;
@@ -242,7 +243,11 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
             }
             if (threadIdx.x < sizeof(StepValues) / 4) reinterpret_cast<u32*>(&opt)[threadIdx.x] = word;
         };
-        if constexpr (l > 1) prepare();
+        change_phase(args, Phase::LOAD_ROWS, l > 1 ? Phase::WAIT_FOR_WEIGHTS : Phase::FORWARD);
+        if constexpr (l > 1) {
+            prepare();
+            change_phase(args, Phase::WAIT_FOR_WEIGHTS, Phase::WAIT_FOR_ACTIVATIONS);
+        }
         // Activations of owned units.
         Sums activations;
         float c[SPLITS * OWNED][4];
@@ -254,6 +259,7 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
                 arrived = from.template receive<S::tiles(l - 1)>(smem, S::input_bytes(l)) && arrived;
                 fence_for_wgmma();
                 if (warp_uniform(__syncthreads_or(!arrived))) return false;
+                change_phase(args, Phase::WAIT_FOR_ACTIVATIONS, Phase::FORWARD);
             }
             const CoreMatrices<8 * S::panels(l - 1), true> weight_panels(shared_at(rest + R::WEIGHTS));
             multiply_panels<S::input_splits(l), S::panels(l - 1) / 2, l == 1 ? R::FIXED : 0>(
@@ -263,6 +269,7 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
             const typename S::Tiles from(args.local(args.layers[l - 2].forward), S::tiles(l - 1), round,
                                          args.deadline_ms);
             arrived = prev.receive(from, warpgroup) && arrived;
+            change_phase(args, Phase::WAIT_FOR_ACTIVATIONS, Phase::FORWARD);
             prev.multiply(c, shared_at(rest + R::WEIGHTS), warpgroup);
             if (!activations.template reduce_warpgroups<SPLITS>(c, sums, warpgroup, arrived)) return false;
         }
@@ -270,10 +277,14 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
         send_activations<S, K, l>(activations, to, block, owned_units, biases, scale, slope);
         if constexpr (S::a_in_registers(l)) prev.store(smem, S::input_bytes(l), warpgroup);
         if constexpr (l == 1) {
+            change_phase(args, Phase::FORWARD, Phase::WAIT_FOR_WEIGHTS);
             prepare();  // before the row loads, which later loads would queue after
+            change_phase(args, Phase::WAIT_FOR_WEIGHTS, Phase::LOAD_ROWS);
             next.fetch(args.x, args.x_stride, indices.at(step + 1), indices.rows(step + 1));
             next.template store<R::FIXED, S::panels(0)>(smem + (R::TWICE * PANEL_BYTES - offset));
         }
+        constexpr Phase NEXT_WAIT = R::HAS_OUTPUTS ? Phase::WAIT_FOR_ACTIVATIONS : Phase::WAIT_FOR_GRADIENTS;
+        change_phase(args, l == 1 ? Phase::LOAD_ROWS : Phase::FORWARD, NEXT_WAIT);
         if constexpr (R::HAS_OUTPUTS) {
             arrived = outputs.receive(round) && arrived;
         } else {
@@ -284,7 +295,11 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
         fence_for_wgmma();
         if (warp_uniform(__syncthreads_or(!arrived))) return false;
         // Gradients of owned units.
-        if constexpr (R::HAS_OUTPUTS) outputs.compute(indices.rows(step));
+        change_phase(args, NEXT_WAIT, R::HAS_OUTPUTS ? Phase::OUTPUTS_AND_LOSS : Phase::GRADIENTS);
+        if constexpr (R::HAS_OUTPUTS) {
+            outputs.compute(indices.rows(step));
+            change_phase(args, Phase::OUTPUTS_AND_LOSS, Phase::GRADIENTS);
+        }
         if constexpr (R::HAS_COLUMNS) {
             const typename S::Tiles back(buffers.backward, S::tiles(l), round, args.deadline_ms);
             const CoreMatrices<8 * OWNED * SPLITS, false> columns(shared_at(rest + R::COLUMNS));
@@ -303,16 +318,19 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
         }
         fence_for_wgmma();
         __syncthreads();
+        change_phase(args, Phase::GRADIENTS, Phase::UPDATE);
         weights.template update<l == 1 ? R::FIXED : 0>(opt, scale, input, offset, gradients);
         weights.store_splits(rest + R::WEIGHTS, biases);
         if constexpr (l == 1) {
             __syncthreads();  // all reads of x are done
+            change_phase(args, Phase::UPDATE, Phase::LOAD_ROWS);
             next.template store<0, R::FIXED>(smem);
             offset = R::TWICE * PANEL_BYTES - offset;
         } else {
             const Channel columns =
                 {buffers.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, round, 0};
             weights.send(columns);
+            change_phase(args, Phase::UPDATE, Phase::LOAD_ROWS);
         }
         if constexpr (l == 1 || R::HAS_OUTPUTS) indices.store(step + 2, next_ids);
         if constexpr (l == 1) {  // prefetch x to L2, other cache lines in each block
@@ -324,7 +342,9 @@ __device__ __forceinline__ bool train_hidden(const ParallelArgs<S::L>& args, cha
         fence_for_wgmma();
         __syncthreads();
     }
+    change_phase(args, Phase::LOAD_ROWS, Phase::STORE_WEIGHTS);
     weights.transfer(buffers, facts, true);
+    change_phase(args, Phase::STORE_WEIGHTS, Phase::OUTSIDE);
     return true;
 }
 
@@ -349,16 +369,20 @@ __device__ __forceinline__ bool train_output(const ParallelArgs<S::L>& args, cha
     u32 round = args.local(args.status)[0];
     fence_for_wgmma();
     __syncthreads();
+    change_phase(args, Phase::LOAD_WEIGHTS, Phase::LOAD_ROWS);
 #pragma unroll 1
     for (long long step = indices.first_step; warp_uniform(step < indices.steps); ++step, ++round) {
         if (threadIdx.x == 0) opt = args.local(args.per_step_values)[step];
         const u32 next_ids = threadIdx.x < S::BATCH ? indices.read(step + 2) : 0;
         outputs.fetch_targets(indices.at(step));
+        change_phase(args, Phase::LOAD_ROWS, Phase::WAIT_FOR_WEIGHTS);
         bool arrived = step == indices.first_step || outputs.template receive_weights<LP_THREADS>(round - 1);
+        change_phase(args, Phase::WAIT_FOR_WEIGHTS, Phase::WAIT_FOR_ACTIVATIONS);
         arrived = outputs.receive(round) && arrived;
         outputs.activations.store(smem + R::INPUT, S::input_bytes(L), warpgroup);
         fence_for_wgmma();
         if (warp_uniform(__syncthreads_or(!arrived))) return false;
+        change_phase(args, Phase::WAIT_FOR_ACTIVATIONS, Phase::OUTPUTS_AND_LOSS);
         outputs.compute(indices.rows(step));
         if (warpgroup == 0) {
 #pragma unroll
@@ -381,6 +405,7 @@ __device__ __forceinline__ bool train_output(const ParallelArgs<S::L>& args, cha
         }
         fence_for_wgmma();
         __syncthreads();
+        change_phase(args, Phase::OUTPUTS_AND_LOSS, Phase::UPDATE);
         weights.template update<0>(opt, 1.0f, input, 0, gradients);
         weights.send(Out::weights_channel(args, round));
         if (threadIdx.x < 32) {
@@ -393,10 +418,13 @@ __device__ __forceinline__ bool train_output(const ParallelArgs<S::L>& args, cha
             if (threadIdx.x == 0)
                 args.local(args.step_losses)[step] = total, args.local(args.step_correct)[step] = correct;
         }
+        change_phase(args, Phase::UPDATE, Phase::LOAD_ROWS);
         indices.store(step + 2, next_ids);
         __syncthreads();
     }
+    change_phase(args, Phase::LOAD_ROWS, Phase::STORE_WEIGHTS);
     weights.transfer(buffers, facts, true);
+    change_phase(args, Phase::STORE_WEIGHTS, Phase::OUTSIDE);
     if (threadIdx.x == 0) args.local(args.status)[0] = round;
     return true;
 }
@@ -419,6 +447,7 @@ train_layer_parallel(const __grid_constant__ ParallelArgs<sizeof...(W) - 1> args
     // A network without a step returns: its blocks would not wait for each other, and stores could race with loads.
     const long long* const progress = args.local(args.progress);
     if (warp_uniform(progress[0] * args.batch >= progress[1])) return;
+    change_phase(args, Phase::OUTSIDE, Phase::LOAD_WEIGHTS);
     for (int i = threadIdx.x; i < max_bytes<S>() / 4; i += LP_THREADS) smem[i] = 0.0f;
     __syncthreads();
     // __shfl_sync makes it warp-uniform to the compiler.

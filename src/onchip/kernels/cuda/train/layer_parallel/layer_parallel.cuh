@@ -15,6 +15,9 @@ struct LayerBuffers {
 };
 template <int L>
 struct ParallelArgs {
+#ifdef PHASE_CLOCKS
+    u32* phase_clocks;
+#endif
     const void* x;
     const void* targets;        // (n,) int64 classes, or (n, outputs) float32
     const long long* order;     // (rows,) row indices, batch by batch

@@ -21,6 +21,7 @@ from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering
 from onchip.kernels.cuda.train.large_batch.structs import state_if
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
+from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.cuda.train.resident.resident import MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
 from onchip.kernels.training import why_unsupported
@@ -118,6 +119,8 @@ class LayerParallelLowering(TrainLowering):
         waits = costs.layer_us * len(self.layers) + costs.split_us * (self.splits - 1)
         elements = self.rows * (self.layers[0].D + (1 + self.splits) * sum(layer.N for layer in self.layers[:-1]))
         return waits + costs.element_us * elements + costs.tile_us * self.splits**2 * (self.owned - 1)
+
+    is_persistent = True
 
     def launch_estimates(self, count: int) -> list[float]:
         return [self.step_us * count]
@@ -264,6 +267,7 @@ INSTANCES = (
         step_instance(f"digits {precision}, 8 networks", make_lowering, _job(precision), DIGITS, H200, networks=8)
         for precision in ("fp32", "bf16")
     ),
+    counting_instance(step_instance("digits fp32", make_lowering, _job("fp32"), DIGITS, H200)),
     step_instance("digits fp32, adam", make_lowering, _job("fp32", optimiser="adam"), DIGITS, H200),
     step_instance(
         "four layers, momentum", make_lowering, _job("bf16", 32, "mse", "momentum"), (20, 53, 29, 17, 5), H200

@@ -78,6 +78,7 @@ train_resident(const __grid_constant__ ResidentArgs<sizeof...(W) - 1> args) {
     const long long first_step = progress[0], end = progress[1], steps = (end + args.batch - 1) / args.batch;
     // A network without a step returns: its blocks would not wait for each other, and stores could race with loads.
     if (first_step >= steps) return;
+    change_phase(args, Phase::OUTSIDE, Phase::LOAD_WEIGHTS);
     const auto load_ids = [&](long long step) -> u32 {
         const StepRows<ROWS> step_rows(step, args.batch, end, group);
         const int row = threadIdx.x;
@@ -94,6 +95,7 @@ train_resident(const __grid_constant__ ResidentArgs<sizeof...(W) - 1> args) {
                StepRows<ROWS>(first_step, args.batch, end, group).rows);
     next.store(smem);
     __syncthreads();
+    change_phase(args, Phase::LOAD_WEIGHTS, Phase::LOAD_ROWS);
     B trainer = {args, smem, group, static_cast<int>(blockIdx.x) % BLOCKS, first_round};
     using AllGradients = WeightGradients<P, X, Net, K, GROUPS, ROWS, BLOCKS, ORDER, OPTIMISER, L>;
     AllGradients sums;
@@ -114,10 +116,14 @@ train_resident(const __grid_constant__ ResidentArgs<sizeof...(W) - 1> args) {
                 if (threadIdx.x % LANES + i * LANES < N)
                     target[0][i] = static_cast<const float*>(args.targets)[id * N + threadIdx.x % LANES + i * LANES];
         }
+        change_phase(args, Phase::LOAD_ROWS, Phase::FORWARD);
         bool ok = trainer.template forward<1>();
         if (ok) {
+            change_phase(args, Phase::FORWARD, Phase::LOAD_ROWS);
             next.fetch(args.x, args.x_stride, ids + (step + 1) % 3 * ROWS, following.rows);
+            change_phase(args, Phase::LOAD_ROWS, Phase::WAIT_FOR_ACTIVATIONS);
             ok = trainer.head(current.rows, step > first_step, target, truth);
+            change_phase(args, Phase::WAIT_FOR_GRADIENTS, Phase::OUTPUTS_AND_LOSS);
         }
         if (is_writer && ok && threadIdx.x < 32) {
             double loss = 0.0;
@@ -133,16 +139,21 @@ train_resident(const __grid_constant__ ResidentArgs<sizeof...(W) - 1> args) {
                 args.local(args.step_correct)[step * GROUPS + group] = correct;
             }
         }
+        change_phase(args, Phase::OUTPUTS_AND_LOSS, Phase::GRADIENTS);
         if (ok) ok = sums.backward(trainer, opt);
         const Partners<BLOCKS, AllGradients::CHUNKS> partners = {args.local(args.partner_buffer), trainer.round,
                                                                  args.deadline_ms, group, trainer.block};
         if (GROUPS > 1 && ok) sums.send(partners);
         __syncthreads();  // all reads of x are done
+        change_phase(args, Phase::GRADIENTS, Phase::LOAD_ROWS);
         next.store(smem);
         if constexpr (GROUPS > 1) {
             static_assert(GROUPS == 2 && OPTIMISER == SGD, "two groups do not synchronise optimiser moments");
+            change_phase(args, Phase::LOAD_ROWS, Phase::WAIT_FOR_OTHER_GROUP);
             if (ok) ok = !__syncthreads_or(!sums.add_partner(partners, trainer, opt));
+            change_phase(args, Phase::WAIT_FOR_OTHER_GROUP, Phase::UPDATE);
             if (ok) sums.broadcast_weights(trainer);
+            change_phase(args, Phase::UPDATE, Phase::LOAD_ROWS);
         }
         if (!ok) {  // block-uniform
             if (threadIdx.x == 0) status[1] = 1;
@@ -152,6 +163,8 @@ train_resident(const __grid_constant__ ResidentArgs<sizeof...(W) - 1> args) {
         ++trainer.round;
         __syncthreads();
     }
+    change_phase(args, Phase::LOAD_ROWS, Phase::STORE_WEIGHTS);
     transfer_weights<X, Net, ROWS, BLOCKS, L>(args, smem, true);
+    change_phase(args, Phase::STORE_WEIGHTS, Phase::OUTSIDE);
     if (blockIdx.x == 0 && threadIdx.x == 0) status[0] = trainer.round;  // all blocks have read the old value
 }

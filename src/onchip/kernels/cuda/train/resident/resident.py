@@ -21,6 +21,7 @@ from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering
 from onchip.kernels.cuda.train.large_batch.structs import state_if
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
+from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.training import why_unsupported
 from onchip.plan.device import H200, Device
@@ -125,6 +126,8 @@ class ResidentLowering(TrainLowering):
     @property
     def _widths(self) -> list[int]:
         return [self.layers[0].D, *(layer.N for layer in self.layers)]
+
+    is_persistent = True
 
     def launch_estimates(self, count: int) -> list[float]:
         return [self.step_us * count]
@@ -260,6 +263,7 @@ def _job(precision: str, batch: int, byte_scale: float = 1 / 255) -> Job:
 
 INSTANCES = (
     step_instance("digits fp32, two groups", make_lowering, _job("fp32", 64), DIGITS, H200),
+    counting_instance(step_instance("digits fp32, two groups", make_lowering, _job("fp32", 64), DIGITS, H200)),
     step_instance("digits bf16", make_lowering, _job("bf16", 16), DIGITS, H200),
     step_instance("digits fp32, floats", make_lowering, _job("fp32", 64, 0.0), DIGITS, H200),
     step_instance("digits fp32, eight networks", make_lowering, _job("fp32", 64), DIGITS, H200, networks=8),

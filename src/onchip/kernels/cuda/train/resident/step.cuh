@@ -1,10 +1,14 @@
 // train/resident/step.cuh: one step of train/resident/resident.cu: arguments, row loads, forward, loss, backward.
 #pragma once
 
+#include "train/phases.cuh"
 #include "train/resident/weights.cuh"
 
 template <int L>
 struct ResidentArgs {
+#ifdef PHASE_CLOCKS
+    u32* phase_clocks;
+#endif
     const void* x;
     const void* targets;        // (n,) int64 classes, or (n, outputs) float32
     const long long* order;     // (rows,) row indices, batch by batch
@@ -210,8 +214,10 @@ struct BlockTrainer {
                 input<l>(), INPUT_PITCH<l>, smem + R::weights(l), R::pitch(l - 1), smem + R::values(l), finish);
             __syncthreads();
             if constexpr (l == L - 1) return true;
+            change_phase(args, Phase::FORWARD, Phase::WAIT_FOR_ACTIVATIONS);
             const bool arrived = exchange.receive<ROWS, TILES>(smem + R::values(l), R::pitch(l), args.deadline_ms);
             if (__syncthreads_or(!arrived)) return false;
+            change_phase(args, Phase::WAIT_FOR_ACTIVATIONS, Phase::FORWARD);
             return forward<l + 1>();
         } else {
             return true;
@@ -220,6 +226,7 @@ struct BlockTrainer {
 
     // Output layer, loss, and gradients of outputs and last hidden layer: HEAD_ROWS rows per block, broadcast to all.
     // has_new_weights: first receives the output layer's updated weights from their owners.
+    // From WAIT_FOR_ACTIVATIONS to WAIT_FOR_GRADIENTS.
     __device__ __forceinline__ bool head(int rows, bool has_new_weights, const float (&target)[1][TARGETS],
                                          const int (&truth)[1]) const {
         constexpr int HEAD = R::HEAD_ROWS, D = Net::at(L - 1), N = Net::at(L), TILES = R::tiles(L - 1);
@@ -240,6 +247,7 @@ struct BlockTrainer {
                 arrived = new_weights.receive<N, TILES>(smem + R::weights(L), PITCH, args.deadline_ms) && arrived;
         }
         if (__syncthreads_or(!arrived)) return false;
+        change_phase(args, Phase::WAIT_FOR_ACTIVATIONS, Phase::OUTPUTS_AND_LOSS);
         if (first < ROWS) {
             for (int item = warp; item < HEAD * N; item += CTA_WARPS) {
                 const float *const x = activations + item % HEAD * PITCH, *const w = weights + item / HEAD * PITCH;
@@ -291,6 +299,7 @@ struct BlockTrainer {
             }
         }
         __syncthreads();
+        change_phase(args, Phase::OUTPUTS_AND_LOSS, Phase::WAIT_FOR_GRADIENTS);
         arrived = gradients.receive<ROWS, TILES>(smem + R::values(L - 1), PITCH, args.deadline_ms);
         arrived = broadcast.receive<ROWS, R::tiles(L)>(smem + R::OUTPUTS, OUT, args.deadline_ms) && arrived;
         return !__syncthreads_or(!arrived);
@@ -376,11 +385,17 @@ struct WeightGradients {
                 columns.template add<ROWS>(trainer.template input<l>() + trainer.template first_unit<l - 1>(),
                                            R::pitch(l - 1), all, R::pitch(l));
         }
-        if (GROUPS == 1) update_owned(trainer, opt);
-        if constexpr (l == L && GROUPS == 1) broadcast_weights(trainer);
+        if constexpr (GROUPS == 1) {
+            change_phase(trainer.args, Phase::GRADIENTS, Phase::UPDATE);
+            update_owned(trainer, opt);
+            if constexpr (l == L) broadcast_weights(trainer);
+            change_phase(trainer.args, Phase::UPDATE, Phase::GRADIENTS);
+        }
         if constexpr (l > 2 && l < L) {
             __syncthreads();
+            change_phase(trainer.args, Phase::GRADIENTS, Phase::WAIT_FOR_GRADIENTS);
             if (!trainer.template receive_gradients<l - 1>()) return false;
+            change_phase(trainer.args, Phase::WAIT_FOR_GRADIENTS, Phase::GRADIENTS);
         }
         return prev.backward(trainer, opt);
     }
@@ -396,7 +411,9 @@ struct WeightGradients {
         bool all = true;
         if constexpr (HAS_ROWS) all = rows.add_partner(partners, Previous::CHUNKS);
         if constexpr (HAS_COLUMNS) all = columns.add_partner(partners, Previous::CHUNKS + ROW_CHUNKS) && all;
+        change_phase(trainer.args, Phase::WAIT_FOR_OTHER_GROUP, Phase::UPDATE);
         update_owned(trainer, opt);
+        change_phase(trainer.args, Phase::UPDATE, Phase::WAIT_FOR_OTHER_GROUP);
         return prev.add_partner(partners, trainer, opt) && all;
     }
     __device__ __forceinline__ void update_owned(const B& trainer, const StepValues& opt) {

@@ -99,8 +99,8 @@ def random_step(seed: int) -> Step:
     decays, plain = pick((True, False, False)), TrainingStep(loss, "sgd", smoothing)
     try:
         by_descent = training_step(net, plain, trainable=lambda name: name not in some)
-    except InputError:  # nothing is left to train
-        some = frozen
+    except InputError:  # nothing is left to train, or only weights that no gradient reaches
+        some, net = frozen, _with_factor_of_output(net)
         by_descent = training_step(net, plain, trainable=lambda name: name not in some)
     step = training_step(net, how, decays=decays, trainable=lambda name: name not in some)
     batches = pick(range(1, MAX_ROWS + 1)), pick(range(1, MAX_ROWS + 1))
@@ -179,6 +179,14 @@ def _with_factors(net: Network, rng: np.random.Generator) -> Network:
         for node in net.nodes
     ]
     return Network(net.inputs, tuple(nodes), net.outputs, weights, net.name)
+
+
+def _with_factor_of_output(net: Network) -> Network:
+    """The network whose output is multiplied by a trainable factor."""
+    (output,), kind = net.outputs, net.output
+    weights = {**net.weights, "output.factor": np.ones(kind.row_shape, numpy_dtype(kind.dtype))}
+    node = Node("output.scaled", Mul(), (output,), {"constant": "output.factor"})
+    return Network(net.inputs, (*net.nodes, node), (node.name,), weights, net.name)
 
 
 def _with_shared_weight(net: Network, pick: Any) -> Network:

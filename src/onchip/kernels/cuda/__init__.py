@@ -26,6 +26,7 @@ from onchip.kernels.cuda.gradient.batch_sum import BatchSumKernel
 from onchip.kernels.cuda.gradient.clip import ClipKernel
 from onchip.kernels.cuda.gradient.dropout import DropoutKernel
 from onchip.kernels.cuda.gradient.embedding import EmbeddingGradKernel
+from onchip.kernels.cuda.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
@@ -69,6 +70,6 @@ KERNELS: tuple[Kernel, ...] = (
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
-    EmbeddingGradKernel(),
+    EmbeddingGradKernel(), ExtremeGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
 )  # fmt: skip

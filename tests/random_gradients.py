@@ -29,14 +29,19 @@ from onchip.network.layers import (
     Comparison,
     CrossEntropy,
     Descent,
+    Div,
     Dropout,
     Floor,
     Identity,
     Linear,
+    Log,
     Mul,
+    Pow,
+    Reciprocal,
     Reshape,
     Round,
     Sign,
+    Sqrt,
 )  # fmt: skip
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import SHARE, TARGET, VALUES, training_step
@@ -55,6 +60,7 @@ FACTORS = {"sgd": 3, "momentum": 3, "adam": 16, "adamw": 16}
 NUDGED_RUNS, DRAWS = 8, 3
 TOLERANCE = 1e-4  # of a slope
 DIFFERENCES = (1e-5, 1e-6, 1e-7)  # of weights: a kink between two points is far from most of them
+NEEDS_NO_ZERO = (Div, Pow, Log, Sqrt, Reciprocal)
 JUMPS = (Round, Floor, Ceil, Sign, Comparison)  # whose gradients are 0, and differences are not
 State = Mapping[str, np.ndarray]
 Rows = tuple[np.ndarray, ...]
@@ -116,7 +122,7 @@ def _without_drops_of_ints(net: Network) -> Network:
 
 
 def _with_one_output(net: Network, loss: str, pick: Any, rng: np.random.Generator) -> Network:
-    """The network that ends in a row of floats: one of its values, or a sum of Linears of several."""
+    """The network that ends in a row of floats: one of its values times a factor, or a sum of Linears of several."""
     floats = [name for name in net.types if "float" in net.types[name].dtype and net.types[name].row_size]
     ends = [name for name in dict.fromkeys(net.outputs) if name in floats] or floats[-1:]
     nodes, weights = list(net.nodes), dict(net.weights)
@@ -125,11 +131,11 @@ def _with_one_output(net: Network, loss: str, pick: Any, rng: np.random.Generato
         inputs["more"] = TensorType(("B", 4))
         ends = ["more"]
     kinds = {**net.types, **inputs}
-    if loss != "cross_entropy" and pick((True, False, False)) and ends[-1] in net.by_name:
-        nodes.append(Node("end", Reshape(), (ends[-1],)))
-        if _has_weights_before(net, ends[-1]):
-            return Network(inputs, tuple(nodes), ("end",), weights, net.name)
-        nodes.pop()
+    if loss != "cross_entropy" and pick((True, False, False)):
+        kind = kinds[ends[-1]]
+        weights["end.factor"] = rng.uniform(0.5, 1.5, kind.row_size).astype(numpy_dtype(kind.dtype))
+        nodes += [Node("flat", Reshape(), (ends[-1],)), Node("end", Mul(), ("flat",), {"constant": "end.factor"})]
+        return Network(inputs, tuple(nodes), ("end",), weights, net.name)
     C, parts = pick((1, 2, 3, 5, 10)), []
     for i, end in enumerate(ends):
         dtype, D = pick(("float32", kinds[ends[0]].dtype)), kinds[end].row_size
@@ -143,19 +149,6 @@ def _with_one_output(net: Network, loss: str, pick: Any, rng: np.random.Generato
     return Network(inputs, tuple(nodes), (nodes[-1].name,), weights, net.name)
 
 
-def _has_weights_before(net: Network, end: str) -> bool:
-    """Whether a float weight that may be trained is between the inputs and a value."""
-    frozen, wanted = _before_no_gradient(net), {end}
-    for node in reversed(net.nodes):
-        if node.name in wanted:
-            wanted.update(node.inputs)
-            for role, name in node.weights.items():
-                is_float = "float" in net.weight_type(name).dtype
-                if is_float and name not in frozen and role not in node.layer.constants:
-                    return True
-    return False
-
-
 def _before_no_gradient(net: Network) -> set[str]:
     """The weights that a layer without gradient depends on."""
     stops, frozen = set[str](), set[str]()
@@ -167,7 +160,7 @@ def _before_no_gradient(net: Network) -> set[str]:
 
 
 def _with_factors(net: Network, rng: np.random.Generator) -> Network:
-    """The network with a trainable factor on every float input that needs a gradient at every layer."""
+    """The network with a trainable factor on every float input: every layer gets a gradient."""
     nodes, weights, names = list[Node](), dict(net.weights), dict[str, str]()
     for name, kind in net.inputs.items():
         if "float" in kind.dtype:
@@ -208,7 +201,11 @@ def _with_shared_weight(net: Network, pick: Any) -> Network:
 
 def _with_dropout(net: Network, pick: Any) -> Network:
     """The network, often with a dropout after one of its layers."""
-    floats = [node for node in net.nodes if "float" in net.types[node.name].dtype and net.readers(node.name)]
+    floats = [
+        node for node in net.nodes
+        if "float" in net.types[node.name].dtype and net.readers(node.name)
+        and not any(isinstance(reader.layer, NEEDS_NO_ZERO) for reader in net.readers(node.name))
+    ]  # fmt: skip
     if not floats or not pick((True, False, False)):
         return net
     before, nodes = pick(floats), list[Node]()

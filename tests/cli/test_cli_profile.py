@@ -26,7 +26,8 @@ def test_json_and_a_timeline(capsys, tmp_path):
     found = json.loads(captured.out)
     assert found["B"] == 50
     assert found["engine"]["kernels"][0]["kernel"].startswith("mlp_fused")
-    assert str(path) in captured.err
+    few, calls = found["engine"]["recorded"], found["engine"]["calls"]
+    assert f"wrote {path} with {few:,} of {calls:,} calls: open it with" in captured.err
     assert any(event["ph"] == "X" for event in json.loads(path.read_text())["traceEvents"])
 
 
@@ -45,6 +46,7 @@ def test_a_run_with_a_profile_and_a_timeline(capsys, tmp_path):
     captured = capsys.readouterr()
     assert json.loads(captured.out)
     assert "mlp_fused" in captured.err
+    assert f"wrote {tmp_path / 't.json'}: open it with" in captured.err
     assert any(event["ph"] == "X" for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"])
     assert main([*args[:-1], str(tmp_path / "z.npy")]) == 0
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "z.npy").read_bytes()

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,18 @@ from onchip.errors import InputError, KernelError
 from onchip.kernels.cuda.common.arguments import Output, Scratch
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
+from onchip.measure import profile_network as profile_network_module
+from onchip.measure.profile import summarise
+from onchip.measure.trace import trace_events
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import CumSum, Embedding, Reshape, Softmax
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
+from onchip.runtime import sampling
 from onchip.runtime.arrays.adapters import DlpackArrays
-from onchip.runtime.arrays.calls import DeviceCalls
-from onchip.runtime.cuda import activities, chunks, staging, timed_copies, timed_graph, timed_plan
+from onchip.runtime.cuda import activities, chunks, recorded_plan, staging, timed_copies, timed_graph, timed_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
@@ -73,6 +75,18 @@ def _recorded_by(recorded_by):
     pass
 
 
+@pytest.fixture(autouse=True)
+def _every_call(request, monkeypatch):
+    """Is recorded, unless a test is about the choice."""
+    if "sampled" not in request.fixturenames:
+        monkeypatch.setattr(sampling, "FIRST", 1 << 40)
+
+
+@pytest.fixture
+def sampled():
+    pass
+
+
 on_both_clocks = pytest.mark.parametrize("recorded_by", ["events", "cupti"], indirect=True)
 
 
@@ -95,7 +109,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (timed_plan, timed_graph):
+    for module in (timed_plan, timed_graph, recorded_plan):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.ns)
     monkeypatch.setattr(timed_copies, "perf_counter_ns", made.host)
     return made
@@ -319,18 +333,6 @@ def test_arrays_on_the_gpu_are_waited_for(plan, gpu, driver):
         assert_ordered(call)
 
 
-def test_torch_tensors_go_through_enqueue(plan, gpu, monkeypatch):
-    """The plain plan launches graphs of its own for them."""
-    parts = {
-        "_cuda_getCurrentRawStream": lambda index: 1234, "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_cuda_getDevice": lambda: 0,
-    }  # fmt: skip
-    cuda = SimpleNamespace(device_count=lambda: 1)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Array, _C=SimpleNamespace(**parts), cuda=cuda))
-    engine, _ = recorded(plan)
-    assert isinstance(engine._bound.run_like(Array(gpu, rows(7, 6))), DeviceCalls)
-
-
 def test_what_the_caller_captures_is_not_recorded(plan, gpu, driver):
     engine, recorder = recorded(plan)
     x, y = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))
@@ -455,8 +457,8 @@ def test_two_threads_on_one_stream_and_batch_size_each_get_their_spans(plan, gpu
     x, y = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))
 
     def interrupted(stream=None, kernel=""):
-        if not waits:
-            waits.append(stream)
+        waits.append(stream)
+        if len(waits) == 2:  # the first one is before the call
             thread = threading.Thread(target=engine, args=(x,), kwargs={"out": y})
             thread.start()
             thread.join()
@@ -503,6 +505,108 @@ def test_launches_run_one_after_the_other(gpu, driver):
     assert builder.names == ["memset", "first", "branch", "first"] * 2
     assert len(builder.names) == 2 * bound.node_count
     assert not driver.begins_before
+
+
+# -- few of many calls ---------------------------------------------------------------------------------------
+
+
+def total(recorder):
+    return sum(call.count for call in recorder.calls)
+
+
+PLAIN_NS = sum(KERNEL_NS.values())
+
+
+def test_recording_takes_little_of_the_time_of_all_calls(plan, clock, sampled):
+    """Events and copies make a recorded call a third longer here: a few in a thousand are recorded."""
+    engine, recorder = recorded(plan)
+    x = rows(7, 6)
+    want, begin = engine(x), clock.ns
+    for number in range(1, 20_000):
+        assert np.array_equal(engine(x), want)
+        if number in (50, 5000):
+            assert total(recorder) == number + 1
+    assert PLAIN_NS < (clock.ns - begin) / 19_999 < PLAIN_NS * (1 + sampling.LIMIT)
+    assert total(recorder) == 20_000
+    assert 20 < len(recorder.calls) < 1000
+    for call in recorder.calls:
+        assert [(span.group, span.rows) for span in launches(call)] == [(0, 7), (1, 7)]
+
+
+def test_calls_that_take_long_are_nearly_all_recorded(plan, clock, driver, sampled):
+    engine, recorder = recorded(plan)
+    run = driver.run
+    driver.run = lambda launched: (run(launched), setattr(clock, "ns", clock.ns + 10**7))
+    for _ in range(200):
+        engine(rows(7, 6))
+    assert 180 < len(recorder.calls) < 200
+    assert total(recorder) == 200
+
+
+def test_each_batch_size_is_counted(plan, gpu, driver, sampled):
+    """Rows of host arrays and of GPU arrays; the totals of a profile are exact."""
+    engine, recorder = recorded(plan)
+    x, y = Array(gpu, rows(9, 6)), Array(gpu, rows(9, 4))
+    for number in range(3000):
+        engine(rows(7, 6))
+        if not number % 3:
+            engine(x, out=y)
+    found = summarise("cuda:0", recorder)
+    assert (found.calls, found.rows) == (4000, 3000 * 7 + 1000 * 9)
+    assert f"\n{found.recorded} of 4,000 calls were recorded, to keep recording below 3% of their time; " in found.text
+    assert found.recorded == len(recorder.calls) < 400
+    for kernel, ns in zip(sorted(found.kernels, key=lambda kernel: kernel.layers), KERNEL_NS.values(), strict=True):
+        assert (kernel.calls, kernel.mean_us) == (4000, pytest.approx(ns / 1e3))
+        assert kernel.total_us == pytest.approx(4000 * ns / 1e3)
+    assert sum(copy.nbytes for copy in found.copies) == 3000 * 7 * (6 + 4) * 4
+
+
+def test_skipped_calls_with_gpu_arrays_return_at_once(plan, gpu, driver, sampled):
+    """Recorded ones begin when the stream is idle: work of earlier calls is not part of them."""
+    driver.lazy = True
+    engine, recorder = recorded(plan)
+    x, y = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))
+    waits = []
+    for _ in range(1000):
+        driver.calls.clear()
+        engine(x, out=y)
+        waits.append(driver.calls.count("cuStreamSynchronize"))
+        if not waits[-1]:
+            assert driver.calls == ["cuGraphLaunch"]
+    gpu.synchronise(1234)
+    assert np.allclose(y.now, expected(x.values), rtol=1e-5)
+    assert waits.count(0) > 900
+    assert total(recorder) == 1000
+    assert len({call.end_ns - call.begin_ns for call in recorder.calls}) == 1
+
+
+def test_errors_of_skipped_calls_are_raised(plan, gpu, driver, sampled):
+    engine, recorder = recorded(plan)
+    x = rows(7, 6)
+    for _ in range(100):
+        engine(x)
+    driver.answers["cuGraphLaunch"] = 999
+    for _ in range(3):
+        with pytest.raises(KernelError):
+            engine(x)
+        driver_module.first_fault.clear()
+    driver.answers.clear()
+    engine(x)
+    assert total(recorder) == 101
+
+
+def test_the_printed_overhead_is_that_of_all_calls(plan, clock, monkeypatch, sampled):
+    monkeypatch.setattr(profile_network_module, "place", lambda *_: (plan, CudaBackend(0), "cuda:0"))
+    now = SimpleNamespace(perf_counter=lambda: clock.ns / 1e9, perf_counter_ns=lambda: clock.ns)
+    monkeypatch.setattr(profile_network_module, "time", now)
+    found, calls = profile_network_module.profile_network(plan.network, 7, "cuda", plan.job, seconds=0.2)
+    assert found.call_us == pytest.approx(PLAIN_NS / 1e3)
+    assert 0 < found.overhead < sampling.LIMIT
+    assert found.engine.calls > 10_000 > 10 * found.engine.recorded
+    assert f"recording takes {found.overhead:+.1%} of their time" in found.fitted(200)
+    (name,) = {event["args"]["name"] for event in trace_events(calls.recorded) if event["name"] == "thread_name"
+               and event["tid"] == 0}  # fmt: skip
+    assert name == f"calls, {found.engine.recorded:,} of {found.engine.calls:,} recorded"
 
 
 # -- emulated kernels ----------------------------------------------------------------------------------------

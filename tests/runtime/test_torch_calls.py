@@ -19,11 +19,14 @@ from onchip.network.layers import CumSum, Embedding, Linear
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import bound_plan
+from onchip.runtime import sampling
+from onchip.runtime.cuda import activities, bound_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
+from onchip.runtime.cuda.cupti import CuptiError
 from onchip.runtime.engine import Engine
+from onchip.runtime.spans import Recorder
 
 torch = pytest.importorskip("torch")
 
@@ -422,3 +425,34 @@ def test_ids_are_looked_at_by_the_kernel_and_told_later(monkeypatch, said, group
     with pytest.raises(InputError, match="row 3"):  # raised by the next call
         engine(good, out=y)
     engine.wait()
+
+
+# -- recorded ------------------------------------------------------------------------------------------------
+
+
+def test_most_calls_of_a_recorded_engine_take_the_fast_path(engine, driver, said, monkeypatch):
+    """Few are recorded, or timed; calls that are captured are neither."""
+
+    def load_nothing():
+        raise CuptiError("not in this test")
+
+    monkeypatch.setattr(activities, "_activities", load_nothing)
+    monkeypatch.setattr(sampling, "AFTER_NS", 10**12)  # of each recorded call, so that few are recorded
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    recorder = Recorder(engine.plan)
+    engine.record(recorder)
+    made = []
+    for _ in range(500):
+        y.zero_()
+        driver.calls.clear()
+        assert engine(x, out=y) is y
+        assert np.array_equal(y.numpy(), expected(x))
+        made.append(list(driver.calls))
+    assert made[-400:] == [REPLAY] * 400
+    assert (len(recorder.calls), sum(call.count for call in recorder.calls)) == (8, 500)
+    said.is_capturing = True
+    monkeypatch.setattr(engine._bound.gpu, "is_capturing", lambda stream: True)
+    engine(x, out=y)
+    assert sum(call.count for call in recorder.calls) == 500
+    with pytest.raises(ShapeError):
+        engine(tensor(np.float32(1)))

@@ -48,5 +48,13 @@ def profiled(show: bool, trace: Path | None) -> Iterator[Profile | None]:
         for each in found.trainings or found.engines:
             print_message(each.fitted(terminal_width(sys.stderr)))
     if trace is not None:
-        found.save_trace(trace)
-        print_message(f"wrote {trace}: open it with https://ui.perfetto.dev")
+        save_timeline(found, trace)
+
+
+def save_timeline(found: Profile, path: Path) -> None:
+    from onchip.runtime.spans import count_calls
+
+    found.save_trace(path)
+    recorded, calls = count_calls(recorder for _, recorder in found.recorded)
+    which = f" with {recorded:,} of {calls:,} calls" if recorded < calls else ""
+    print_message(f"wrote {path}{which}: open it with https://ui.perfetto.dev")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Layer
+from onchip.network.layers import Layer, StepLayer
 from onchip.network.recipe import Recipe
 from onchip.network.types import TensorType
 from onchip.plan.device import Device
@@ -25,7 +25,7 @@ class LayerKernel:
     device_kind: ClassVar[str]
     precisions: ClassVar[tuple[str, ...]]
     layers: ClassVar[tuple[type[Layer], ...]]
-    dtypes: ClassVar[Collection[str]]  # of the layer's first input
+    dtypes: ClassVar[Collection[str]]  # of the layer's first input, and of a step layer's result
     architectures: ClassVar[tuple[str, ...]] = ()  # of the device; (): all
     order: ClassVar[str] = ""  # of the reduction
 
@@ -38,6 +38,8 @@ class LayerKernel:
             yield Refusal(self.name, node.name, why)
             return
         x = net.types[node.inputs[0]]
+        if isinstance(node.layer, StepLayer) and x.dtype in self.dtypes:  # its result may have the dtype of a weight
+            x = net.types[node.name]
         if x.dtype not in self.dtypes or (self.architectures and device.arch not in self.architectures):
             what = " on ".join(map(", ".join, filter(None, (self.dtypes, self.architectures))))
             yield Refusal(self.name, node.name, f"computes on {what}, not {x} on {device.arch}")

@@ -20,6 +20,7 @@ from onchip.plan.plan import format_us
 from onchip.plan.step_info import StepInfo, steps_of_chunks
 from onchip.runtime import engine as engines
 from onchip.runtime.engine import Engine
+from onchip.runtime.sampling import LIMIT
 from onchip.runtime.spans import COPY, MEMSET, Call, Recorder, Resources
 from onchip.train import recording
 from onchip.train.recording import TrainingRecorder
@@ -89,7 +90,7 @@ class EngineProfile:
     where: str  # "rank 1 on host", of a job of several ranks
     rows: int  # of all calls
     calls: int
-    recorded: int  # calls: of short ones only some are recorded
+    recorded: int  # calls
     call_us: float  # mean time of a recorded call, on the host
     kernel_us: float  # of it, the time in which a kernel runs: where several overlap, it counts once
     threads: tuple[float, ...]  # CPU time of the calling thread and of each helper, as a share of the calls' time
@@ -113,12 +114,14 @@ class EngineProfile:
         head = HEAD + (GPU_HEAD if on_gpu else [])
         rows = [kernel.cells() + (kernel.gpu_cells() if on_gpu else []) for kernel in self.kernels]
         lines = [
-            f"{where}{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}"
-            + (f"; {self.recorded:,} calls recorded" if self.recorded < self.calls else ""),
+            f"{where}{self.network} on {self.chosen}: {plural(self.calls, 'call')}, {plural(self.rows, 'row')}",
             fitted_columns(head, rows, width, right=range(2, len(head))),
             f"a recorded call takes {format_us(self.call_us)}: {format_us(self.kernel_us)} in kernels, "
             f"{format_us(self.call_us - self.kernel_us)} before, between and after them{self._overlap}",
         ]
+        if self.recorded < self.calls:
+            few = f"{self.recorded:,} of {self.calls:,} calls were recorded"
+            lines.append(f"{few}, to keep recording below {LIMIT:.0%} of their time; totals are of all calls")
         if self.clock:
             lines.append(f"times of kernels by {self.clock}" + (f"; {lost}" if self.lost else ""))
         lines += [copy.text for copy in self.copies]
@@ -198,8 +201,9 @@ class Profile:
 def profile() -> Iterator[Profile]:
     """Record when each kernel of an engine runs: with onchip.profile() as found: engine(x), then print(found).
 
-    It records the calls of all engines of this process, also of those that are created inside. A recorded call returns
-    the same bits and takes somewhat longer; on a GPU without CUPTI its kernels run one after the other. Of a training
+    It records calls of all engines of this process, also of those that are created inside: so few that recording takes
+    less than 3% of the time. Totals are of all calls. A recorded call returns the same bits; on a GPU without CUPTI its
+    kernels run one after the other, and with arrays on a GPU it returns when it is done. Of a training
     that begins inside (fit, fit_many, estimators) it records the phases and the time of the steps; its results do not
     change.
     """

@@ -1,4 +1,4 @@
-"""Profile a network on random rows: its plain calls, then recorded ones."""
+"""Profile a network on random rows: its calls without a recorder and with one."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import random_inputs
 from onchip.runtime.placement import place
+from onchip.runtime.sampling import FIRST
 from onchip.runtime.spans import Recorder
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MIN_CALLS = 5
 WRONG = 1.5  # an estimate is reported if it is off by more: estimates choose the kernels
 SHOW_S = 0.1
-ROUNDS = 4  # of plain and of recorded calls, interleaved: a slow second of the machine affects both
+ROUNDS = 4  # without and with a recorder, interleaved: a slow second of the machine affects both
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class NetworkProfile:
     first_call_us: float
     call_us: float  # median of plain calls, from host to host
     p95_us: float
-    overhead: float  # how much longer calls take while they are recorded, as a share
+    overhead: float  # how much longer calls take with a recorder, as a share: of all calls, recorded or not
     weight_bytes: int
     peak_bytes: int  # the process's memory at its largest, on the host; 0 where the system does not report it
     gpu_peak_bytes: int  # allocated on the GPU at most, with other engines' weights; 0 on a CPU
@@ -66,7 +67,7 @@ class NetworkProfile:
         lines = [
             self.engine.fitted(width),
             f"plain calls: median {format_us(self.call_us)}, p95 {format_us(self.p95_us)}, "
-            f"{self.rows_per_s:,.0f} rows/s; recording them takes {self.overhead:+.1%}",
+            f"{self.rows_per_s:,.0f} rows/s; recording takes {self.overhead:+.1%} of their time",
             f"kernels run for {self.utilisation:.0%} of a recorded call; first call {format_us(self.first_call_us)}, "
             f"planned in {self.plan_ms:.1f} ms, built in {self.build_ms:.0f} ms",
             f"{size_text(self.weight_bytes)} of weights"
@@ -87,7 +88,7 @@ def profile_network(
     net: Network, B: int, device: str, job: Job, threads: int | None = None, seconds: float = 2.0,
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> tuple[NetworkProfile, Profile]:  # fmt: skip
-    """Run B random rows for about `seconds`, half of it recorded; returns the times, and what a timeline shows."""
+    """Run B random rows for about `seconds`, half of it with a recorder; returns times, and what a timeline shows."""
     ends = (*net.inputs, *net.outputs)
     check_memory(B * sum(net.types[name].row_bytes for name in ends), f"a batch of {B:,} rows")
     begin = time.perf_counter()
@@ -101,20 +102,19 @@ def profile_network(
     built = time.perf_counter()
     x = tuple(np.ascontiguousarray(source.read(0, B)) for source in random_inputs(net, B, seed=0))
     first = _call_us(engine, x)
-    recorder, plain = Recorder(engine.plan), list[float]()
-    best = {False: float("inf"), True: float("inf")}  # mean time of a call in the fastest round: plain, recorded
+    recorder, plain, others = Recorder(engine.plan), list[float](), list[float]()  # others: with the recorder
     for number in range(2 * ROUNDS):
         is_recorded = number % 2 == 1
         show = functools.partial(progress, number / (2 * ROUNDS), "recorded calls" if is_recorded else "plain calls")
         show()
         engine.record(recorder if is_recorded else None)
         if is_recorded:
-            for _ in range(2):  # the first compiles what records; on a GPU the second builds the graph
+            before = len(recorder.calls)
+            for _ in range(FIRST):
                 _call_us(engine, x)
-            del recorder.calls[-2:]
-        times = _sample(engine, x, seconds / (2 * ROUNDS), show)
-        best[is_recorded] = min(best[is_recorded], statistics.fmean(times))
-        plain += [] if is_recorded else times
+            del recorder.calls[before:]
+        times = others if is_recorded else plain
+        times += _sample(engine, x, seconds / (2 * ROUNDS), show)
     engine.record(None)
     if not recorder.calls:
         got = f"no times of {recorder.lost:,} calls, by {recorder.clock}"
@@ -122,7 +122,7 @@ def profile_network(
     median, p95 = np.percentile(plain, [50, 95])
     found = NetworkProfile(
         summarise(engine.chosen, recorder), B, (planned - begin) * 1e3, (built - planned) * 1e3, first, float(median),
-        float(p95), best[True] / best[False] - 1, engine.plan.weight_bytes, _peak_bytes(),
+        float(p95), statistics.fmean(others) / statistics.fmean(plain) - 1, engine.plan.weight_bytes, _peak_bytes(),
         0 if gpu is None else gpu.peak_bytes,
     )  # fmt: skip
     return found, Profile([(engine.chosen, recorder)])

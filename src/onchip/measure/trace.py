@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onchip.files import atomic_write
-from onchip.runtime.spans import COPY, Recorder, Span
+from onchip.runtime.spans import COPY, Recorder, Span, count_calls
 from onchip.train.recording import TrainingRecorder
 
 CALLS = "calls"  # the track of the engine's calls; the others are threads and streams
@@ -46,8 +46,10 @@ def trace_events(
         device = chosen.partition(" ")[0]
         where = f"{recorder.where}: " if recorder.where else ""
         yield _name("process_name", process, 0, f"{where}{recorder.plan.network.name} on {device}")
+        recorded_calls, calls = count_calls([recorder])
+        which = f", {recorded_calls:,} of {calls:,} recorded" if recorded_calls < calls else ""
         for name, number in tracks.items():
-            yield _name("thread_name", process, number, name)
+            yield _name("thread_name", process, number, name + (which if name == CALLS else ""))
     for process, training in enumerate(trainings, len(recorded)):
         yield from _training_events(process, training, zero)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from onchip.plan.plan import Plan
+from onchip.runtime.sampling import Sampling
 
 MAX_CALLS = 100_000  # kept per engine
 COPY = -1  # in place of a group
@@ -36,7 +37,7 @@ class Call:
     chunks: tuple[int, ...] = ()  # rows of each, where the groups ran chunk by chunk; (): all rows at once
     workers: int = 1  # threads that ran different rows of the call, each through all groups
     cpu_ns: tuple[int, ...] = ()  # CPU time of the caller's thread and of each helper, where the system counts it
-    count: int = 1  # calls that it stands for: itself, and the next ones, of which short ones are not recorded
+    count: int = 1  # calls that it stands for: itself, and those before it that were not recorded
 
     def shifted(self, ns: int) -> Call:
         """The same call, so much later."""
@@ -55,12 +56,19 @@ class Resources:
     occupancy: float = 0.0  # share of an SM's warps
 
 
+def count_calls(recorders: Iterable[Recorder]) -> tuple[int, int]:
+    """Recorded calls, and all calls that they stand for."""
+    calls = [call for recorder in recorders for call in recorder.calls]
+    return len(calls), sum(call.count for call in calls)
+
+
 class Recorder:
     """The calls of one engine, in order."""
 
     def __init__(self, plan: Plan, where: str = "") -> None:
         self.plan = plan
         self.where = where  # "rank 1 on host", of a job of several ranks
+        self.sampling = Sampling()
         self.resources: dict[int, Resources] = {}  # by group, of a GPU
         # Puts calls that are not yet in `calls` there: to do so after each call would delay the next one.
         self.collect: Callable[[], None] = lambda: None
@@ -71,7 +79,14 @@ class Recorder:
 
     @property
     def calls(self) -> list[Call]:
+        """The recorded calls. The last one of its rows also stands for later ones that were not recorded."""
         self.collect()
+        for rows, count in self.sampling.take_unrecorded().items():
+            at = next((i for i in reversed(range(len(self._calls))) if self._calls[i].rows == rows), None)
+            if at is None:
+                self.sampling.add_unrecorded(rows, count)
+            else:
+                self._calls[at] = replace(self._calls[at], count=self._calls[at].count + count)
         return self._calls
 
     def append(self, call: Call) -> None:
@@ -79,9 +94,4 @@ class Recorder:
         if len(self._calls) < MAX_CALLS:
             self._calls.append(call)
         else:
-            self.repeat_last(1)
-
-    def repeat_last(self, times: int) -> None:
-        """So many calls after the last one were not recorded."""
-        if times and self._calls:
-            self._calls[-1] = replace(self._calls[-1], count=self._calls[-1].count + times)
+            self.sampling.add_unrecorded(call.rows, call.count)

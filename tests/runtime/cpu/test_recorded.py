@@ -8,9 +8,12 @@ import pytest
 import onchip
 from onchip.errors import InputError
 from onchip.kernels.cpu.threading import timed
+from onchip.kernels.cpu.threading.launches import SLOTS
 from onchip.network.build import mlp, sequential
-from onchip.network.layers import Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, Softmax, ToInts
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Conv2d, CumSum, Embedding, GlobalMean, Linear, MaxPool2d, ReLU, Softmax, ToInts
 from onchip.network.types import TensorType
+from onchip.runtime import sampling
 from onchip.runtime.cpu import recorded
 from onchip.runtime.spans import Recorder
 
@@ -72,23 +75,96 @@ def recorded_threads():
     return core_count()
 
 
-def test_few_of_many_short_calls_are_recorded(monkeypatch):
-    monkeypatch.setattr(recorded, "RECORD_NS", 1 << 40)  # as if to record a call took 18 minutes
-    engine = onchip.compile(network("one group"), "cpu")
-    x, recorder = rows(engine, 2), record(engine)
+@pytest.fixture
+def few(monkeypatch):
+    """As if to record a call took 18 minutes: no more are recorded than those that are compared with plain ones."""
+    monkeypatch.setattr(sampling, "AFTER_NS", 1 << 40)
+
+
+LEARNING = sampling.FIRST + sampling.PAIRS + 1  # recorded calls, the last of which is followed by many that are not
+
+
+def counts(recorder):
+    """Calls, and recorded ones, by rows."""
+    found = {}
+    for call in recorder.calls:
+        all_calls, some = found.get(call.rows, (0, 0))
+        found[call.rows] = all_calls + call.count, some + 1
+    return found
+
+
+@pytest.mark.parametrize("kind", ["one group", "several groups", "python launches"])
+def test_few_of_many_short_calls_are_recorded(few, kind):
+    engine = onchip.compile(network(kind), "cpu")
+    x = rows(engine, 2)
+    y, recorder = engine(x), record(engine)
     for many in (50, 57):
         for _ in range(many - sum(call.count for call in recorder.calls)):
+            np.testing.assert_array_equal(engine(x), y)
+        assert counts(recorder) == {2: (many, LEARNING)}
+        assert all(len({span.group for span in call.spans}) == len(engine.plan.groups) for call in recorder.calls)
+    for _ in range(10):
+        np.testing.assert_array_equal(engine(x[::-1]), y[::-1])  # rows that are copied first: not a quick call
+    assert counts(recorder) == {2: (67, LEARNING)}
+    engine(x[:1])
+    assert counts(recorder) == {2: (67, LEARNING), 1: (1, 1)}
+
+
+def test_batch_sizes_of_one_slot_are_counted(few):
+    """Compiled code counts the calls that are skipped, in a slot for several numbers of rows, one at a time."""
+    engine = onchip.compile(network("one group"), "cpu")
+    batches = [rows(engine, 2 + i * SLOTS) for i in (0, 1, 2)] + [rows(engine, 7)]
+    recorder = record(engine)
+    for _ in range(30):
+        for x in batches:
             engine(x)
-        assert [call.count for call in recorder.calls] == [many]
-    engine(x[::-1])  # rows that are copied first: not a quick call
-    engine(x)
-    assert [call.count for call in recorder.calls] == [57, 2]
+    for x in batches:
+        for _ in range(20):
+            engine(x)
+    assert counts(recorder) == {len(x): (50, LEARNING) for x in batches}
+    engine.record(None)
+    engine.record(recorder)  # another plan: its first calls are recorded
+    for x in batches:
+        for _ in range(9):
+            engine(x)
+    assert counts(recorder) == {len(x): (59, LEARNING + sampling.FIRST) for x in batches}
+
+
+def test_skipped_calls_from_several_threads_are_counted(few):
+    engine = onchip.compile(network("several groups"), "cpu")
+    x, recorder = rows(engine, 3), record(engine)
+    for _ in range(20):
+        engine(x)
+
+    def run():
+        for _ in range(500):
+            engine(x)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts(recorder) == {3: (2020, LEARNING)}
+
+
+def test_calls_with_several_inputs_are_skipped(few):
+    nodes = (Node("s", Add(), ("a", "b")), Node("t", ReLU(), ("s",)))
+    net = Network({name: TensorType(("B", 5)) for name in "ab"}, nodes, ("s", "t"), {})
+    engine = onchip.compile(net, "cpu")
+    a, b = (np.random.default_rng(seed).standard_normal((4, 5), np.float32) for seed in (0, 1))
+    recorder = record(engine)
+    for _ in range(40):
+        s, t = engine(a, b)
+        np.testing.assert_array_equal(s, a + b)
+        np.testing.assert_array_equal(t, np.maximum(a + b, 0))
+    assert counts(recorder) == {4: (40, LEARNING)}
 
 
 def test_more_runs_than_are_kept_between_two_collections(monkeypatch):
     monkeypatch.setattr(recorded, "CAPACITY", 4)
     monkeypatch.setattr(timed, "CAPACITY", 4)
-    monkeypatch.setattr(recorded, "RECORD_NS", 0)
+    monkeypatch.setattr(sampling, "FIRST", 1 << 40)  # all calls are recorded
     engine = onchip.compile(network("several groups"), "cpu", threads=1)
     recorder, x = record(engine), rows(engine, 1)
     for _ in range(11):
@@ -125,8 +201,25 @@ def test_a_bad_id_that_the_network_computes():
     np.testing.assert_array_equal(engine(x[::-1]), y[::-1])
 
 
+def test_skipped_calls_that_fail_are_not_counted(few):
+    """Compiled code finds the bad id, and the call is run again to report it."""
+    layers = [("i", ToInts("int32")), ("e", Embedding())]
+    engine = onchip.compile(sequential(TensorType(("B", 5)), layers, weights(e_weight=(10, 8))), "cpu")
+    x = np.random.default_rng(0).integers(0, 10, (6, 5)).astype(np.float32)
+    y, recorder = engine(x), record(engine)
+    for _ in range(30):
+        np.testing.assert_array_equal(engine(x), y)
+    bad = x.copy()
+    bad[3, 2] = 10
+    for _ in range(5):
+        with pytest.raises(InputError, match="10"):
+            engine(bad)
+    np.testing.assert_array_equal(engine(x), y)
+    assert counts(recorder) == {6: (31, LEARNING)}
+
+
 def test_calls_from_several_threads(monkeypatch):
-    monkeypatch.setattr(recorded, "RECORD_NS", 0)
+    monkeypatch.setattr(sampling, "FIRST", 1 << 40)
     engine = onchip.compile(network("several groups"), "cpu")
     batches = [rows(engine, B, seed=B) for B in (1, 2, 3, 40)]
     expected = [engine(x) for x in batches]

@@ -31,9 +31,12 @@ _LINE = 64  # bytes of a cache line: every value begins on one
 class Chunks:
     """The launches of a plan, for calls on any number of rows, several at a time."""
 
-    def __init__(self, plan: Plan, launches: Launches, threads: int) -> None:
-        """launches  with the name of the array that stores each value"""
+    def __init__(self, plan: Plan, launches: Launches, threads: int, quotas: array[int] | None = None) -> None:
+        """launches  with the name of the array that stores each value
+        quotas    within which calls run, for run_launches
+        """
         net = plan.network
+        self._quotas = quotas
         self.threads, self.launches = threads, launches
         self.arrays = tuple(dict.fromkeys((*net.inputs, *net.outputs)))
         self.row_bytes = [net.types[name].row_bytes for name in self.arrays]  # per array
@@ -76,7 +79,9 @@ class Chunks:
             start_helpers(self.threads)
 
     def run(self, arrays: Sequence[Array], B: int, chunk: int) -> bool:
-        """Run the launches; False if a launch rejected a value: results are invalid, and a rerun reports it."""
+        """Run the launches; False if a launch rejected a value: results are invalid, and a rerun reports it.
+
+        Also False, and nothing has run, if the quota is used up."""
         self.start()
         free_list = self.memories(B, chunk)
         memory = free_list.take(self.threads)
@@ -106,5 +111,5 @@ class Chunks:
             counts = len(launches), len(operands), len(self.arrays)
             tasks.append(words(*counts, launches, operands, values.buffer_info()[0], addresses, begin, row_bytes))
             references += [arena, addresses, launches]
-        table = words(*tasks)
-        return address(table), values, (table, tasks, references)
+        table = words(0 if self._quotas is None else self._quotas.buffer_info()[0], *tasks)
+        return address(table) + table.itemsize, values, (table, tasks, references)

@@ -13,10 +13,13 @@ from onchip.kernels.cpu.threading.timed import CAPACITY, Run, TimedLaunch
 from onchip.network.recipe import Array
 from onchip.plan.step_info import StepInfo
 from onchip.runtime.cpu.backend import CpuBound, Step
+from onchip.runtime.cpu.chunks import Chunks
+from onchip.runtime.cpu.quick_call import quick_call
+from onchip.runtime.cpu.quotas import Quotas
 from onchip.runtime.nvtx_ranges import named_range
+from onchip.runtime.sampling import Turn
 from onchip.runtime.spans import Call, Recorder, Span
 
-RECORD_NS, SHARE = 6_000, 0.02  # to record a call takes about this long; at most this share of all calls' time
 _CPU_NS, _LONG_NS = 20_000_000, 200_000  # CPU time is counted this often at most, in calls that are longer than this
 
 
@@ -26,9 +29,9 @@ class _Pending(NamedTuple):
     begin_ns: int
     end_ns: int
     rows: int
-    skipped: int  # calls before it that were not recorded
     workers: int
     cpu_ns: tuple[int, ...]
+    stands_for: int  # calls, itself included
 
 
 class RecordedCpu:
@@ -41,13 +44,15 @@ class RecordedCpu:
 
     def __init__(self, plain: CpuBound, recorder: Recorder) -> None:
         self._recorder, self._lock = recorder, threading.Lock()
-        recorder.collect = self.collect
+        recorder.collect = recorder.finish = self.collect
+        recorder.sampling.begin()
+        self._quotas = Quotas(recorder.sampling)
         self._timed: list[tuple[int, TimedLaunch]] = []  # each with its group
         self._runs: list[tuple[int, Run]] = []  # of launches that Python calls
         self._pending: list[_Pending] = []
         self._pending_runs = 0  # per launch and thread, at most
-        self._quick_call = plain.quick_call()
-        self._skipped, self._left = 0, 0  # calls since the last recorded one, and to the next one
+        self._plain = plain
+        self._plain_quick_call: Callable[[tuple[Any, ...], Any], Any] | None = None  # if the engine uses one
         self._counted_ns = 0  # when CPU time was last counted
         self._is_compiled = plain.chunks is not None
         self._bound = plain.with_launches(self._with_clock)
@@ -69,11 +74,36 @@ class RecordedCpu:
         return run
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        """As the plain plan; one call at a time."""
-        with named_range(f"{self._network}, {B:,} rows"):
-            self._run(inputs, outputs, B)
+        """As the plain plan; one recorded call at a time."""
+        begin, turn = self._quotas.begin_ns(), self._quotas.turn(B)
+        if turn is Turn.SKIP:
+            self._plain.run(inputs, outputs, B)
+            self._recorder.sampling.skipped(B)
+        elif turn is Turn.TIME:
+            begin, end = self._time_plain(begin, inputs, outputs, B)
+            self._recorder.sampling.took(B, turn, begin, end)
+        else:
+            with named_range(f"{self._network}, {B:,} rows"):
+                self._record(inputs, outputs, B)
+            self._recorder.sampling.took(B, turn, begin, time.perf_counter_ns())
+        self._quotas.grant(B)
 
-    def _run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
+    def _time_plain(
+        self, begin: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int
+    ) -> tuple[int, int]:
+        """Run a plain call; returns its begin, or that of the fast path that a plain call takes, and its end."""
+        net = self._plain.plan.network
+        if self._plain_quick_call is not None:
+            rows, quick_begin = tuple(inputs[name] for name in net.inputs), time.perf_counter_ns()
+            found, end = self._plain_quick_call(rows, None), time.perf_counter_ns()
+            if found is not None:
+                for name, result in zip(net.outputs, found if len(net.outputs) > 1 else (found,), strict=True):
+                    outputs[name][...] = result
+                return quick_begin, end
+        self._plain.run(inputs, outputs, B)
+        return begin, time.perf_counter_ns()
+
+    def _record(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         bound = self._bound
         chunk = B if bound.chunks is None else bound.chunks.rows_of_chunk(B)
         runs = -(-B // chunk)
@@ -92,12 +122,12 @@ class RecordedCpu:
             if threads and end - begin > _LONG_NS:
                 used = tuple(later - earlier for earlier, later in zip(before, _cpu_ns(threads), strict=True))
             workers = bound.threads if runs > 1 else 1
-            self._pending.append(_Pending(begin, end, B, self._skipped, workers, used))
+            self._pending.append(_Pending(begin, end, B, workers, used, self._recorder.sampling.stands_for(B)))
             self._pending_runs += runs
-            self._skipped, self._left = 0, int(RECORD_NS / (SHARE * max(1, end - begin)))
 
     def collect(self) -> None:
         """Append the pending calls to the recorder."""
+        self._quotas.count()
         with self._lock:
             self._collect()
 
@@ -105,16 +135,13 @@ class RecordedCpu:
         runs = self._runs + [(group, run) for group, timed in self._timed for run in timed.take()]
         runs.sort(key=lambda each: each[1].begin_ns)
         at = 0
-        for begin, end, rows, skipped, workers, cpu_ns in self._pending:
-            self._recorder.repeat_last(skipped)
+        for begin, end, rows, workers, cpu_ns, count in self._pending:
             spans = []
             while at < len(runs) and runs[at][1].begin_ns <= end:
                 if runs[at][1].begin_ns >= begin:  # those of a call that failed are skipped
                     spans.append(self._span(*runs[at]))
                 at += 1
-            self._recorder.append(Call(begin, end, rows, tuple(spans), workers=workers, cpu_ns=cpu_ns))
-        self._recorder.repeat_last(self._skipped)
-        self._skipped = 0
+            self._recorder.append(Call(begin, end, rows, tuple(spans), (), workers, cpu_ns, count))
         self._runs, self._pending, self._pending_runs = [], [], 0
 
     def _span(self, group: int, run: Run) -> Span:
@@ -124,19 +151,13 @@ class RecordedCpu:
         return None
 
     def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
-        """Runs calls that are not recorded; None for the others."""
-        plain = self._quick_call
-        if plain is None:
+        """Runs calls that are skipped; returns None for the others."""
+        self._plain_quick_call = self._plain.quick_call()
+        chunks = self._plain.chunks
+        if chunks is None:
             return None
-
-        def call(rows: tuple[Any, ...], out: Any) -> Any:
-            if self._left <= 0 or (result := plain(rows, out)) is None:
-                return None
-            self._left -= 1
-            self._skipped += 1
-            return result
-
-        return call
+        within = Chunks(self._plain.plan, chunks.launches, chunks.threads, self._quotas.words)
+        return quick_call(self._plain.plan, within)
 
     def wait(self) -> None:
         return

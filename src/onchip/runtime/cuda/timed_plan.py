@@ -39,7 +39,8 @@ class TimedPlan(RecordedPlan[Launched]):
                 if graph.launched is launched:
                     graph.read()
             spans = sorted(launched.spans, key=lambda span: span.begin_ns)
-            self._recorder.append(Call(begin, end, B, tuple(spans), tuple(launched.chunks)))
+            count = self._recorder.sampling.stands_for(B)
+            self._recorder.append(Call(begin, end, B, tuple(spans), tuple(launched.chunks), count=count))
 
     def _copies(self) -> TimedCopies:
         launched = self._here.call

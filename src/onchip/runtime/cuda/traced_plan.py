@@ -26,6 +26,7 @@ class TracedCall:
     rows: int
     begin_ns: int
     end_ns: int = 0
+    count: int = 1
     spans: list[Span] = field(default_factory=list)  # of the host
     work: list[Launch | Copy] = field(default_factory=list)
     was_incomplete: bool = False  # when the activities were read the last time
@@ -40,7 +41,7 @@ class TracedCall:
             spans += found
         spans.sort(key=lambda span: span.begin_ns)
         chunks = tuple(work.rows for work in self.work if isinstance(work, Launch))
-        return Call(self.begin_ns, self.end_ns, self.rows, tuple(spans), chunks)
+        return Call(self.begin_ns, self.end_ns, self.rows, tuple(spans), chunks, count=self.count)
 
 
 class TracedCopies(HostCopies):
@@ -81,9 +82,9 @@ class TracedPlan(RecordedPlan[TracedCall]):
             yield
         finally:
             self._here.call = None
-        call.end_ns = perf_counter_ns()
+        call.end_ns, call.count = perf_counter_ns(), self._recorder.sampling.stands_for(B)
         if self._is_ended:
-            self._recorder.lost += 1
+            self._recorder.lost += call.count
             return
         self._pending.append(call)
         if self._activities.nbytes > MAX_BYTES:
@@ -101,7 +102,7 @@ class TracedPlan(RecordedPlan[TracedCall]):
             if not self._is_ended:
                 self._collect()
                 self._is_ended = True
-                self._recorder.lost += len(self._pending)
+                self._recorder.lost += sum(call.count for call in self._pending)
                 self._activities.end()
 
     def _collect(self) -> None:
@@ -120,7 +121,7 @@ class TracedPlan(RecordedPlan[TracedCall]):
             if whole is not None:
                 self._recorder.append(whole)
             else:
-                self._recorder.lost += 1
+                self._recorder.lost += call.count
         self._activities.forget(done)
 
     def _copies(self) -> TracedCopies:

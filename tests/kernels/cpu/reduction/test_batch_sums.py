@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from onchip.kernels.cpu.reduction.batch_sums import BatchSumsKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     BatchMean,
@@ -13,7 +14,9 @@ from onchip.network.layers import (
     GlobalSum,
     WeightGrad,
 )
-from onchip.network.types import TensorType
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.kernel import Job, Refusal
+from onchip.runtime.cpu.backend import this_cpu
 from step_cases import check_step, one_gradient
 
 ROWS = [(), (1,), (3,), (257,), (5, 7), (6, 2000), (300, 17, 3)]
@@ -69,6 +72,14 @@ def test_gradients_of_batch_norms(row, role, B):
     weights = {name: rng.random(row[0], np.float32) + np.float32(0.5) for name in ("mean", "var", "weight", "bias")}
     net = one_gradient(WeightGrad(layer, role), {"x": x, "dy": x}, weights)
     check_step(net, "batch_sums", (rows(B, *row), rows(B, *row) * 3))
+
+
+def test_the_gradient_of_a_narrow_weight_is_refused():
+    x, dtype = TensorType(("B", 3)), numpy_dtype("bfloat16")
+    weights = {name: np.ones(3, np.float32) for name in ("mean", "var")} | {"weight": np.ones(3, dtype)}
+    net = one_gradient(WeightGrad(BatchNorm1d()), {"x": x, "dy": x}, weights)
+    (refusal,) = BatchSumsKernel().claims(net, 0, this_cpu(), Job())
+    assert isinstance(refusal, Refusal)
 
 
 def test_nan_stays_in_its_column():

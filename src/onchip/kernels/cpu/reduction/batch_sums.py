@@ -179,7 +179,8 @@ class BatchSumsKernel(CpuKernel):
         assert found is not None
         nodes, facts = found
         weights = {role: name for role, name in nodes[0].weights.items() if role in ("mean", "var")}
-        if any(net.weight_type(name).dtype != "float32" for name in weights.values()):
+        kinds = [net.types[nodes[-1].name], *map(net.weight_type, weights.values())]
+        if any(kind.dtype != "float32" for kind in kinds):
             yield Refusal(self.name, nodes[0].name, "computes on float32")
             return
         recipes = {role: Recipe.of(as_is, (name,), (facts.shape[0],)) for role, name in weights.items()}

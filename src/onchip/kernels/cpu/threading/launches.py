@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, data_of, entry, int_at, ints_at
+from onchip.kernels.cpu.threading.atomics import atomic_add, nanoseconds
 from onchip.kernels.cpu.threading.threads import FreeList, run_tasks
 from onchip.network.recipe import Array
 
@@ -119,19 +120,43 @@ def _run_chunks(tasks: int, B: int, chunk: int, threads: int) -> bool:
     return is_valid
 
 
+# Quotas: how many calls may run before the caller decides what to do with the next one. A slot serves one number of
+# rows at a time. Its fields: rows, the calls that have run, and how many may. After the slots, when a call was refused.
+SLOTS, QUOTA_ROWS, QUOTA_RUN, QUOTA_MOST, QUOTA_FIELDS = 61, 0, 1, 2, 3
+REFUSED_NS = SLOTS * QUOTA_FIELDS
+
+
+@compiled()
+def _is_within(quotas: int, slot: int, B: int) -> bool:
+    """Count a call with B rows; False if it may not run."""
+    if int_at(slot + 8 * QUOTA_ROWS) == B:
+        if atomic_add(slot + 8 * QUOTA_RUN, 1) < int_at(slot + 8 * QUOTA_MOST):
+            return True
+        atomic_add(slot + 8 * QUOTA_RUN, -1)
+    ints_at(quotas, REFUSED_NS + 1)[REFUSED_NS] = nanoseconds()
+    return False
+
+
 @entry
 def run_launches(tasks: int, B: int, chunk: int, threads: int, x: int, y: int) -> int:
     """Run all launches on B rows: in chunks, one thread each; or as one chunk on all threads.
 
-    Returns whether all input values were valid.
+    Returns whether all input values were valid, and the call within its quota.
 
-    tasks  address of the address of each worker's fields
+    tasks  address of the address of each worker's fields; before it, the address of quotas, or 0
     x, y   ids of the only input and output, which saves writing them from Python; 0: already written
     """
+    quotas = int_at(tasks - 8)
+    slot = quotas + 8 * QUOTA_FIELDS * (B % SLOTS)
+    if quotas and not _is_within(quotas, slot, B):
+        return False
     if x:
         values = ints_at(ints_at(int_at(tasks), _FIELDS)[_VALUES], 2)
         values[0], values[1] = x, y
-    return _run_chunks(tasks, B, chunk, threads)
+    is_valid = _run_chunks(tasks, B, chunk, threads)
+    if quotas and not is_valid:
+        atomic_add(slot + 8 * QUOTA_RUN, -1)  # it runs again, to be reported
+    return is_valid
 
 
 @entry

@@ -206,7 +206,7 @@ def transposed(weight: Array, axes: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(weight.transpose(axes))
 
 
-@recipe_op
+@rearranging_op
 def block_of(weight: Array, first: int, sizes: tuple[int, ...]) -> Array:
     """Consecutive elements from `first` on, in the shape `sizes`."""
     return weight.reshape(-1)[first : first + math.prod(sizes)].reshape(sizes)

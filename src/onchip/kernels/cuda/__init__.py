@@ -42,6 +42,7 @@ from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCoreKernel, fits_in_blo
 from onchip.kernels.cuda.pool.pool import PoolKernel
 from onchip.kernels.cuda.pool.resize import ResizeKernel
 from onchip.kernels.cuda.recipes.recipes import RecipeKernel
+from onchip.kernels.cuda.recurrent.gradient import RecurrentGradKernel
 from onchip.kernels.cuda.recurrent.mma import RecurrentMmaKernel
 from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResidentKernel
 from onchip.kernels.cuda.recurrent.simt import RecurrentKernel
@@ -67,11 +68,11 @@ KERNELS: tuple[Kernel, ...] = (
     ConvLastLayerSm90Kernel(), ConvDirectKernel(),
     PointwiseKernel(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(), SequenceMaxKernel(),
     TokenMaxKernel(), ConvGatherKernel(), LookupsKernel(), GatherKernel(),
-    RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(),
+    RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(), RecurrentGradKernel(),
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
-    EmbeddingGradKernel(),
+    EmbeddingGradKernel(), ExtremeGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
     NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -77,8 +76,6 @@ class _TopK(Layer, abstract=True):
 
 class TopK(_TopK):
     """The values themselves."""
-
-    needs_y: ClassVar[bool] = False
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return np.take_along_axis(xs[0], _indices(self, xs[0]), self.axis)

@@ -6,9 +6,22 @@ import dataclasses
 import math
 
 from onchip.network.graph import Node
-from onchip.network.layers import CumSum, Div, GlobalMean, GlobalNorm, GlobalSum, Mul, Reshape, Tile
+from onchip.network.layers import (
+    CumSum,
+    Div,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    InputGrad,
+    Mul,
+    Permute,
+    Reshape,
+    Tile,
+)
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Wanted, rule_of
+from onchip.plan.gradient.rules import GradientNames, Wanted, input_grad, rule_of
 
 
 @rule_of(GlobalSum, GlobalMean)
@@ -28,6 +41,25 @@ def norm(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNam
     (x,) = node.inputs
     factor = _keeping_axes(build, node, build.add(f"{x}.grad.factor", Div(), (dy, node.name)))
     return (build.add(f"{x}.grad", Mul(), (x, factor)),), {}
+
+
+@rule_of(GlobalMax, GlobalMin)
+def extreme(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    """Of a row with the reduced axes last, where others are between them."""
+    (x,), kept = node.inputs, _kept(build, node)
+    layer, sizes = node.layer, build.types[x].row_shape
+    assert isinstance(layer, GlobalMax | GlobalMin)
+    reduced = sorted(axis % (len(sizes) + 1) for axis in layer.axes)
+    if reduced[-1] - reduced[0] < len(reduced):
+        return (input_grad(build, node, dy, 0),), {}
+    order = (*(axis for axis in range(len(sizes) + 1) if axis not in reduced), *reduced)
+    outer = tuple(kept[axis - 1] for axis in order if axis and axis not in reduced)
+    moved = build.add(f"{x}.moved", Permute(order), (x,))
+    y, dy = (build.add(f"{value}.moved", Reshape(outer), (value,)) for value in (node.name, dy))
+    last = dataclasses.replace(layer, axes=tuple(range(1 + len(outer), len(order))), keep=False)
+    dx = build.add(f"{x}.grad.moved", InputGrad(last, 0), (moved, y, dy))
+    back = tuple(order.index(axis) for axis in range(len(order)))
+    return (build.add(f"{x}.grad", Permute(back), (dx,)),), {}
 
 
 @rule_of(CumSum)

@@ -10,9 +10,8 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.weights import narrow_weight, split_weight, spread_taps, tf32_weight
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS
-from onchip.kernels.cuda.recurrent.simt import turned_gates
 from onchip.kernels.fp8_tables import peaks_of
-from onchip.network.recipe import Recipe, as_is, block_of, evaluate, materialise, op_name, transposed
+from onchip.network.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
 from onchip.network.types import numpy_dtype
 from onchip.plan import build_cost
 from onchip.plan.device import H200
@@ -56,9 +55,6 @@ CASES = {
     "halves": (Recipe.of(narrow_weight, ("0",), (33, 7), F16), [((33, 7), F32)]),
     "split": (Recipe.of(split_weight, ("0",), (2, 65, 31), F32), [((65, 31), F32)]),
     "split halves": (Recipe.of(split_weight, ("0",), (2, 300), F32), [((300,), BF16)]),
-    "gates": (Recipe.of(turned_gates, ("0",), (2 * 4 * 9,), F32, late=0), [((2, 12, 3), F32)]),
-    "gates, one of them late": (Recipe.of(turned_gates, ("0",), (2 * 3 * 25,), F32, late=5), [((2, 15, 5), F16)]),
-    "block": (Recipe.of(block_of, ("0",), (3, 5), F32, first=7, sizes=(3, 5)), [((2, 4, 5), F32)]),
     "to tf32": (Recipe.of(tf32_weight, ("0",), (65, 31), F32), [((65, 31), F32)]),
     "taps of a Conv2d": (
         Recipe.of(spread_taps, ("0",), (5, 6 * 8), F32, channels=8), [((5, 3, 2, 3), F32)],

@@ -41,7 +41,6 @@ from onchip.kernels.cuda.elementwise.steps import (
     Step,
     TooLargeError,
     fits,
-    is_changing_norm,
     is_elementwise,
 )
 from onchip.kernels.layer_kernel import recipe_bytes

@@ -175,11 +175,6 @@ def is_elementwise(layer: Layer) -> bool:
     return isinstance(layer, (*MOVES, *BATCH_NORMS, Cast)) or (op is not None and op.struct != "")
 
 
-def is_changing_norm(net: Network, node: Node) -> bool:
-    """Whether a batch norm's weights may change from run to run, and its recipes with them."""
-    return isinstance(node.layer, _NORMS) and bool(net.state)
-
-
 def fits(net: Network, node: Node, acc_type: str) -> bool:
     """Whether an elementwise node can be part of a chain of this accumulator type."""
     layer, x_dtype = node.layer, net.types[node.inputs[0]].dtype

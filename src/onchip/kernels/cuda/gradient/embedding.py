@@ -18,7 +18,7 @@ from onchip.network.graph import Network
 from onchip.network.layers import Embedding, TokenConv, WeightGrad
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal
+from onchip.plan.kernel import Claim, Cost, Job
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, WARPS, ROWS = 256, 8, 4  # as in gradient/embedding.cu
@@ -108,20 +108,17 @@ def chunk_bits_of(N: int) -> int:
 class EmbeddingGradKernel(CudaKernel):
     name = "embedding_grad"
     layers = (WeightGrad,)
-    dtypes = IDS
+    dtypes = (*IDS, *FLOATS)
     order = "ids in order, in lines and chunks of the sorted ids"
 
     def applies(self, net: Network, start: int) -> bool:
         layer = net.nodes[start].layer
         return isinstance(layer, WeightGrad) and isinstance(layer.of, Embedding | TokenConv) and layer.role == "weight"
 
-    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+    def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
         node = net.nodes[start]
         assert isinstance(node.layer, WeightGrad)
         (ids, dy), dw, layer = net.input_types(node), net.types[node.name], node.layer.of
-        if dy.dtype not in FLOATS:
-            yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {dy.dtype}")
-            return
         V, *row = dw.row_shape
         window = None
         if isinstance(layer, TokenConv):

@@ -1,13 +1,11 @@
-// recipes/recipes.cu: layouts of weights, computed once when an engine is built or once per training step; NumPy's
-// bits.
+// recipes/recipes.cu: tensor core operand layouts of weights, computed once when an engine is built; NumPy's bits.
 //
 // Idea    tf32_parts rounds to TF32, or splits into TF32 high and low. spread_taps transposes convolution weights to
-//         channels-last and zero-pads the channels. turn_gates puts the gates of a recurrent layer last. copy_block
-//         copies consecutive elements. One thread per element; all are bound by memory.
+//         channels-last and zero-pads the channels. One thread per element; both are bound by memory.
 // Floor   Bytes in and out: 4,096 x 4,096 split: 201 MB / 4.8 TB/s = 42 us.
-// Layout  w and y row-major, as the evaluators in gemm/sm90.py, conv/sm90.py and recurrent/simt.py.
+// Layout  w and y row-major, as the evaluators in gemm/sm90.py and conv/sm90.py.
 // Limits  w float32, float16 or bfloat16; any sizes; sm_80 up.
-#include "common/accumulator.cuh"
+#include "common/dtype.cuh"
 
 // To 10 mantissa bits, ties away from zero; NaN and infinity unchanged (common/precision.py: round_tf32).
 __device__ __forceinline__ float round_tf32(float v) {
@@ -36,22 +34,4 @@ __global__ void __launch_bounds__(256) spread_taps(const T* w, T* y, long long N
         const long long c = i % channels, tap = i / channels % taps, n = i / channels / taps;
         y[i] = c < C ? w[(n * C + c) * taps + tap] : T{};
     }
-}
-
-// (D, G * H, H) -> from y[begin] on (D, H, H, gates): from unit, to unit, gate; of the gates `first` and after it.
-template <class T>
-__global__ void __launch_bounds__(256)
-    turn_gates(const T* w, acc_t<T>* y, long long D, long long G, long long H, long long first, long long gates,
-               long long begin) {
-    const long long step = static_cast<long long>(gridDim.x) * 256, count = D * H * H * gates;
-    for (long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x; i < count; i += step) {
-        const long long g = i % gates, to = i / gates % H, from = i / gates / H % H, d = i / gates / H / H;
-        y[begin + i] = load_acc(w + ((d * G + first + g) * H + to) * H + from);
-    }
-}
-
-template <class Word>
-__global__ void __launch_bounds__(256) copy_block(const Word* w, Word* y, long long count, long long first) {
-    const long long step = static_cast<long long>(gridDim.x) * 256;
-    for (long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x; i < count; i += step) y[i] = w[first + i];
 }

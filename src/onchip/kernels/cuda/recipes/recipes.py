@@ -13,9 +13,9 @@ import numpy as np
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
 from onchip.kernels.cuda.common.costs import costs_of
-from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES, FLOATS
+from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.permute import WORDS, permute
+from onchip.kernels.cuda.common.permute import permute
 from onchip.kernels.cuda.common.precision import narrowed
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.weights import UNBIASED, narrow_weight, split_weight, spread_taps, tf32_weight
@@ -32,11 +32,9 @@ from onchip.kernels.cuda.embedding.token_slices import (
 from onchip.kernels.cuda.gemm.simt import SimtGemm
 from onchip.kernels.cuda.gemm.sm90 import launch_gemm
 from onchip.kernels.cuda.mma.wgmma_tile import WgmmaGemm
-from onchip.kernels.cuda.recurrent.simt import turned_gates
 from onchip.kernels.cuda.reduction.reduce import reduce_axis
 from onchip.kernels.fp8_tables import table_peaks
-from onchip.network.recipe import Array, Recipe, as_is, block_of, op_name, transposed
-from onchip.network.types import DTYPE_BYTES
+from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -169,27 +167,6 @@ def _spread_taps(lowering: RecipeLowering, B: int) -> Steps:
     return Steps((launch,) if count else ())
 
 
-def _turned_gates(lowering: RecipeLowering, B: int) -> Steps:
-    (source,), late = lowering.sources, dict(lowering.recipe.attributes)["late"]
-    assert isinstance(late, int)
-    D, width, H = source.shape
-    gates, begin, launches = (width - late) // H, 0, []
-    for first, count in ((0, gates), (gates, late // H)):
-        if count:
-            sizes = map(Int64, (D, width // H, H, first, count, begin))
-            head, elements = f"turn_gates<{FLOATS[source.dtype]}>", D * H * H * count
-            launches.append(_launch(head, elements, lowering.device.units, tuple(sizes)))
-            begin += elements
-    return Steps(tuple(launches))
-
-
-def _block_of(lowering: RecipeLowering, B: int) -> Steps:
-    (source,), first = lowering.sources, dict(lowering.recipe.attributes)["first"]
-    assert isinstance(first, int)
-    count, word = math.prod(lowering.recipe.shape), WORDS[DTYPE_BYTES[source.dtype]]
-    return Steps((_launch(f"copy_block<{word}>", count, lowering.device.units, (Int64(count), Int64(first))),))
-
-
 def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> KernelLaunch:
     blocks = min(-(-count // THREADS), units * BLOCKS_PER_SM)
     return KernelLaunch(Program(SOURCE, head), grid_1d(blocks), (Input(0), Output(0), *sizes), Budget(64))
@@ -219,8 +196,6 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(split_weight): _tf32_splits,
     op_name(tf32_weight): _tf32_splits,
     op_name(spread_taps): _spread_taps,
-    op_name(turned_gates): _turned_gates,
-    op_name(block_of): _block_of,
 })  # fmt: skip
 
 
@@ -243,7 +218,5 @@ class RecipeKernel(CudaKernel):
 INSTANCES = (
     Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),
     Instance("to tf32", lambda device: _tf32_launch("bfloat16", 1, 1 << 24, device.units)),
-    Instance("gates", lambda device: _launch("turn_gates<float>", 1 << 16, device.units, (Int64(1),) * 6)),
-    Instance("block", lambda device: _launch("copy_block<unsigned>", 1 << 16, device.units, (Int64(1),) * 2)),
     Instance("spread", lambda device: _launch("spread_taps<float>", 1 << 24, device.units, (Int64(1),) * 4)),
 )

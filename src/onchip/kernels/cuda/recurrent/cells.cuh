@@ -1,4 +1,4 @@
-// recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, register_resident.cu and mma.cu.
+// recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, gradient.cu, register_resident.cu and mma.cu.
 #pragma once
 
 #include "common/elementwise.cuh"
@@ -48,4 +48,18 @@ __device__ __forceinline__ W next_state(const W (&x)[GATES<Cell>], const W (&h)[
     } else {
         return ReLU::apply(x[0] + h[0]);
     }
+}
+
+template <class W, int V>
+__device__ __forceinline__ void load_vectors(W (&v)[V], const W* from) {
+    constexpr int BYTES = V * sizeof(W), WORD_BYTES = BYTES % 16 == 0 ? 16 : BYTES == 8 ? 8 : sizeof(W);
+    using Word = typename Vector<WORD_BYTES>::type;
+    constexpr int PER_WORD = WORD_BYTES / sizeof(W);
+#pragma unroll
+    for (int i = 0; i < V; i += PER_WORD) *reinterpret_cast<Word*>(v + i) = *reinterpret_cast<const Word*>(from + i);
+}
+
+template <class T>
+__device__ __forceinline__ void prefetch(const T* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }

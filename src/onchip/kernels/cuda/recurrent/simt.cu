@@ -17,15 +17,6 @@
 
 constexpr int THREADS = 256, CHUNK = 64;
 
-template <class W, int V>
-__device__ __forceinline__ void load_vectors(W (&v)[V], const W* from) {
-    constexpr int BYTES = V * sizeof(W), WORD_BYTES = BYTES % 16 == 0 ? 16 : BYTES == 8 ? 8 : sizeof(W);
-    using Word = typename Vector<WORD_BYTES>::type;
-    constexpr int PER_WORD = WORD_BYTES / sizeof(W);
-#pragma unroll
-    for (int i = 0; i < V; i += PER_WORD) *reinterpret_cast<Word*>(v + i) = *reinterpret_cast<const Word*>(from + i);
-}
-
 // total[g][r] = sum over k of R[k][u][g] h[k][r]
 template <class W, int G, int ROWS>
 __device__ __forceinline__ void sum_units(W (&total)[G][ROWS], const W* R, const W* h, int H, int u,
@@ -58,11 +49,6 @@ __device__ __forceinline__ void sum_units(W (&total)[G][ROWS], const W* R, const
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) total[g][r] += partial[g][r];
     }
-}
-
-template <class T>
-__device__ __forceinline__ void prefetch(const T* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 // lanes      threads that share the units of ROWS sequences, a power of 2; a block has THREADS / lanes such groups

@@ -49,7 +49,7 @@ class RecurrentShape:
         D, width, H = net.weights[node.weights["recurrence"]].shape
         S, values = int(x.shape[-2]), tuple(dict.fromkeys(node.inputs))
         return RecurrentShape(
-            _cell(layer), x.dtype, x.row_size // (S * D * width), S, D, H, layer.direction == "reverse", layer.output,
+            cell_of(layer), x.dtype, x.row_size // (S * D * width), S, D, H, layer.direction == "reverse", layer.output,
             "bias" in node.weights, tuple(values.index(state) for state in node.inputs[1:]),
         )  # fmt: skip
 
@@ -153,7 +153,7 @@ def gate_recipes(net: Network, node: Node, shape: RecurrentShape) -> dict[str, R
     return recipes
 
 
-def _cell(layer: Recurrent) -> str:
+def cell_of(layer: Recurrent) -> str:
     if isinstance(layer, GRU):
         return "GruAfter" if layer.reset_after else "GruBefore"
     if isinstance(layer, RNN):

@@ -2,11 +2,13 @@
 
 from layer_cases import CASES, Case
 from onchip.network.layers import (
+    ELU,
     GRU,
     LSTM,
     RNN,
     Add,
     Ceil,
+    Clip,
     Comparison,
     Concat,
     Conv1d,
@@ -19,6 +21,7 @@ from onchip.network.layers import (
     GroupNorm,
     Interleave,
     LayerNorm,
+    LeakyReLU,
     Linear,
     Mask,
     MatMul,
@@ -49,6 +52,8 @@ MORE = [
     Case(ConvTranspose1d((3,), (0, 1), (2,)), ((2, 5),), {"weight": (2, 3, 2), "bias": (3,)}),
     Case(ConvTranspose1d((2,), (1, 0), (2,), (3,)), ((2, 5),), {"weight": (2, 3, 2)}),
     Case(ConvTranspose2d((1, 2), (1, 0, 0, 1), (2, 1), (3, 1), 2), ((4, 3, 5),), {"weight": (4, 2, 2, 3)}),
+    # Activations whose result does not tell the sign of x; and one bound.
+    *(Case(layer, ((5, 7),)) for layer in (LeakyReLU(-0.5), LeakyReLU(0.0), ELU(-0.5), Clip(low=-0.5), Clip(high=0.5))),
     # Broadcast operands: of all axes, of inner and outer ones; equal operands; both signs.
     Case(Add(), ((2, 3, 4),), {"constant": (3, 1)}),
     Case(Mul(), ((2, 3, 4), (2, 1, 4), (1, 3, 1)), {"constant": (1,)}),

@@ -11,7 +11,7 @@ import pytest
 
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import claims_of, one_layer, run_claim
+from emulated_engine import claims_of, emulate_device, one_layer, run_claim
 from onchip.errors import KernelError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.cpu import INFERENCE
@@ -28,10 +28,13 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu.backend import this_cpu
+from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.kernel_check import DEVICES
 from onchip.runtime.cuda.nvrtc import compile_program
+from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.engine import Engine
+from onchip.runtime.placement import plan
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(python|cuda)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -122,11 +125,10 @@ def test_it_is_fused_and_compiles_for_a_gpu(package):
 def test_its_gradient_is_compiled(package, monkeypatch):
     cube, row = package("layer").Cube(), TensorType(("B", 5))
     net = Network({"x": row, "dy": row}, (Node("dx", ElementwiseGrad(cube), ("x", "dy")),), ("dx",), {})
-    xs, gpu = (X[:, 0], X[:, 1]), emulated_gpu(monkeypatch)
-    engines = onchip.compile(net, "cpu"), Engine(make_plan(net, gpu.device, KERNELS, Job()), CudaBackend(), "cuda:0")
-    for engine in engines:
-        assert kernels_of(engine.plan) == ["pointwise<ElementwiseGrad>"]
-        np.testing.assert_allclose(engine(*xs), 3 * xs[0] ** 2 * xs[1], rtol=1e-5)
+    gpu, (x, dy) = emulate_device(monkeypatch), (X[:, 0], X[:, 1])
+    for step in CpuStep(plan(net, "cpu"), 2), CudaStep(gpu, plan(net, "cuda", Job(batch=300))):
+        assert kernels_of(step.plan) == ["pointwise<ElementwiseGrad>"]
+        np.testing.assert_allclose(step.run({"x": x, "dy": dy}, 300)["dx"], 3 * x**2 * dy, rtol=1e-5)
 
 
 def test_other_programs_stay_as_they_are(package):

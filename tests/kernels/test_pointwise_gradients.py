@@ -1,10 +1,12 @@
 """Gradients of elementwise layers in the pointwise kernels of both devices, against float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-import onchip
-from emulated_cuda import emulated_gpu, needs_gxx
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     BUILT_IN,
@@ -28,7 +30,12 @@ from onchip.network.layers import (
     Sin,
 )
 from onchip.network.types import TensorType, numpy_dtype
-from pointwise_networks import emulated
+from onchip.plan.kernel import Job
+from onchip.plan.plan import Plan
+from onchip.runtime.cpu.step import CpuStep
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.step import CudaStep
+from onchip.runtime.placement import plan
 
 OTHERS = (ReLU, Exp, Log, Sin, Cos, Ceil, Floor, Round, Sign)  # their gradients are other layers, or there is none
 EXAMPLES = {
@@ -78,25 +85,31 @@ def assert_right(layer: Elementwise, dtype: str, run) -> None:
     np.testing.assert_array_equal(d, a + a)
 
 
+def planned(net: Network, device: str) -> Plan:
+    made = plan(net, device, Job(batch=1000))
+    assert [group.claim.kernel for group in made.groups] == ["pointwise"], str(made)
+    return made
+
+
+def results(step: CpuStep | CudaStep, v: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
+    outputs = step.run({"v": v, "dy": dy}, len(v))
+    return [outputs[name] for name in "abcd"]
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_on_the_cpu(layer):
-    def run(net):
-        engine = onchip.compile(net, "cpu")
-        assert [group.claim.kernel for group in engine.plan.groups] == ["pointwise"], str(engine.plan)
-        return engine
-
-    assert_right(layer, "float32", run)
+    assert_right(layer, "float32", lambda net: partial(results, CpuStep(planned(net, "cpu"), 2)))
 
 
 @needs_gxx
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_in_cuda_kernels(monkeypatch, layer, dtype):
-    gpu = emulated_gpu(monkeypatch)
-    assert_right(layer, dtype, lambda net: emulated(gpu, net))
+    gpu = emulate_device(monkeypatch)
+    assert_right(layer, dtype, lambda net: partial(results, CudaStep(gpu, planned(net, "cuda"))))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_on_a_gpu(layer):
-    assert_right(layer, "float32", lambda net: onchip.compile(net, "cuda"))
+    assert_right(layer, "float32", lambda net: partial(results, CudaStep(Gpu.get(), planned(net, "cuda"))))

@@ -33,7 +33,8 @@ from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_
 def elementwise(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     (x,), layer = node.inputs, node.layer
     assert isinstance(layer, Elementwise)
-    if not layer.grad_of or (isinstance(layer, ELU) and layer.alpha <= 0):  # y has lost the sign of x
+    # Of alpha or slope <= 0, y does not tell the sign of x.
+    if not layer.grad_of or (isinstance(layer, ELU) and layer.alpha <= 0):
         return by_backward(build, node, dy, wanted)
     read = x if layer.grad_of == "x" or (isinstance(layer, LeakyReLU) and layer.slope <= 0) else node.name
     return (build.add(f"{x}.grad", ElementwiseGrad(layer), (read, dy)),), {}

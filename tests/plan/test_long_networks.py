@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from onchip.bench.cases.training_networks import NETWORKS
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cuda.mlp.tensor_core import MAX_LAYERS
@@ -11,6 +12,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
+from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.late import sink_moves
@@ -89,6 +91,20 @@ def test_the_work_of_planning_goes_with_the_number_of_layers(shape, device):
 
     calls(20)  # imports, and what is cached between plans
     assert calls(700) < 3.2 * calls(350)  # not 2: groups grow until a kernel is full; quadratic time would be 4
+
+
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+def test_so_does_that_of_planning_a_step(device):
+    """Many values of the forward pass live until their gradients, some in layouts of their own."""
+    kernels, trained = kernels_for(device), NETWORKS["transformer"]
+
+    def calls(blocks):
+        net = trained.build(vocabulary=9, tokens=4, width=4, heads=2, blocks=blocks)
+        step = training_step(net, trained.step, trainable=trained.is_trained)
+        return python_calls(lambda: make_plan(step, device, kernels, whole=False))
+
+    calls(1)
+    assert calls(12) < 2.4 * calls(6)
 
 
 class Counted(str):

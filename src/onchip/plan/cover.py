@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from onchip.errors import PlanError
 from onchip.network.graph import Network, Node, changing_weights
@@ -68,12 +70,12 @@ def cover(
         if not claims and not whole:
             claims = [no_claim(net, net.nodes[start], job)]
         for claim in claims:
-            end = start + len(claim.nodes)
+            end, reads = start + len(claim.nodes), {v: claim.layout_read(v) for v in values_read(net, claim)}
             cost = claim.cost.estimate_us(device, job.precision, job.batch)
             if claim.is_fallback or not claim.kernel:
                 cost += _NO_KERNEL_US
             for state, path in paths:
-                layouts.step(best[end], end, state, path, claim, cost)
+                layouts.step(best[end], end, state, path, claim, reads, cost)
     if not best[count]:
         # No path crosses a layer that no kernel claims: name that layer, if there is one.
         node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
@@ -92,12 +94,13 @@ def plan_build_us(net: Network, groups: Sequence[Group], device: Device, kernels
     return build_us(recipes, net.weights, device, recipe_rates_of(kernels, device))
 
 
-def _by_value(state: State) -> dict[str, tuple[str, ...]]:
+@functools.lru_cache(4 * MAX_STATES)
+def _by_value(state: State) -> Mapping[str, tuple[str, ...]]:
     """The layouts of each value that is not stored only in ROWS."""
     stored: dict[str, tuple[str, ...]] = {}
     for value, layout in sorted(state):
         stored[value] = (*stored.get(value, ()), layout)
-    return stored
+    return MappingProxyType(stored)
 
 
 class _Layouts:
@@ -115,13 +118,13 @@ class _Layouts:
         if len(paths) < 2:
             return list(paths.items())
         (least, first), *others = sorted(paths.items(), key=lambda each: each[1].cost)
-        stored = _by_value(least)
         worth = [(least, first)]
         for state, path in others:
-            wanted = [(value, layout) for value, found in _by_value(state).items() for layout in found]
-            wanted += [(value, ROWS) for value in stored.keys() - _by_value(state).keys()]
+            wanted = sorted(state - least)
+            if gone := {value for value, _ in least - state}:
+                wanted += [(value, ROWS) for value in sorted(gone - {value for value, _ in state})]
             conversions: list[Claim] = []
-            reachable = all(self._convert(stored.copy(), {value: layout}, conversions) for value, layout in wanted)
+            reachable = all(self._convert(least, {}, {value: layout}, conversions) for value, layout in wanted)
             if not reachable or path.cost < first.cost + self._cost(conversions):
                 worth.append((state, path))
         return worth[:MAX_STATES]
@@ -129,35 +132,56 @@ class _Layouts:
     def _cost(self, claims: Sequence[Claim]) -> float:
         return sum(claim.cost.estimate_us(self._device, self._job.precision, self._job.batch) for claim in claims)
 
-    def step(self, paths: dict[State, _Path], end: int, state: State, path: _Path, claim: Claim, cost: float) -> None:
-        """Record the path by which a claim leads from a state to position `end`, unless a cheaper one leads there."""
+    def step(
+        self, paths: dict[State, _Path], end: int, state: State, path: _Path, claim: Claim, reads: Mapping[str, str],
+        cost: float,
+    ) -> None:  # fmt: skip
+        """Record the path by which a claim leads from a state to position `end`, unless a cheaper one leads there.
+
+        reads  the values that the claim reads, each in a layout
+        """
         cost += path.cost
         before: list[Claim] = []
         tail: list[Claim] = []
         if state or claim.has_layouts:
-            stored = _by_value(state)
-            wanted = {value: claim.layout_read(value) for value in values_read(self._net, claim)}
-            if not self._convert(stored, wanted, before):
+            new: dict[str, tuple[str, ...]] = {}
+            if not self._convert(state, new, reads, before):
                 return
-            stored |= {value: (layout,) for value, layout in claim.writes.items()}
-            if end == len(self._net.nodes) and not self._convert(stored, dict.fromkeys(self._net.outputs, ROWS), tail):
+            new |= {value: (layout,) for value, layout in claim.writes.items()}
+            ends = dict.fromkeys(self._net.outputs, ROWS) if end == len(self._net.nodes) else {}
+            if not self._convert(state, new, ends, tail):
                 return
-            alive = ((value, found) for value, found in stored.items() if self._last_read.get(value, -1) >= end)
-            state = frozenset((v, layout) for v, found in alive if found != (ROWS,) for layout in found)
+            state = self._state_after(state, new, (*reads, *new), end)
             cost += self._cost((*before, *tail))
         if state not in paths or cost < paths[state].cost:
             paths[state] = _Path(cost, path, (*before, claim, *tail))
 
-    def _convert(self, stored: dict[str, tuple[str, ...]], wanted: Mapping[str, str], claims: list[Claim]) -> bool:
-        """Convert each value to its wanted layout: appends the claims needed; False if no kernel converts one."""
+    def _state_after(self, state: State, new: Mapping[str, tuple[str, ...]], used: Iterable[str], end: int) -> State:
+        """The state at position `end`: only the values that a claim used can have new layouts, or no reader left."""
+        stored, gone, come = _by_value(state), list[tuple[str, str]](), list[tuple[str, str]]()
+        for value in used:
+            gone += [(value, layout) for layout in stored.get(value, ())]
+            found = new.get(value) or stored.get(value, (ROWS,))
+            if found != (ROWS,) and self._last_read.get(value, -1) >= end:
+                come += [(value, layout) for layout in found]
+        return state.difference(gone).union(come) if gone or come else state
+
+    def _convert(
+        self, state: State, new: dict[str, tuple[str, ...]], wanted: Mapping[str, str], claims: list[Claim]
+    ) -> bool:
+        """Convert each value to its wanted layout: appends the claims needed; False if no kernel converts one.
+
+        new  layouts of values after the state, which conversions add to
+        """
+        stored = _by_value(state)
         for value, layout in wanted.items():
-            found = stored.get(value, (ROWS,))
+            found = new.get(value) or stored.get(value, (ROWS,))
             if layout not in found:
                 claim = self._conversion(value, found[0], layout)
                 if claim is None:
                     return False
                 claims.append(claim)
-                stored[value] = (*found, layout)
+                new[value] = (*found, layout)
         return True
 
     def _conversion(self, value: str, layout: str, wanted: str) -> Claim | None:

@@ -89,3 +89,9 @@ def test_another_dtype_is_refused():
     weights = {"weight": np.zeros((5, 3, 2))}
     net = one_gradient(WeightGrad(Conv1d(), "weight"), {"x": x, "dy": TensorType(("B", 5, 8), "float64")}, weights)
     assert "conv_weight_grad" in [refusal.kernel for refusal in bind(net, "plain", 3).plan.refusals]
+
+
+@pytest.mark.parametrize("maps", [1, 16, 17, 32, 33, 48, 49, 64, 65, 97, 113])
+def test_any_number_of_maps(maps):
+    net = network(Conv1d(), (3, 9), (maps, 3, 2))
+    check_step(net, "conv_weight_grad", rows(net, 7))

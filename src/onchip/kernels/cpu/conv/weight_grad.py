@@ -24,8 +24,9 @@ from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CPU, CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.memory import aligned_zeros
-from onchip.kernels.cpu.microkernels.dense import multiply_panel, padded_width
+from onchip.kernels.cpu.microkernels.dense import multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.microkernels.tile import ORDER, PANEL, padded
+from onchip.kernels.cpu.microkernels.transpose import transpose
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
@@ -42,6 +43,15 @@ _TASKS = 16  # if there are fewer panels of maps, images are divided into parts
 _MAX_IMAGE_FLOATS = 1 << 22  # per worker: the pixels that a chunk reads, in copies
 _THREAD_FLOP = 100_000  # the least work per thread that is worth waking it
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
+
+
+def panel_count(maps: int) -> int:
+    """Panels of the maps of a group."""
+    rest = maps % PANEL
+    return maps // PANEL + (rest > 0) + (2 * LANES < rest <= 3 * LANES)
+
+
+_panel_count = compiled(inline=True)(panel_count)
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Sizes:
     @property
     def blocks(self) -> int:
         """Panels of maps, over all groups."""
-        return self.groups * -(-self.maps // PANEL)
+        return self.groups * panel_count(self.maps)
 
     @property
     def most_parts(self) -> int:
@@ -110,11 +120,7 @@ def _write_maps(layer: Array, maps: int, b: int, line: int, lines: int, p: int, 
     image_bytes = layer[_GROUPS] * layer[_MAPS] * windows * 4
     for i in range(lines):
         at = maps + (b + i) * image_bytes if layer[_OH] == 1 else maps + b * image_bytes + (line + i) * layer[_OW] * 4
-        for m in range(count):
-            source = floats_at(at + (m * windows + p) * 4, columns)
-            target = floats_at(panel + (i * columns * width + m) * 4, columns * width)
-            for k in range(columns):
-                target[k * width] = source[k]
+        transpose(panel + i * columns * width * 4, width * 4, at + p * 4, windows * 4, count, columns)
 
 
 @compiled()
@@ -132,8 +138,15 @@ def _copy_row(layer: Array, source: int, first: int, columns: int, target: int) 
         end = max(inside, min(size, (W - start + stride - 1) // stride)) if source != 0 else size
         for i in range(inside):
             y[i] = _ZERO
-        for i in range(inside, end):
-            y[i] = x[start + i * stride]
+        if stride == 1:  # as constants: then the loops are vectorised
+            for i in range(inside, end):
+                y[i] = x[start + i]
+        elif stride == 2:
+            for i in range(inside, end):
+                y[i] = x[start + 2 * i]
+        else:
+            for i in range(inside, end):
+                y[i] = x[start + i * stride]
         for i in range(end, size):
             y[i] = _ZERO
 
@@ -194,19 +207,25 @@ def _sums_at(layer: Array, part: int, block: int, blocks: int) -> int:
 
 
 @compiled(inline=True)
-def _panel_width(count: int) -> int:
-    return PANEL if count > 2 * LANES else padded_width(count)
+def _panel(maps: int, i: int) -> tuple[int, int]:
+    """The first map and the width of panel i of a group: wide ones, then one or two of fewer vectors."""
+    whole = maps // PANEL
+    if i < whole:
+        return i * PANEL, PANEL
+    m = whole * PANEL
+    width = next_panel(padded_width(maps) - m)
+    return (m, width) if i == whole else (m + width, next_panel(padded_width(maps) - m - width))
 
 
 @compiled()
 def _task(worker: int, task: int, layer: Array, operands: int, B: int, part_images: int, parts: int) -> None:
     """The sums of up to PANEL maps over the images of a part."""
     C, H, W, OH, OW = layer[_C], layer[_H], layer[_W], layer[_OH], layer[_OW]
-    panels = (layer[_MAPS] + PANEL - 1) // PANEL
+    panels = _panel_count(layer[_MAPS])
     blocks, block, part = layer[_GROUPS] * panels, task // parts, task % parts
-    group, m = block // panels, block % panels * PANEL
-    count = min(PANEL, layer[_MAPS] - m)
-    width = _panel_width(count)
+    group = block // panels
+    m, width = _panel(layer[_MAPS], block % panels)
+    count = min(width, layer[_MAPS] - m)
     sums = _sums_at(layer, part, block, blocks)
     image = int_at(operands + layer[_IMAGE] * 8) + group * C * H * W * 4
     maps = int_at(operands + layer[_MAP] * 8) + (group * layer[_MAPS] + m) * OH * OW * 4
@@ -215,9 +234,6 @@ def _task(worker: int, task: int, layer: Array, operands: int, B: int, part_imag
     zeros = floats_at(sums, C * layer[_KH] * layer[_KW] * width)
     for i in range(len(zeros)):
         zeros[i] = _ZERO
-    rest = floats_at(panel, _CHUNK * width)  # columns without a map stay zero
-    for i in range(len(rest)):
-        rest[i] = _ZERO
     begin, end = part * part_images, min(B, (part + 1) * part_images)
     image_bytes = layer[_GROUPS] * C * H * W * 4
     row_bytes = layer[_ROW_FLOATS] * 4 if layer[_IS_PADDED] else W * 4
@@ -242,12 +258,12 @@ def _task(worker: int, task: int, layer: Array, operands: int, B: int, part_imag
 @compiled()
 def _finish(worker: int, task: int, layer: Array, dw: int, parts: int) -> None:
     """Add the parts of some rows of a task's sums, in order, and write them as columns of dw."""
-    panels, size = (layer[_MAPS] + PANEL - 1) // PANEL, layer[_C] * layer[_KH] * layer[_KW]
+    panels, size = _panel_count(layer[_MAPS]), layer[_C] * layer[_KH] * layer[_KW]
     blocks, chunks = layer[_GROUPS] * panels, (size + _ROWS - 1) // _ROWS
     block, first = task // chunks, task % chunks * _ROWS
-    group, m = block // panels, block % panels * PANEL
-    count, rows = min(PANEL, layer[_MAPS] - m), min(_ROWS, size - first)
-    width = _panel_width(count)
+    group, rows = block // panels, min(_ROWS, size - first)
+    m, width = _panel(layer[_MAPS], block % panels)
+    count = min(width, layer[_MAPS] - m)
     total = floats_at(_sums_at(layer, 0, block, blocks) + first * width * 4, rows * width)
     for part in range(1, parts):
         more = floats_at(_sums_at(layer, part, block, blocks) + first * width * 4, rows * width)
@@ -263,7 +279,7 @@ def _finish(worker: int, task: int, layer: Array, dw: int, parts: int) -> None:
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """Entry point of a CompiledLaunch."""
     layer = ints_at(facts, _FIELDS)
-    blocks = layer[_GROUPS] * ((layer[_MAPS] + PANEL - 1) // PANEL)
+    blocks = layer[_GROUPS] * _panel_count(layer[_MAPS])
     parts = max(1, min(B, layer[_PARTS]))
     part_images = (B + parts - 1) // parts
     flop = 2 * B * layer[_GROUPS] * layer[_MAPS] * layer[_C] * layer[_KH] * layer[_KW] * layer[_OH] * layer[_OW]
@@ -305,7 +321,7 @@ class ConvWeightGradKernel(CpuKernel):
         sizes = _facts(node, net.types).sizes
         x, dy, dw = (net.types[value] for value in (node.inputs[0], node.inputs[-1], node.name))
         windows = sizes.OH * sizes.OW
-        columns = sum(padded(min(PANEL, sizes.maps - m)) for m in range(0, sizes.maps, PANEL))
+        columns = padded(sizes.maps)
         chunks = -(-windows // (sizes.lines * sizes.columns))
         rows = sizes.groups * sizes.C * sizes.taps
         copied = 4 * sizes.blocks * chunks * _image_floats(sizes) if sizes.is_padded else 0

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from onchip.kernels.cpu.conv.fused import ConvFusedKernel
 from onchip.kernels.cpu.conv.match import conv_begins
+from onchip.kernels.cpu.conv.weight_grad import ConvWeightGradKernel
 from onchip.kernels.cpu.elementwise.pointwise import PointwiseKernel
 from onchip.kernels.cpu.elementwise.rowwise import RowwiseKernel
 from onchip.kernels.cpu.embedding.lookup import LookUpKernel
@@ -59,7 +60,8 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), WeightGradKernel(), BatchSumsKernel(), LossKernel(), UpdateKernel(), PlainKernel(),
+    ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchSumsKernel(), LossKernel(),
+    UpdateKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

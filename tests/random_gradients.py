@@ -51,7 +51,7 @@ from onchip.plan.gradient.step import SHARE, TARGET, VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
 from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
 from onchip.plan.plan import Plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.step import CudaStep
@@ -340,6 +340,7 @@ def _bits(array: np.ndarray) -> bytes:
 def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State, precision: str = "fp32") -> list[str]:
     """The arrays of a step's state and loss that are farther from float64 than naive runs are, some times over."""
     dtypes = {kind.dtype for kind in net.types.values()} | {array.dtype.name for array in state.values()}
+    dtypes.add(NAIVE_DTYPE[precision])
     naive_dtype = max((*(d for d in dtypes if "float" in d), "float32"), key=lambda dtype: DTYPE_ULP.get(dtype, 0.0))
     naive_dtype = "float32" if naive_dtype == "float64" else naive_dtype
     truth, naive = (_reference(net, rows, state, dtype) for dtype in ("float64", naive_dtype))

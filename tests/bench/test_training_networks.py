@@ -11,11 +11,11 @@ from onchip.network.graph import Network
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
 from onchip.runtime.check import FACTOR, ULP, ULPS
-from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.placement import plan
-from random_gradients import State, errors, nudged, run
+from random_gradients import State, bind, errors, nudged
+from training_steps import run_step
 
 SMALL = {
     "lenet5": {"size": 12, "channels": (3, 5), "hidden": (17, 11)},
@@ -66,9 +66,24 @@ def _rows(rng: np.random.Generator, net: Network, kind: TensorType) -> np.ndarra
     return rng.random((B, *kind.row_shape), np.float32)
 
 
-def values(count: int, lr: float) -> dict[str, np.ndarray]:
-    """Of step `count`, from 1 on."""
-    return {VALUES: np.array([lr, 0.01, 0.9, 1 - 0.9**count, 1 - 0.999**count], np.float32)}
+class Steps:
+    """Steps of a small network, from the first one on."""
+
+    def __init__(self, name: str, optimiser: str) -> None:
+        trained = NETWORKS[name]
+        net, how = trained.build(**SMALL[name]), TrainingStep(trained.loss, optimiser)
+        self.net = training_step(net, how, trainable=trained.is_trained, decays=optimiser == "adamw")
+        self.optimiser, self._batches = optimiser, batches(net, trained.loss)
+        self.begin = {name: np.asarray(self.net.weights[name]) for name in self.net.state}
+
+    def rows(self, count: int) -> tuple[np.ndarray, ...]:
+        return self._batches[count % BATCHES]
+
+    def values(self, count: int) -> State:
+        """What changes from step to step; count: from 1 on."""
+        lr = 0.01 if self.optimiser == "momentum" else 1e-3
+        now = {VALUES: np.array([lr, 0.01, 0.9, 1 - 0.9**count, 1 - 0.999**count], np.float32)}
+        return now | ({DRAW: np.array([11, count])} if DRAW in self.begin else {})
 
 
 @pytest.mark.sample(2)
@@ -76,28 +91,50 @@ def values(count: int, lr: float) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("optimiser", ["momentum", "adamw"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_steps_and_the_loss_curve_follow_float64(name, optimiser, steps):
-    trained = NETWORKS[name]
-    net = trained.build(**SMALL[name])
-    how = TrainingStep(trained.loss, optimiser)
-    step = training_step(net, how, trainable=trained.is_trained, decays=optimiser == "adamw")
-    bound, data = CpuStep(plan(step, "cpu", Job(batch=B)), 2), batches(net, trained.loss)
-    begin = {name: np.asarray(step.weights[name]) for name in step.state}
-    states = {"float64": begin, "ours": begin} | {f"float32 {i}": nudged(begin, i) for i in range(NAIVE_CURVES)}
+    of = Steps(name, optimiser)
+    follow_float64(of, bind(plan(of.net, "cpu", Job(batch=B))), steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_loss_curve_on_a_gpu(name):
+    of = Steps(name, "adamw")
+    follow_float64(of, bind(plan(of.net, "cuda", Job(batch=B))), 200)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", TRAINING_PRECISIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_on_a_gpu(name, precision):
+    of = Steps(name, "momentum")
+    planned = plan(of.net, "cuda", Job(precision, B))
+    bound, other, state = bind(planned), bind(planned), of.begin
+    for count in range(1, 5):
+        rows, stored = of.rows(count), as_floats(state) | of.values(count)
+        after = run_step(bound, rows, stored)
+        wrong = errors(of.net, of.optimiser, after, rows, stored, precision)
+        assert not wrong, f"step {count}: {wrong}"
+        for again in (run_step(bound, rows, stored), run_step(other, rows, stored)):  # by a graph; by launches, first
+            assert all(array.tobytes() == again[name].tobytes() for name, array in after.items())
+        _, state = reference.run_step(of.net, rows, state | of.values(count), "float64")
+
+
+def follow_float64(of: Steps, bound: object, steps: int) -> None:
+    """Each step from the float64 state is right, and so is the curve of losses."""
+    states = {"float64": of.begin, "ours": of.begin}
+    states |= {f"float32 {i}": nudged(of.begin, i) for i in range(NAIVE_CURVES)}
     losses: dict[str, list[float]] = {curve: [] for curve in states}
     for count in range(1, steps + 1):
-        rows = data[count % BATCHES]
-        now = values(count, 0.01 if optimiser == "momentum" else 1e-3)
-        if DRAW in begin:
-            now[DRAW] = np.array([11, count])
+        rows, now = of.rows(count), of.values(count)
         stored = as_floats(states["float64"]) | now
-        wrong = errors(step, optimiser, run(bound, rows, stored), rows, stored)
+        wrong = errors(of.net, of.optimiser, run_step(bound, rows, stored), rows, stored)
         assert not wrong, f"step {count}: {wrong}"
         for curve, state in states.items():
             if curve == "ours":
-                after = run(bound, rows, as_floats(state) | now)
+                after = run_step(bound, rows, as_floats(state) | now)
                 loss = after.pop("loss")
             else:
-                loss, after = reference.run_step(step, rows, state | now, curve.split()[0])
+                loss, after = reference.run_step(of.net, rows, state | now, curve.split()[0])
             states[curve] = after
             losses[curve].append(loss.item())
     exact = np.array(losses.pop("float64"))

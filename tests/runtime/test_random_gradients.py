@@ -68,13 +68,13 @@ WRONG = 3  # a step of momentum, with a dropout
 
 def verdict_on(monkeypatch, change):
     """The verdict on step WRONG, whose state after a run is changed by `change(state, threads, number of the run)`."""
-    run, runs = random_gradients.run, []
+    run, runs = random_gradients.run_step, []
 
     def run_wrong(bound, rows, state):
         runs.append(rows)
         return change(run(bound, rows, state), bound.threads, len(runs))
 
-    monkeypatch.setattr(random_gradients, "run", run_wrong)
+    monkeypatch.setattr(random_gradients, "run_step", run_wrong)
     return verify(WRONG)
 
 

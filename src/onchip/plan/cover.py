@@ -11,7 +11,7 @@ from onchip.errors import PlanError
 from onchip.network.graph import Network, Node, changing_weights
 from onchip.network.recipe import Recipe, as_is, reach, value_of
 from onchip.network.types import DTYPE_BYTES
-from onchip.plan.build_cost import build_us, is_alias, recipe_rates_of
+from onchip.plan.build_cost import build_us, dtype_of, is_alias, recipe_rates_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason, for_rows_of
 from onchip.plan.layout import ROWS
@@ -242,11 +242,16 @@ def _with_weights(net: Network, claim: Claim, device: Device, operations: Contai
     changing = [recipe for recipe in found if not (value_of(recipe) or is_alias(recipe, net.weights))]
     if not changing:
         return claim
-    if device.kind != "cpu" and not all(each.is_rearrangement or each.op in operations for each in changing):
+    if device.kind != "cpu" and not all(_is_rearranged(each, net) or each.op in operations for each in changing):
         return None
     of_values = sum(any(map(value_of, reach([recipe], net.weights).values())) for recipe in changing)
     fixed_bytes = claim.cost.fixed_bytes + sum(2 * recipe.nbytes for recipe in changing)
     return replace(claim, cost=replace(claim.cost, fixed_bytes=fixed_bytes, launches=claim.cost.launches + of_values))
+
+
+def _is_rearranged(recipe: Recipe, net: Network) -> bool:
+    """Whether it is a rearrangement that a device computes: in one dtype, or from float32."""
+    return recipe.is_rearrangement and dtype_of(recipe.sources[0], net.weights) in (recipe.dtype, "float32")
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:

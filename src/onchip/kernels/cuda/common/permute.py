@@ -73,8 +73,8 @@ def _rows(
         word = math.gcd(16, DTYPE_BYTES[x_dtype] * (shape[-1] if shape else 1))
         names = (WORDS[word],) * 2
         shape = (*shape[:-1], (shape[-1] if shape else 1) * DTYPE_BYTES[x_dtype] // word)
-    if len(shape) == 1:  # a copy: the first axis may have any size
-        shape, axes = (shape[0], 1), (0, 1)
+    if len(shape) < 2:  # a copy: the first axis may have any size
+        shape, axes = (math.prod(shape), 1), (0, 1)
     strides = _strides(shape)
     first, *others = axes
     missing = (1,) * (MAX_AXES - len(axes))

@@ -17,11 +17,13 @@ from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.weights import UNBIASED, narrow_weight, split_weight, tf32_weight
 from onchip.network.recipe import Array, Recipe, Weight, as_is, op_name, rearranged
+from onchip.network.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 BLOCK_ELEMENTS, MAX_WEIGHTS = 1024, 96
-FLOAT32, FLOAT16, BFLOAT16, TF32, SPLIT = range(5)
-KINDS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+FLOAT32, FLOAT16, BFLOAT16, TF32, SPLIT, FLOAT64, COPY16, COPY64 = range(8)
+COPIES = {2: COPY16, 4: FLOAT32, 8: COPY64}  # by the bytes of an element
+KINDS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "float64": FLOAT64}
 ROUNDING = {op_name(tf32_weight): TF32, op_name(split_weight): SPLIT}
 CASTS = {op_name(as_is), op_name(narrow_weight)}
 
@@ -57,7 +59,7 @@ class Derivation:
 
 
 def derivation_of(recipe: Recipe, weights: Mapping[str, Weight]) -> Derivation | None:
-    """How a recipe rearranges and rounds a float32 weight, once; None for any other recipe."""
+    """How a recipe rearranges a weight, and rounds one of float32, once; None for any other recipe."""
     kind, rearrangements = -1, list[Recipe]()
     source: str | Recipe = recipe
     while True:
@@ -77,10 +79,15 @@ def derivation_of(recipe: Recipe, weights: Mapping[str, Weight]) -> Derivation |
             rearrangements.insert(0, weight)
         source = weight.sources[0]
     dtype = weight.dtype if isinstance(weight, Recipe) else weight.dtype.name
-    if source is recipe or dtype != "float32" or math.prod(recipe.shape) >= 1 << 31:
+    if kind < 0 and dtype == recipe.dtype:
+        kind = COPIES.get(DTYPE_BYTES[dtype], -1)
+    elif dtype != "float32":
         return None
-    parts = 2 if kind == SPLIT else 1
-    return Derivation(source, tuple(rearrangements), max(kind, FLOAT32), math.prod(recipe.shape) // parts)
+    elif kind < 0:
+        kind = KINDS.get(recipe.dtype, -1)
+    if source is recipe or kind < 0 or math.prod(recipe.shape) >= 1 << 31:
+        return None
+    return Derivation(source, tuple(rearrangements), kind, math.prod(recipe.shape) // (2 if kind == SPLIT else 1))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ BATCHES = {  # rows of a step; the batch of its description where none is listed
     "lenet5": (64, 512), "resnet8": (64, 512),
 }  # fmt: skip
 PRECISIONS = ("fp32", "bf16")
-PACE = Pace(rounds=5, block_s=0.05, warm_up_s=0.02, pause_s=0, min_runs=3, max_runs=30)
+PACE = Pace(rounds=3, block_s=0.05, warm_up_s=0.02, pause_s=0, min_runs=3, max_runs=30)
 CPU_PACE = Pace(rounds=5, block_s=0.5, warm_up_s=0.1, min_runs=3)
 
 

@@ -144,6 +144,8 @@ class _Global(Layer, abstract=True):
 
 
 class _GlobalExtreme(_Global, abstract=True):
+    needs_y: ClassVar[bool] = False
+
     def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
         """The gradient goes to the first maximum or minimum."""
         (x,) = xs
@@ -224,6 +226,7 @@ class SequenceMax(Layer):
     window: int = 1
     stride: int = 1
     arity: ClassVar[int | None] = 2
+    needs_y: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.stride < 1:

@@ -55,9 +55,9 @@ def extreme(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> Gradient
     order = (*(axis for axis in range(len(sizes) + 1) if axis not in reduced), *reduced)
     outer = tuple(kept[axis - 1] for axis in order if axis and axis not in reduced)
     moved = build.add(f"{x}.moved", Permute(order), (x,))
-    y, dy = (build.add(f"{value}.moved", Reshape(outer), (value,)) for value in (node.name, dy))
+    dy = build.add(f"{dy}.moved", Reshape(outer), (dy,))
     last = dataclasses.replace(layer, axes=tuple(range(1 + len(outer), len(order))), keep=False)
-    dx = build.add(f"{x}.grad.moved", InputGrad(last, 0), (moved, y, dy))
+    dx = build.add(f"{x}.grad.moved", InputGrad(last, 0), (moved, dy))
     back = tuple(order.index(axis) for axis in range(len(order)))
     return (build.add(f"{x}.grad", Permute(back), (dx,)),), {}
 

@@ -11,7 +11,7 @@ constexpr int THREADS = 256, PER_THREAD = 4, MAX_WEIGHTS = 96;
 enum Kind : u32 { FLOAT32, FLOAT16, BFLOAT16, TF32, SPLIT, FLOAT64, COPY16, COPY64 };
 
 struct DerivedWeight {
-    const void* source;
+    const void* x;
     const u32* index;  // null: in the source's order
     void* result;
     long long count;
@@ -29,10 +29,10 @@ __device__ __forceinline__ float round_tf32(float v) {
 
 template <typename T>
 __device__ __forceinline__ T element_of(const DerivedWeight& w, long long i) {
-    const T* source = static_cast<const T*>(w.source);
-    if (w.index == nullptr) return source[i];
+    const T* x = static_cast<const T*>(w.x);
+    if (w.index == nullptr) return x[i];
     const u32 from = w.index[i];
-    return from == 0 ? T(0) : source[from - 1];
+    return from == 0 ? T(0) : x[from - 1];
 }
 
 __device__ __forceinline__ void derive(const DerivedWeight& w, long long i, float scale) {

@@ -31,7 +31,7 @@ CASTS = {op_name(as_is), op_name(narrow_weight)}
 class DerivedWeightStruct(CStruct):
     source, c_name = SOURCE, "DerivedWeight"
     _fields_ = (
-        ("source", c_void_p), ("index", c_void_p), ("result", c_void_p), ("count", c_int64), ("first_block", c_uint32),
+        ("x", c_void_p), ("index", c_void_p), ("result", c_void_p), ("count", c_int64), ("first_block", c_uint32),
         ("kind", c_uint32),
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ class DerivedLowering:
             blocks = [0, *itertools.accumulate(-(-count // BLOCK_ELEMENTS) for _, count, _, _ in part)]
             structs = [
                 DerivedWeightStruct.of(
-                    source=Input(source), index=Input(index) if index >= 0 else NOTHING, result=Output(first + i),
+                    x=Input(source), index=Input(index) if index >= 0 else NOTHING, result=Output(first + i),
                     count=count, first_block=blocks[i], kind=kind,
                 )
                 for i, (kind, count, source, index) in enumerate(part)

@@ -219,7 +219,7 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
     y = run_claim(gpu, net, claim, *xs)
     verify(net, xs, y)
     together = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=2))
-    assert together.facts.sequences_for(5) > claim.facts.sequences_for(5) == 1
+    assert together.facts.clusters.sequences_for(5) > claim.facts.clusters.sequences_for(5) == 1
     assert run_claim(gpu, net, together, *xs).tobytes() == y.tobytes()
     assert claim.facts.at(0).launches == ()
 
@@ -229,7 +229,7 @@ def test_few_sequences_keep_the_recurrence_in_registers():
     kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
     assert kernels == ["recurrent_register_resident", "recurrent_register_resident", "recurrent_mma"]
     (claim,) = claims_of(net, "recurrent_register_resident")
-    assert [(claim.facts.blocks_for(N), claim.facts.sequences_for(N)) for N in (1, 33, 64, 256)] == [
+    assert [(claim.facts.clusters.blocks_for(N), claim.facts.clusters.sequences_for(N)) for N in (1, 33, 64, 256)] == [
         (4, 1), (4, 1), (2, 1), (2, 4),
     ]  # fmt: skip
     for wide in (RNN(), LSTM()):

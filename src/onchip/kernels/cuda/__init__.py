@@ -43,6 +43,7 @@ from onchip.kernels.cuda.pool.pool import PoolKernel
 from onchip.kernels.cuda.pool.resize import ResizeKernel
 from onchip.kernels.cuda.recipes.recipes import RecipeKernel
 from onchip.kernels.cuda.recurrent.gradient import RecurrentGradKernel
+from onchip.kernels.cuda.recurrent.gradient_resident import RecurrentGradResidentKernel
 from onchip.kernels.cuda.recurrent.mma import RecurrentMmaKernel
 from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResidentKernel
 from onchip.kernels.cuda.recurrent.simt import RecurrentKernel
@@ -68,7 +69,8 @@ KERNELS: tuple[Kernel, ...] = (
     ConvLastLayerSm90Kernel(), ConvDirectKernel(),
     PointwiseKernel(), PermuteKernel(), ConcatKernel(), PoolKernel(), ReduceKernel(), ScanKernel(), SequenceMaxKernel(),
     TokenMaxKernel(), ConvGatherKernel(), LookupsKernel(), GatherKernel(),
-    RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(), RecurrentGradKernel(),
+    RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(),
+    RecurrentGradResidentKernel(), RecurrentGradKernel(),
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),

@@ -2,48 +2,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from checks import assert_error_within
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import claims_of, one_layer, run_claim
+from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda.recurrent.gradient import GATES, RecurrentGradLowering
-from onchip.network.layers import GRU, LSTM, RNN, RecurrentGrad
-from onchip.network.types import TensorType, numpy_dtype
-
-CELLS = [LSTM(), GRU(), GRU(reset_after=False), RNN(), RNN(activation="relu")]
-
-
-def gradient(layer, index, leading, H, has_extras=False, dtype="float32"):
-    """The network with a RecurrentGrad of rows (*leading, D * G * H).
-
-    has_extras  a bias, or an initial cell
-    """
-    D, G, rng = layer.directions, layer.gates, np.random.default_rng(0)
-    weights = {"recurrence": rng.standard_normal((D, G * H, H)) / H**0.5}
-    if has_extras and isinstance(layer, GRU) and layer.reset_after:
-        weights["bias"] = rng.standard_normal((D, H))
-    weights = {role: array.astype(numpy_dtype(dtype)) for role, array in weights.items()}
-    x = TensorType(("B", *leading, D * G * H), dtype)
-    dy = layer.infer((x,), {role: TensorType(array.shape, dtype) for role, array in weights.items()})
-    sums, before = (TensorType(("B", *leading, width), dtype) for width in (G * H, H))
-    cell = [TensorType(("B", *leading[:-1], D, H), dtype)] * (has_extras and isinstance(layer, LSTM))
-    return one_layer(RecurrentGrad(layer, index), x, dy, *[sums] * D, *[before] * D, *cell, weights=weights)
-
-
-def check(gpu, net, B, change=lambda lowering: lowering):
-    (claim,) = claims_of(net, "recurrent_grad")
-    claim = dataclasses.replace(claim, facts=change(claim.facts))
-    rng = np.random.default_rng(B)
-    xs = [rng.standard_normal((B, *t.row_shape)).astype(numpy_dtype(t.dtype)) for t in net.inputs.values()]
-    got, layer = run_claim(gpu, net, claim, *xs), net.nodes[0].layer
-    truth, naive = (
-        layer.forward(tuple(x.astype(t) for x in xs), {role: w.astype(t) for role, w in net.weights.items()})
-        for t in (np.float64, np.float32)
-    )
-    assert_error_within(got.astype(np.float64), truth, baseline=naive.astype(xs[0].dtype))
-    return xs, got
+from onchip.network.layers import LSTM
+from recurrent_gradients import CELLS, check, gradient
 
 
 @needs_gxx

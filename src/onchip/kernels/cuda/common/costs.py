@@ -258,6 +258,15 @@ class RecurrentResidentCosts:
 
 
 @dataclass(frozen=True, eq=False)
+class RecurrentGradResidentCosts(RecurrentResidentCosts):
+    """As many FFMAs per step as in the forward kernel, but blocks exchange G values per unit: its times and 0.05 us."""
+
+    step_us: Mapping[int, float] = fitted({256: 0.8, 512: 1.15}, "of a step, by threads per block", _ESTIMATED)
+    sequence_us: float = fitted(0.23, "per step and sequence of a cluster", _ESTIMATED)
+    cell_us: float = fitted(0.1, "per step, to compute the cells of an LSTM first", _ESTIMATED)
+
+
+@dataclass(frozen=True, eq=False)
 class RecurrentSimtCosts:
     step_us: float = fitted(1.0, "fixed, per step", "H200: LSTM of 128 units, few sequences: 16 us per step")
     bytes_per_us: float = fitted(1.7e4, "recurrent weights read in a step", "H200: the same")
@@ -424,6 +433,7 @@ class CudaCosts:
     last_layer_sm90: LastLayerSm90Costs = field(default_factory=LastLayerSm90Costs)
     recurrent_mma: RecurrentMmaCosts = field(default_factory=RecurrentMmaCosts)
     recurrent_resident: RecurrentResidentCosts = field(default_factory=RecurrentResidentCosts)
+    recurrent_grad_resident: RecurrentGradResidentCosts = field(default_factory=RecurrentGradResidentCosts)
     recurrent_simt: RecurrentSimtCosts = field(default_factory=RecurrentSimtCosts)
     attention: AttentionCosts = field(default_factory=AttentionCosts)
     token_max: TokenMaxCosts = field(default_factory=TokenMaxCosts)

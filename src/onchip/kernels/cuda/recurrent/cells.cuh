@@ -1,4 +1,4 @@
-// recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, gradient.cu, register_resident.cu and mma.cu.
+// recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, register_resident.cu, mma.cu and gradient.cuh.
 #pragma once
 
 #include "common/elementwise.cuh"

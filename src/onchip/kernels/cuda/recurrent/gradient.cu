@@ -15,27 +15,15 @@
 // Shared  (G + parts + 1, LSTM: + 2) H ROWS values, and the rows of R.
 // Limits  Run-time sizes; float32, float16, bfloat16 accumulate in float32, float64 in float64; H up to 8,301 with
 //         227 KB for an LSTM, half of that in float64; sm_80 up.
-#include "recurrent/cells.cuh"
+#include "recurrent/gradient.cuh"
 
 constexpr int CHUNK = 64;
 
-template <class T>
-struct Arrays {
-    const T *x, *dy;
-    const T *sums[2], *before[2];
-    const T* first_c;  // or null
-    const acc_t<T>*R, *bias;
-    T* y;
-    acc_t<T>* cells;
-};
 struct Sizes {
     long long N, S;
     u32 D, H, lanes, parts, kept;  // kept: rows of R in shared memory, per part and gate
     u32 is_reverse, of_last, index;  // of_last: 0: dy is of every step, 1: of the last h, 2: of the last c
 };
-
-template <class Cell>
-constexpr int OUT_GATES = GATES<Cell> + is_same<Cell, GruAfter>;
 
 // partials[part][u][row] = the sum over the part's share of `count` rows j of R[j][u] gates[j][row].
 // kept  rows of each part in shared memory, at `resident`
@@ -131,9 +119,11 @@ __global__ void __launch_bounds__(1024)
                 const long long s = is_reverse ? S - 1 - k : k;
                 const T* const x = arrays.x + ((n * S + s) * sizes.D + d) * G * H + u;
                 const T* const sum = sums + (n * S + s) * G * H + u;
-                const W i = exact_sigmoid(load_acc(x) + load_acc(sum));
-                const W f = exact_sigmoid(load_acc(x + 2 * H) + load_acc(sum + 2 * H));
-                c = multiply_add(f, c, i * exact_tanh(load_acc(x + 3 * H) + load_acc(sum + 3 * H)));
+                W v[G], h[G];
+#pragma unroll
+                for (int g = 0; g < G; ++g) v[g] = load_acc(x + g * H), h[g] = load_acc(sum + g * H);
+                const CellStep<W> step = cell_step(v, h);
+                c = multiply_add(step.forget, c, step.added);
                 arrays.cells[((n * sizes.D + d) * S + k) * H + u] = c;
             }
         }
@@ -148,7 +138,7 @@ __global__ void __launch_bounds__(1024)
             const T* const x = arrays.x + (at * sizes.D + d) * G * H + u;
             const T* const sum = sums + at * G * H + u;
             T* const y = arrays.y + (at * sizes.D + d) * OUT * H + u;
-            W v[G], h[G], out[OUT], direct = 0;  // direct: the part of dh that no product adds
+            W v[G], h[G], out[OUT];
 #pragma unroll
             for (int g = 0; g < G; ++g) {
                 v[g] = load_acc(x + g * H);
@@ -164,42 +154,18 @@ __global__ void __launch_bounds__(1024)
                 }
             }
             if (k < S - 1) total += sum_parts(r, u);
+            W before_c = 0, before_h = 0, carried = 0;
             if constexpr (IS_LSTM) {
-                const W i = exact_sigmoid(v[0] + h[0]), o = exact_sigmoid(v[1] + h[1]);
-                const W f = exact_sigmoid(v[2] + h[2]), g = exact_tanh(v[3] + h[3]);
-                const long long of_state = (n * sizes.D + d) * H + u;
-                const W c = k > 0             ? arrays.cells[((n * sizes.D + d) * S + k - 1) * H + u]
-                            : arrays.first_c ? load_acc(arrays.first_c + of_state)
-                                             : W(0);
-                const W t = exact_tanh(multiply_add(f, c, i * g));
-                const W of_cell = dc[p] + total * o * (1 - t * t);
-                out[0] = of_cell * g * i * (1 - i);
-                out[1] = total * t * o * (1 - o);
-                out[2] = of_cell * c * f * (1 - f);
-                out[3] = of_cell * i * (1 - g * g);
-                dc[p] = of_cell * f;
-            } else if constexpr (IS_GRU<Cell>) {
-                const W z = exact_sigmoid(v[0] + h[0]), reset = exact_sigmoid(v[1] + h[1]);
-                const W inner = h[2] + (arrays.bias ? arrays.bias[d * H + u] : W(0));
-                const W candidate = exact_tanh(RESETS_FIRST ? v[2] + h[2] : multiply_add(reset, inner, v[2]));
-                const W state = load_acc(before + at * H + u), dn = total * (1 - z) * (1 - candidate * candidate);
-                out[0] = total * (state - candidate) * z * (1 - z);
-                direct = total * z;
-                if constexpr (RESETS_FIRST) {
-                    out[1] = reset;  // its gradient follows the first product
-                    out[2] = dn;
-                } else {
-                    out[1] = dn * inner * reset * (1 - reset);
-                    out[2] = dn * reset;
-                    out[3] = dn;
-                }
-            } else if constexpr (is_same<Cell, RnnTanh>) {
-                const W state = exact_tanh(v[0] + h[0]);
-                out[0] = total * (1 - state * state);
-            } else {
-                out[0] = v[0] + h[0] > 0 ? total : W(0);
+                before_c = k > 0             ? arrays.cells[((n * sizes.D + d) * S + k - 1) * H + u]
+                           : arrays.first_c ? load_acc(arrays.first_c + (n * sizes.D + d) * H + u)
+                                            : W(0);
+                carried = dc[p];
             }
-            dh[p] = direct;
+            if constexpr (IS_GRU<Cell>) before_h = load_acc(before + at * H + u);
+            const W inner = is_same<Cell, GruAfter> && arrays.bias ? arrays.bias[d * H + u] : W(0);
+            step_back<Cell>(derivatives_of<Cell>(v, h, inner, before_h, before_c), total, carried, out);
+            if constexpr (IS_LSTM) dc[p] = carried;
+            dh[p] = IS_LSTM ? W(0) : carried;
 #pragma unroll
             for (int g = 0; g < G; ++g) gates[(g * H + u) * ROWS + r] = out[g];
             if (sizes.index == 0) {

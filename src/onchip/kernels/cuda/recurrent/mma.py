@@ -16,7 +16,7 @@ from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, order_of, round_tf32, tensor_core_cost
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.kernels.cuda.recurrent.register_resident import MAX_BLOCKS, WITHOUT_CLUSTERS
+from onchip.kernels.cuda.recurrent.clusters import MAX_BLOCKS, max_blocks_of
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
@@ -182,7 +182,7 @@ class RecurrentMmaKernel(CudaKernel):
         lowering = RecurrentMmaLowering(
             **vars(shape), features=features, has_input_bias=has_linear and "bias" in first.weights,
             precision=job.precision, units=device.units, shared_limit=device.fast_bytes,
-            max_blocks=1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS, costs=costs_of(device).recurrent_mma,
+            max_blocks=max_blocks_of(device), costs=costs_of(device).recurrent_mma,
         )  # fmt: skip
         if not lowering.fits:
             if not has_linear:

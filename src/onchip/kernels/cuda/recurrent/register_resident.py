@@ -12,6 +12,7 @@ from onchip.kernels.cuda.common.costs import H200, RecurrentResidentCosts, costs
 from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.kernel import CudaKernel
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.kernels.cuda.recurrent.clusters import MAX_BLOCKS, MAX_THREADS, Clusters, max_blocks_of, max_threads_of
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, label_of, moved_bytes
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network
@@ -20,10 +21,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 TERMS, MIN_SLICES, MAX_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
-THREADS, MAX_THREADS, MAX_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
-MAX_SEQUENCES = {THREADS: 8, MAX_THREADS: 4}  # per cluster
 
 
 @dataclass(frozen=True)
@@ -39,55 +37,24 @@ class RecurrentRegisterResidentLowering(RecurrentShape):
         """Lanes that share a unit."""
         return max(MIN_SLICES, 1 << (math.ceil(self.H / TERMS) - 1).bit_length())
 
-    def threads_of(self, blocks: int) -> int:
-        return math.ceil(math.ceil(self.H / blocks) * self.slices / 32) * 32
-
-    def fitting(self, threads: int) -> list[int]:
-        """Cluster sizes at which a block has at most this many threads, so its recurrent weights fit in registers."""
-        counts = [1 << i for i in range(self.max_blocks.bit_length())] if self.slices <= MAX_SLICES else []
-        return [count for count in counts if self.threads_of(count) <= threads]
-
-    def blocks_for(self, N: int) -> int:
-        """Blocks per cluster: few sequences run faster on small blocks, many on few blocks with less exchange.
-        The choice changes no bit."""
-        small, large = self.fitting(THREADS), self.fitting(MAX_THREADS)
-        return small[0] if small and N * self.D * small[0] <= self.units else large[0]
-
-    def sequences_for(self, N: int) -> int:
-        """Sequences per cluster: one, or enough that all clusters fit in one wave at one block per SM."""
-        blocks = self.blocks_for(N)
-        most = min(MAX_SEQUENCES[_max_threads(self.threads_of(blocks))], self.slices)
-        wanted = math.ceil(N * self.D / max(1, self.units // blocks))
-        return min(most, 1 << (max(1, wanted) - 1).bit_length())
-
-    def wave_us(self, N: int) -> float:
-        """Time of one wave of clusters, all steps."""
-        step_us = self.costs.step_us[_max_threads(self.threads_of(self.blocks_for(N)))]
-        return self.S * (step_us + self.costs.sequence_us * self.sequences_for(N))
-
-    def run_us(self, N: int) -> float:
-        at_a_time = max(1, self.units // self.blocks_for(N))
-        return math.ceil(math.ceil(N / self.sequences_for(N)) * self.D / at_a_time) * self.wave_us(N)
+    @property
+    def clusters(self) -> Clusters:
+        return Clusters(self.H, self.slices, self.slices, self.S, self.D, self.units, self.max_blocks, self.costs)
 
     def at(self, B: int) -> Steps:
         N = B * self.sequences
         if not N:
             return Steps(())
-        NS, blocks = self.sequences_for(N), self.blocks_for(N)
-        threads = self.threads_of(blocks)
-        template = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_max_threads(threads)}"
+        NS, blocks = self.clusters.sequences_for(N), self.clusters.blocks_for(N)
+        threads = self.clusters.threads_of(blocks)
+        template = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {max_threads_of(threads)}"
         program = Program(SOURCE, f"recurrent_register_resident<{self.cell}, {ELEMENT_TYPES[self.dtype]}, {template}>")
         grid = math.ceil(N / NS) * self.D * blocks
         config = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0, cluster=blocks)
         sizes = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
         arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *sizes, *self.flags)
-        budget = Budget(registers=min(255, 65536 // _max_threads(threads)), spill_bytes=64)
+        budget = Budget(registers=min(255, 65536 // max_threads_of(threads)), spill_bytes=64)
         return Steps((KernelLaunch(program, config, arguments, budget),))
-
-
-def _max_threads(threads: int) -> int:
-    """The thread count that the block is compiled for."""
-    return THREADS if threads <= THREADS else MAX_THREADS
 
 
 class RecurrentRegisterResidentKernel(CudaKernel):
@@ -100,12 +67,11 @@ class RecurrentRegisterResidentKernel(CudaKernel):
         shape = RecurrentShape.of(net, node)
         if shape.cell == "GruBefore":
             return
-        max_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS
-        costs = costs_of(device).recurrent_resident
         lowering = RecurrentRegisterResidentLowering(
-            **vars(shape), units=device.units, max_blocks=max_blocks, costs=costs
+            **vars(shape), units=device.units, max_blocks=max_blocks_of(device),
+            costs=costs_of(device).recurrent_resident,
         )  # fmt: skip
-        if not lowering.fitting(MAX_THREADS):
+        if lowering.slices > MAX_SLICES or not lowering.clusters.fitting(MAX_THREADS):
             why = f"the recurrence of {shape.H:,} units exceeds the registers of a cluster on {device.arch}"
             yield Refusal(self.name, node.name, why)
             return
@@ -117,8 +83,8 @@ class RecurrentRegisterResidentKernel(CudaKernel):
             order=f"lanes in steps of {4 * lowering.slices}, then a tree",
             cost=Cost(
                 flop, moved_bytes(net, node), recipe_bytes(recipes), precision="fp32",
-                rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
-                min_us=lowering.wave_us(N), why_slow="steps depend on each other",
+                rate=flop * job.batch / (lowering.clusters.run_us(N) * 1e-6 * device.flops["fp32"]),
+                min_us=lowering.clusters.wave_us(N), why_slow="steps depend on each other",
             ),
         )  # fmt: skip
 

@@ -74,7 +74,7 @@ KERNELS: tuple[Kernel, ...] = (
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
     ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
-    EmbeddingGradKernel(), ExtremeGradKernel(),
+    EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
     NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(),
 )  # fmt: skip

@@ -17,18 +17,6 @@ from onchip.runtime.placement import plan
 from random_gradients import State, bind, errors, nudged
 from training_steps import run_step
 
-SMALL = {
-    "lenet5": {"size": 12, "channels": (3, 5), "hidden": (17, 11)},
-    "resnet8": {"size": 8, "width": 4, "classes": 5},
-    "text_cnn": {"vocabulary": 50, "width": 12, "tokens": 9, "channels": 7},
-    "transformer": {"vocabulary": 30, "tokens": 7, "width": 12, "heads": 3, "classes": 4},
-    "tabular_resnet": {"columns": 9, "width": 10, "hidden": 13, "blocks": 2, "classes": 3},
-    "autoencoder": {"size": 8, "channels": (3, 5)},
-    "lstm": {"steps": 5, "width": 6, "hidden": 7, "classes": 3},
-    "dcgan_generator": {"latent": 6, "channels": (8, 5)},
-    "dcgan_discriminator": {"size": 16, "channels": (5, 8)},
-    "u_net": {"size": 8, "width": 3, "levels": 3},
-}
 B, BATCHES = 9, 4
 NAIVE_CURVES = 3  # from weights a rounding apart
 PARAMETERS = {
@@ -62,7 +50,7 @@ def batches(net: Network, loss: str) -> list[tuple[np.ndarray, ...]]:
 
 def _rows(rng: np.random.Generator, net: Network, kind: TensorType) -> np.ndarray:
     if "int" in kind.dtype:
-        return rng.integers(0, SMALL[net.name]["vocabulary"], (B, *kind.row_shape)).astype(kind.dtype)
+        return rng.integers(0, NETWORKS[net.name].small["vocabulary"], (B, *kind.row_shape)).astype(kind.dtype)
     return rng.random((B, *kind.row_shape), np.float32)
 
 
@@ -71,7 +59,7 @@ class Steps:
 
     def __init__(self, name: str, optimiser: str) -> None:
         trained = NETWORKS[name]
-        net, how = trained.build(**SMALL[name]), TrainingStep(trained.loss, optimiser)
+        net, how = trained.build(**trained.small), TrainingStep(trained.loss, optimiser)
         self.net = training_step(net, how, trainable=trained.is_trained, decays=optimiser == "adamw")
         self.optimiser, self._batches = optimiser, batches(net, trained.loss)
         self.begin = {name: np.asarray(self.net.weights[name]) for name in self.net.state}

@@ -6,13 +6,18 @@ what is initialised and where an array ends. Prints what it ran; a precision tha
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from onchip.bench.cases.step_job import CHECKED_ROWS, StepJob
+from onchip.bench.cases.training_networks import NETWORKS as TRAINED
+from onchip.bench.cases.training_networks import TrainedNetwork
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.cuda.train.resident import args as mlp_train_args
@@ -66,9 +71,13 @@ from onchip.network.layers import (
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.scan_op import ScanOp
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job, TrainingStep
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.engine import compile
-from onchip.runtime.placement import find_device
+from onchip.runtime.placement import find_device, plan
 from onchip.runtime.scan import scan
 from onchip.train.loop import fit
 from onchip.train.order import hold_out
@@ -77,6 +86,7 @@ ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part
 LADDER_ROWS = {"faces": (1, 3), "sentiment": (1, 3)}  # (1, 33) of the other ladders, whose rows cost less
 MANY_ROWS = (1, 7, 900)  # of kernels that are for many
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
+STEP_ROWS = 9
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NETWORKS = {
     "decode": mlp(72, 64, 64, 4, bias=False),
@@ -430,6 +440,60 @@ def run_training(name: str, device: str, precision: str) -> str:
     return f"2 epochs, first loss off by {error:.1e}"
 
 
+# Rows longer than registers hold, more ids than are ranked, and states of a whole cluster.
+STEP_NETWORKS = {
+    "long rows": sequential(
+        TensorType(("B", 9)),
+        [("a", Linear()), ("n", LayerNorm()), ("s", Softmax()), ("r", Reshape((5, 20, 82))), ("t", Softmax(1)),
+         ("m", GlobalMax((2,))), ("f", Reshape((410,))), ("b", Linear())],
+        {"a.weight": weight(8200, 9), "n.weight": weight(8200), "n.bias": weight(8200), "b.weight": weight(3, 410)},
+    ),
+    "many ids": sequential(
+        TensorType(("B", 2100), "int64"), [("e", Embedding()), ("m", GlobalMean((1,))), ("f", Linear())],
+        {"e.weight": weight(50, 4), "f.weight": weight(3, 4)},
+    ),
+    "states": sequential(
+        TensorType(("B", 5, 6)), [("g", Linear()), ("r", LSTM(output="last")), ("f", Linear())],
+        {"g.weight": weight(256, 6), "r.recurrence": weight(1, 256, 64), "f.weight": weight(3, 64)},
+    ),
+}  # fmt: skip
+
+
+class ClippedSteps(StepJob):
+    @functools.cached_property
+    def step(self) -> Network:
+        return training_step(self.net, TrainingStep("cross_entropy", "momentum", clip_norm=0.1), decays=True)
+
+
+def steps() -> list[tuple[str, StepJob]]:
+    """Training steps of small networks."""
+    small = {name: replace(net, build=partial(net.build, **net.small)) for name, net in TRAINED.items()}
+    for name, net in STEP_NETWORKS.items():
+        small[name] = TrainedNetwork(partial(lambda net: net, net), "cross_entropy", STEP_ROWS)
+    found = [StepJob(name, network, STEP_ROWS, "fp32", "cuda", 1) for name, network in small.items()]
+    found.append(ClippedSteps("clipped", small["lenet5"], STEP_ROWS, "fp32", "cuda", 1))
+    return [(job.name, job) for job in found]
+
+
+def run_step(of_fp32: StepJob, precision: str) -> str:
+    """Two steps on a GPU, of two engines; AssertionError if their bits differ, or the losses are wrong."""
+    job = replace(of_fp32, precision=precision)
+    try:
+        planned = plan(job.step, "cuda", Job(precision, STEP_ROWS))
+    except (DeviceError, PlanError) as refused:
+        return f"left out: {refused.what}"
+    rows, ends = job.rows(CHECKED_ROWS), []
+    for bound in (CudaStep(Gpu.get(0), planned) for _ in range(2)):
+        bound.write_state(job.state())
+        losses = np.array([bound.run(rows, CHECKED_ROWS)["loss"].item() for _ in range(2)])
+        ends.append(bound.read_state())
+    verdict = job.verify(losses)
+    assert verdict.is_right, f"off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+    for name, array in ends[0].items():
+        assert array.tobytes() == ends[1][name].tobytes(), f"another {name} the second time"
+    return f"2 steps, losses off by {verdict.error:.1e}"
+
+
 def run_rung(ladder: str, rung: str, device: str) -> str:
     """A rung of a ladder, over few rows; AssertionError if it is wrong."""
     found = find_ladder(ladder, device)
@@ -463,6 +527,8 @@ def tasks(device: str) -> list[tuple[str, Callable[[], str]]]:
         made.append((f"scan {shape} {op} {dtype}:", partial(run_scan, shape, op, dtype, device)))
     for name, precision in itertools.product(TRAININGS, PRECISIONS):
         made.append((f"train {name} {precision}:", partial(run_training, name, device, precision)))
+    for (name, job), precision in itertools.product(steps() if device == "cuda" else (), PRECISIONS):
+        made.append((f"step {name} {precision}:", partial(run_step, job, precision)))
     for (name, net), precision in itertools.product(cases(), PRECISIONS):
         made.append((f"{name:<22} {precision:<5}", partial(run_case, name, net, device, precision)))
     for ladder, rung in rungs(device) if device == "cuda" else ():

@@ -12,6 +12,7 @@ import pytest
 
 import onchip.kernels.cuda
 from every_network import programs_of
+from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Program
@@ -22,7 +23,9 @@ from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, sh
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.step import CudaStep
 from sanitizer import kernels, planted, run
 
 CUDA_FILES = Path(onchip.kernels.cuda.__file__).parent
@@ -37,6 +40,17 @@ def makes(plan) -> set[Program]:
     for recipe in device_recipes(wanted, weights, recipe_rates_of(KERNELS, H200)):
         sources = tuple(Source(shape_of(name, weights), dtype_of(name, weights)) for name in recipe.sources)
         found |= {launch.program for launch in RecipeLowering(recipe, sources, H200).at(recipe.shape[0]).launches}
+    return found
+
+
+def programs_of_step(step, job) -> set[Program]:
+    """What its engine loads on an H200."""
+    found = set[Program]()
+    with pytest.MonkeyPatch.context() as patch:
+        gpu = fake_gpu(patch, FakeDriver())
+        compiled = gpu_module.compile_program
+        patch.setattr(gpu_module, "compile_program", lambda *task: found.add(task[0]) or compiled(*task))
+        CudaStep(gpu, make_plan(step, H200, KERNELS, job)).bound.at(kernels.CHECKED_ROWS)
     return found
 
 
@@ -58,6 +72,8 @@ def launched() -> set[Program]:
         (group,) = make_plan(net, H200, KERNELS, job).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}
+    for (_, step), precision in itertools.product(kernels.steps(), kernels.PRECISIONS):
+        found |= programs_of_step(step.step, Job(precision, kernels.STEP_ROWS))
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
         for axis in {0, len(shape) - 1}:
             sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -69,7 +85,7 @@ def test_every_kernel_of_every_file_is_launched():
     there = {(file, name) for file in CUDA_FILES.rglob("*.cu") for name in ENTRY.findall(file.read_text())}
     assert {file for file, _ in there} == set(CUDA_FILES.rglob("*.cu"))
     ran = {(program.source, program.name_expression.partition("<")[0]) for program in launched()}
-    assert there - ran == set(), "give tests/sanitizer/kernels.py a case that launches it"
+    assert sorted(name for _, name in there - ran) == [], "give tests/sanitizer/kernels.py a case that launches it"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -6,7 +6,7 @@ Weights are seeded: He for Linears and convolutions; norms begin as the identity
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -53,6 +53,7 @@ class TrainedNetwork:
     loss: str
     batch: int
     is_trained: Callable[[str], bool] = lambda weight: True  # a weight, by name
+    small: Mapping[str, object] = field(default_factory=dict)  # sizes at which it takes milliseconds, for tests
 
     @property
     def step(self) -> TrainingStep:
@@ -293,17 +294,30 @@ def tabular_resnet(
 
 
 NETWORKS = {
-    "lenet5": TrainedNetwork(lenet5, "cross_entropy", 64),
-    "resnet8": TrainedNetwork(resnet8, "cross_entropy", 64),
-    "text_cnn": TrainedNetwork(text_cnn, "cross_entropy", 50),
-    "transformer": TrainedNetwork(transformer, "cross_entropy", 64, lambda weight: not weight.endswith(".scale")),
-    "tabular_resnet": TrainedNetwork(tabular_resnet, "cross_entropy", 256),
-    "autoencoder": TrainedNetwork(autoencoder, "mse", 128),
-    "lstm": TrainedNetwork(lstm, "cross_entropy", 64),
+    "lenet5": TrainedNetwork(
+        lenet5, "cross_entropy", 64, small={"size": 12, "channels": (3, 5), "hidden": (17, 11)},
+    ),
+    "resnet8": TrainedNetwork(resnet8, "cross_entropy", 64, small={"size": 8, "width": 4, "classes": 5}),
+    "text_cnn": TrainedNetwork(
+        text_cnn, "cross_entropy", 50, small={"vocabulary": 50, "width": 12, "tokens": 9, "channels": 7},
+    ),
+    "transformer": TrainedNetwork(
+        transformer, "cross_entropy", 64, lambda weight: not weight.endswith(".scale"),
+        {"vocabulary": 30, "tokens": 7, "width": 12, "heads": 3, "classes": 4},
+    ),
+    "tabular_resnet": TrainedNetwork(
+        tabular_resnet, "cross_entropy", 256,
+        small={"columns": 9, "width": 10, "hidden": 13, "blocks": 2, "classes": 3},
+    ),
+    "autoencoder": TrainedNetwork(autoencoder, "mse", 128, small={"size": 8, "channels": (3, 5)}),
+    "lstm": TrainedNetwork(lstm, "cross_entropy", 64, small={"steps": 5, "width": 6, "hidden": 7, "classes": 3}),
     # The discriminator normalises by the batch, as it does in its own steps.
     "dcgan_generator": TrainedNetwork(
-        dcgan_generator, "mse", 128, lambda weight: weight.startswith("g.") or weight.endswith((".mean", ".var"))
+        dcgan_generator, "mse", 128, lambda weight: weight.startswith("g.") or weight.endswith((".mean", ".var")),
+        {"latent": 6, "channels": (8, 5)},
     ),
-    "dcgan_discriminator": TrainedNetwork(dcgan_discriminator, "mse", 128),
-    "u_net": TrainedNetwork(u_net, "mse", 16),
-}
+    "dcgan_discriminator": TrainedNetwork(
+        dcgan_discriminator, "mse", 128, small={"size": 16, "channels": (5, 8)},
+    ),
+    "u_net": TrainedNetwork(u_net, "mse", 16, small={"size": 8, "width": 3, "levels": 3}),
+}  # fmt: skip

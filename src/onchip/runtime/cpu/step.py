@@ -82,23 +82,31 @@ class CpuStep:
         self._parts: dict[int, list[_Table | _Action]] = {}  # by batch size
         load_helpers(threads)
 
-    def run(self, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
-        """Run B rows of the network's inputs, by name; returns its outputs, by name."""
+    def run(self, inputs: Mapping[str, Array], B: int, count: int = 1) -> dict[str, Array]:
+        """Run B rows of the network's inputs, by name; returns its outputs, by name.
+
+        count  runs over the same inputs, of which the last one's outputs are returned
+        """
         self._start_helpers(self.threads)
         inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         if B not in self._parts:
             self._prepare(B)
         for part in self._parts[B]:
+            for i, name in part.of_inputs if isinstance(part, _Table) else ():
+                part.operands[i] = address(inputs[name])
+        for _ in range(count):
+            self._run_once(inputs, B)
+        return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
+
+    def _run_once(self, inputs: Mapping[str, Array], B: int) -> None:
+        for part in self._parts[B]:
             if isinstance(part, _Table):
-                for i, name in part.of_inputs:
-                    part.operands[i] = address(inputs[name])
                 run_table(address(part.launches), len(part.launches), self.threads)
             else:
                 read, written = ([self._array(name, B, inputs) for name in of] for of in (part.reads, part.writes))
                 part.launch(read, written, self.threads)
         for name, value in self._replaced:
             self.state[name][...] = self._array(value, B)[0, ...]
-        return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
 
     # -- what runs -------------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class _Builder:
 
     def groups(self) -> list[BoundGroup]:
         plan, units = self._plan, self._gpu.device.units
-        groups = self._derive([recipe for recipe in self._changing if self._source(recipe) in self._state], 0)
+        groups = self._derive([recipe for recipe in self._changing if self._is_derived_from_state(recipe)], 0)
         for i, group in enumerate(plan.groups):
             inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
             kind, lowering = plan.types[group.inputs[0]], cast(Lowering, group.claim.facts)
@@ -129,10 +129,10 @@ class _Builder:
                 groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
         return groups
 
-    def _source(self, recipe: Recipe) -> str | Recipe:
-        """What a weight is a rearrangement of; itself if it is none."""
+    def _is_derived_from_state(self, recipe: Recipe) -> bool:
+        """Whether it is a state in another order or rounded."""
         derivation = derivation_of(recipe, self._net.weights)
-        return recipe if derivation is None else derivation.source
+        return derivation is not None and derivation.source in self._state and not is_alias(recipe, self._net.weights)
 
     def _derive(self, recipes: Sequence[Recipe], index: int) -> list[BoundGroup]:
         """One launch that computes these rearrangements, before group `index`."""

@@ -8,7 +8,23 @@ import numpy as np
 
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchNorm2d, Conv2d, Dropout, Embedding, GlobalMean, Linear, MaxPool2d, ReLU, Reshape
+from onchip.network.layers import (
+    BatchNorm2d,
+    BatchSum,
+    Conv2d,
+    Counted,
+    DataRows,
+    Dropout,
+    Embedding,
+    GlobalMean,
+    Linear,
+    Logged,
+    MaxPool2d,
+    ReLU,
+    Reshape,
+    RowIds,
+    StepRow,
+)
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.over_rows import begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
@@ -124,3 +140,33 @@ def made(case: str, N: int, batches: Sequence[int]) -> tuple[Network, Network, A
     data = {f"{name}.data": array for name, array in data_of(step, N).items()}
     begun = begin_steps(whole, order_of(N, batches), table_of(len(batches)))
     return step, whole, first_state(whole) | data | begun
+
+
+# -- single launches -----------------------------------------------------------------------------------------------
+
+
+def rows_of_any_kind(dtype: str, row: tuple[int, ...], kept: Sequence[str] = ("ids", "rows", "row")) -> Network:
+    """What begins a step, with ids outside the data, and positions outside order and table."""
+    N = 40
+    data = np.random.default_rng(0).integers(0, 2, (N, *row)).astype(numpy_dtype(dtype))
+    weights = {"data": data, "order": np.arange(-3, 5000) % 43 - 1, "position": np.array([9, 2500])}
+    weights["table"] = np.arange(20, dtype=np.float64).reshape(4, 5)
+    nodes = (
+        Node("ids", RowIds(), ("x",), {"order": "order", "position": "position"}),
+        Node("rows", DataRows(), ("ids",), {"data": "data"}),
+        Node("row", StepRow(), ("x",), {"table": "table", "position": "position"}),
+    )
+    return Network({"x": TensorType(("B", 2))}, nodes, tuple(kept), weights, state=dict.fromkeys(weights, ""))
+
+
+def logged() -> Network:
+    """What ends a step. The log and the position are outputs, too, and so are not replaced in place."""
+    weights = {"log": np.zeros(3, np.float32), "position": np.array([0, 0]), "draw": np.array([5, 0])}
+    nodes = (
+        Node("sum", BatchSum(), ("x",)),
+        Node("next", Counted((1, 0), (0, 1)), ("x",), {"counters": "position"}),
+        Node("logged", Logged(), ("sum",), {"log": "log", "position": "position"}),
+        Node("drawn", Counted((0, 2), (3, 0)), ("x",), {"counters": "draw"}),
+    )
+    state = {"log": "logged", "position": "next", "draw": "drawn"}
+    return Network({"x": TensorType(("B",))}, nodes, ("logged", "next"), weights, state=state)

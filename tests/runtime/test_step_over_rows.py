@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 
 from onchip.kernels import reference
-from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, Counted, DataRows, Logged, RowIds, StepRow
-from onchip.network.types import TensorType
 from onchip.plan.gradient.over_rows import LOG, POSITION
 from onchip.plan.gradient.training_form import DRAW
 from onchip.plan.kernel import Job
 from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.placement import plan
-from row_steps import BATCHES, CASES, data_of, made, one_by_one, order_of, read, share, write
+from row_steps import BATCHES, CASES, data_of, logged, made, one_by_one, order_of, read, rows_of_any_kind, share, write
 
 
 def bind(step):
@@ -56,16 +53,7 @@ def test_many_steps_of_one_call(case):
 @pytest.mark.parametrize("row", [(3,), (2, 4), ()])
 def test_rows_of_any_kind(dtype, row, threads):
     """In several tasks; what is outside the order, the data or the table is the nearest that is inside."""
-    N, B = 40, 3000
-    data = np.random.default_rng(0).integers(0, 2, (N, *row)).astype(dtype)
-    weights = {"data": data, "order": np.arange(-3, 5000) % 43 - 1, "position": np.array([9, 2500])}
-    weights["table"] = np.arange(20, dtype=np.float64).reshape(4, 5)
-    nodes = (
-        Node("ids", RowIds(), ("x",), {"order": "order", "position": "position"}),
-        Node("rows", DataRows(), ("ids",), {"data": "data"}),
-        Node("row", StepRow(), ("x",), {"table": "table", "position": "position"}),
-    )
-    net = Network({"x": TensorType(("B", 2))}, nodes, ("ids", "rows", "row"), weights, state=dict.fromkeys(weights, ""))
+    net, B = rows_of_any_kind(dtype, row), 3000
     bound, x = CpuStep(plan(net, "cpu", Job(batch=B)), threads), np.zeros((B, 2), np.float32)
     assert [group.claim.kernel for group in bound.plan.groups] == ["step_rows"]
     for rows in (B, 1, 0):
@@ -76,16 +64,7 @@ def test_rows_of_any_kind(dtype, row, threads):
 
 
 def test_a_log_that_other_layers_read_is_replaced_at_the_end():
-    """The log, its last number and the position are outputs, too."""
-    weights = {"log": np.zeros(3, np.float32), "position": np.array([0, 0]), "draw": np.array([5, 0])}
-    nodes = (
-        Node("sum", BatchSum(), ("x",)),
-        Node("next", Counted((1, 0), (0, 1)), ("x",), {"counters": "position"}),
-        Node("logged", Logged(), ("sum",), {"log": "log", "position": "position"}),
-        Node("drawn", Counted((0, 2), (3, 0)), ("x",), {"counters": "draw"}),
-    )
-    state = {"log": "logged", "position": "next", "draw": "drawn"}
-    net = Network({"x": TensorType(("B",))}, nodes, ("logged", "next"), weights, state=state)
+    net = logged()
     bound = CpuStep(plan(net, "cpu", Job(batch=4)), 1)
     assert bound.plan.groups[-1].claim.kernel == "step_counters"
     for i in range(1, 5):

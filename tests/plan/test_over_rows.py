@@ -6,11 +6,16 @@ import pytest
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.build import mlp
+from onchip.plan.device import H200
 from onchip.plan.gradient.over_rows import LOG, ORDER, POSITION, begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TrainingStep
+from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
+from onchip.plan.planner import make_plan
+from onchip.runtime.placement import kernels_for
 from row_steps import BATCHES, CASES, data_of, first_state, made, order_of, share, table_of
+from takers import CPU
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,3 +72,26 @@ def test_only_steps_over_some_rows():
         over_rows(step, 0, 1)
     with pytest.raises(InputError, match="not a training step"):
         over_rows(over_rows(step, 5, 1), 5, 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+def test_the_plan_is_the_same_from_its_json(case, device):
+    _, whole, _ = made(case, 6, (3, 3))
+    plan = make_plan(whole, device, kernels_for(device), Job(batch=3))
+    twin = plan_from_json(plan_to_json(plan), array_weights(plan.network), kernels_for(device))
+    assert str(twin) == str(plan)
+    assert twin.network.nodes == plan.network.nodes
+    assert twin.network.state == plan.network.state
+    assert [group.claim.facts for group in twin.groups][-1] == [group.claim.facts for group in plan.groups][-1]
+    kernels = [group.claim.kernel for group in twin.groups]
+    assert (kernels[0], kernels[-1]) == ("step_rows", "step_counters")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+def test_the_other_layers_run_as_without_a_data_set(case, device):
+    step, whole, _ = made(case, 6, (3, 3))
+    plans = [make_plan(net, device, kernels_for(device), Job(batch=3)) for net in (step, whole)]
+    alone, groups = ([group.claim.label for group in plan.groups] for plan in plans)
+    assert groups[1:-1] == alone

@@ -52,7 +52,7 @@ def over_rows(step: Network, N: int, S: int, M: int = 0) -> Network:
     state = dict(step.state)
     del build.weights[VALUES], state[VALUES]
     loss = step.types[LOSS]
-    arrays = {
+    arrays: dict[str, Array] = {
         ORDER: np.zeros(M or N, np.int64), TABLE: np.zeros((S, len(STEP_VALUES)), np.float32),
         POSITION: np.zeros(2, np.int64), LOG: np.zeros(S, numpy_dtype(loss.dtype)),
     }  # fmt: skip

@@ -91,9 +91,10 @@ class CpuStep:
         inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         if B not in self._parts:
             self._prepare(B)
-        for part in self._parts[B]:
-            for i, name in part.of_inputs if isinstance(part, _Table) else ():
-                part.operands[i] = address(inputs[name])
+        for table in self._parts[B]:
+            if isinstance(table, _Table):
+                for i, name in table.of_inputs:
+                    table.operands[i] = address(inputs[name])
         for _ in range(count):
             self._run_once(inputs, B)
         return {name: self._array(name, B).copy() for name in self.plan.network.outputs}

@@ -43,7 +43,7 @@ def test_the_same_bits(bind, case, N, batches):
 
 @pytest.mark.parametrize("case", CASES)
 def test_many_steps_of_one_call(bind, case, monkeypatch):
-    """Directly, then as graphs of several steps, and the rest as graphs of one."""
+    """Directly, then as graphs of four steps, and of the rest."""
     monkeypatch.setattr(bound_plan, "GRAPH_RUNS", 4)
     _, whole, state = made(case, 11, (3,) * 23)
     one, many = bind(whole), bind(whole)
@@ -51,17 +51,26 @@ def test_many_steps_of_one_call(bind, case, monkeypatch):
         write(bound, state)
     losses = [one.run({"share": share(3)}, 3)["loss"] for _ in range(23)]
     end = 0
-    for count in (1, 4, 6, 12):
+    for count in (1, 4, 6, 6, 6):
         end += count
         assert many.run({"share": share(3)}, 3, count)["loss"] == losses[end - 1]
     after = read(many)
     assert all(array.tobytes() == after[name].tobytes() for name, array in read(one).items())
 
 
-def test_a_graph_has_at_most_so_many_launches(bind, monkeypatch):
-    monkeypatch.setattr(bound_plan, "GRAPH_LAUNCHES", 1)
-    _, whole, state = made("squares", 5, (2,) * 5)
-    bound = bind(whole)
+@needs_gxx
+@pytest.mark.parametrize(
+    ("runs", "launches", "graphs"), [(4, 1024, [0, 2, 2]), (16, 1024, [0, 1, 1]), (16, 1, [5, 6, 6])]
+)
+def test_graphs_of_a_call(monkeypatch, runs, launches, graphs):
+    """Six steps, three times: the first time with a size runs without a graph."""
+    monkeypatch.setattr(bound_plan, "GRAPH_RUNS", runs)
+    monkeypatch.setattr(bound_plan, "GRAPH_LAUNCHES", launches)
+    gpu, (_, whole, state) = emulate_device(monkeypatch), made("squares", 5, (2,) * 18)
+    bound = CudaStep(gpu, plan(whole, "cuda", Job(batch=2)))
     write(bound, state)
-    bound.run({"share": share(2)}, 2, 5)
-    assert np.count_nonzero(read(bound)[LOG]) == 5
+    for expected in graphs:
+        before = len(gpu.driver.replays)
+        bound.run({"share": share(2)}, 2, 6)
+        assert len(gpu.driver.replays) - before == expected
+    assert np.count_nonzero(read(bound)[LOG]) == 18

@@ -119,7 +119,8 @@ class BoundPlan:
         bound = self.at(B)
         launches = max(1, sum(steps.node_count for _, steps in bound.steps))
         runs = max(1, min(GRAPH_RUNS, GRAPH_LAUNCHES // launches))
-        for size in [runs] * (count // runs) + [1] * (count % runs):
+        for first in range(0, count, runs):
+            size = min(runs, count - first)
             if self.gpu.is_capturing(stream):
                 self.launch(bound, pointers, stream, status, size)
             else:

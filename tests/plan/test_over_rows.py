@@ -5,7 +5,9 @@ import pytest
 
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.network.build import mlp
+from onchip.network.build import mlp, sequential
+from onchip.network.layers import Linear
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.over_rows import LOG, ORDER, POSITION, begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
@@ -95,3 +97,16 @@ def test_the_other_layers_run_as_without_a_data_set(case, device):
     plans = [make_plan(net, device, kernels_for(device), Job(batch=3)) for net in (step, whole)]
     alone, groups = ([group.claim.label for group in plan.groups] for plan in plans)
     assert groups[1:-1] == alone
+
+
+def test_a_network_with_a_value_called_loss():
+    net = sequential(TensorType(("B", 3)), [("loss", Linear())], {"loss.weight": np.ones((2, 3), np.float32)})
+    whole = over_rows(training_step(net, TrainingStep("mse")), 5, 2)
+    assert whole.weight_type(LOG) == TensorType((2,))
+    assert whole.by_name[f"{LOG}.new"].inputs == whole.outputs
+
+
+def test_a_network_with_a_value_of_the_step_is_refused():
+    net = sequential(TensorType(("B", 3)), [("step.ids", Linear())], {"step.ids.weight": np.ones((2, 3), np.float32)})
+    with pytest.raises(InputError, match=r"is called 'step\.ids'"):
+        over_rows(training_step(net, TrainingStep("mse")), 5, 2)

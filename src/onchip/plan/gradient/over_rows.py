@@ -28,7 +28,7 @@ from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.step import LOSS, SHARE, VALUES
+from onchip.plan.gradient.step import SHARE, VALUES
 from onchip.plan.gradient.training_form import DRAW
 
 ORDER, TABLE, POSITION, LOG = "step.order", "step.table", "step.position", "step.log"  # weights
@@ -45,40 +45,47 @@ def over_rows(step: Network, N: int, S: int, M: int = 0) -> Network:
     for what, size in (("rows", N), ("steps", S), ("row ids", M or N)):
         if size < 1:
             raise InputError(f"no {what}", got=str(size), expected="at least 1")
-    data = {name: f"{name}.data" for name in step.inputs if name != SHARE}
     if SHARE not in step.inputs or VALUES not in step.state:
         raise InputError("not a training step", got=f"network '{step.name}'", expected="what training_step returns")
-    build = StepBuilder([], dict(step.weights), {SHARE: step.inputs[SHARE]})
-    state = dict(step.state)
-    del build.weights[VALUES], state[VALUES]
-    loss = step.types[LOSS]
-    arrays: dict[str, Array] = {
-        ORDER: np.zeros(M or N, np.int64), TABLE: np.zeros((S, len(STEP_VALUES)), np.float32),
-        POSITION: np.zeros(2, np.int64), LOG: np.zeros(S, numpy_dtype(loss.dtype)),
-    }  # fmt: skip
-    arrays |= {
-        data[name]: np.zeros((N, *kind.row_shape), numpy_dtype(kind.dtype))
-        for name, kind in step.inputs.items()
-        if name in data
-    }
-    if taken := next((name for name in (IDS, ROW, *arrays) if name in step.types or name in step.weights), ""):
-        raise InputError(f"a value of the network is called '{taken}'", got=taken, expected="another name")
-    build.weights |= arrays
-    state |= dict.fromkeys(arrays, "")
-    at = {"position": POSITION}
+    arrays = _arrays(step, N, S, M or N)
+    weights = {name: weight for name, weight in step.weights.items() if name != VALUES}
+    build = StepBuilder([], {**weights, **arrays}, {SHARE: step.inputs[SHARE]})
+    at, (loss,) = {"position": POSITION}, step.outputs
     ids = build.add(IDS, RowIds(), (SHARE,), at | {"order": ORDER})
-    for name in data:
-        build.add_node(Node(name, DataRows(), (ids,), {"data": data[name]}))
+    for name in step.inputs:
+        if name != SHARE:
+            build.add_node(Node(name, DataRows(), (ids,), {"data": _data(name)}))
     values = build.add(ROW, StepRow(), (SHARE,), at | {"table": TABLE})
     build.weights[VALUES] = build.weights.pop(build.as_weight(values))
     for node in step.nodes:
         build.add_node(node)
+    state = {name: value for name, value in step.state.items() if name != VALUES} | dict.fromkeys(arrays, "")
     state[POSITION] = build.add(f"{POSITION}.new", Counted((1, 0), (0, 1)), (SHARE,), {"counters": POSITION})
     if DRAW in state:
         state[DRAW] = build.add(f"{DRAW}.new", Counted((0, 1), (0, 0)), (SHARE,), {"counters": DRAW})
-    state[LOG] = build.add(f"{LOG}.new", Logged(), (LOSS,), at | {"log": LOG})
+    state[LOG] = build.add(f"{LOG}.new", Logged(), (loss,), at | {"log": LOG})
     name = f"{step.name} over {N:,} rows"
     return Network({SHARE: step.inputs[SHARE]}, tuple(build.nodes), step.outputs, build.weights, name, state=state)
+
+
+def _data(name: str) -> str:
+    """The state with the data set's rows of an input."""
+    return f"{name}.data"
+
+
+def _arrays(step: Network, N: int, S: int, M: int) -> dict[str, Array]:
+    """The state that a data set adds."""
+    (loss,) = step.outputs
+    arrays: dict[str, Array] = {
+        ORDER: np.zeros(M, np.int64), TABLE: np.zeros((S, len(STEP_VALUES)), np.float32),
+        POSITION: np.zeros(2, np.int64), LOG: np.zeros(S, numpy_dtype(step.types[loss].dtype)),
+    }  # fmt: skip
+    for name, kind in step.inputs.items():
+        if name != SHARE:
+            arrays[_data(name)] = np.zeros((N, *kind.row_shape), numpy_dtype(kind.dtype))
+    if taken := next((name for name in (IDS, ROW, *arrays) if name in step.types or name in step.weights), ""):
+        raise InputError(f"a value of the network is called '{taken}'", got=taken, expected="another name")
+    return arrays
 
 
 def begin_steps(step: Network, order: Array, table: Array) -> dict[str, Array]:

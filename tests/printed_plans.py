@@ -14,6 +14,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm2d, Conv2d, Dropout, Linear, MaxPool2d, ReLU, Reshape
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
+from onchip.plan.gradient.over_rows import over_rows
 from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job, TrainingStep
 from onchip.plan.planner import make_plan
@@ -48,7 +49,7 @@ def printed() -> dict[str, str]:
     images = training_step(image_network(), TrainingStep("cross_entropy", "momentum"))
     return {
         f"{name}.{device.kind}.txt": f"{make_plan(step, device, kernels_for(device), Job(batch=64), whole=False)}\n"
-        for name, step in {"mlp": adam, "images": images}.items()
+        for name, step in {"mlp": adam, "images": images, "rows": over_rows(images, 50_000, 782)}.items()
         for device in DEVICES.values()
     }
 

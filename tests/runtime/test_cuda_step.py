@@ -5,6 +5,7 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
+from onchip.kernels.cuda.recipes.derived import FLOAT32, DerivedLowering
 from onchip.network.build import sequential
 from onchip.network.layers import (
     AvgPool2d,
@@ -99,3 +100,13 @@ def test_a_step(gpu, net, training, B):
     assert all(after[name].tobytes() == array.tobytes() for name, array in again.items())
     following = run_step(bound, rows, {name: after[name] for name in state})
     assert_right(step, following, rows, {name: after[name] for name in state})
+
+
+def test_a_state_that_is_a_weight_as_it_is_is_not_copied(gpu):
+    step = training_step(norms_and_pools(), TrainingStep("mse", "adam"))
+    groups = CudaStep(gpu, plan(step, "cuda", Job(batch=5))).bound.groups
+    derived = [
+        each for group in groups if isinstance(group.lowering, DerivedLowering) for each in group.lowering.weights
+    ]
+    assert derived
+    assert all(kind != FLOAT32 or index >= 0 for kind, _, _, index in derived)

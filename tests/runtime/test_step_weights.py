@@ -105,3 +105,12 @@ def test_after_which_values():
         weights.array(COPIES[name])
     weights.array(EVALUATED["of a value"])
     assert {values: len(launches) for values, launches in weights.updates().items()} == {(): 1, ("v",): 2}
+
+
+def test_a_state_is_its_array_whatever_its_dtype():
+    ids = np.arange(5)
+    net = Network(
+        {"x": TensorType(("B", 2))}, (Node("y", BatchSum(), ("x",)),), ("y",), {"ids": ids}, state={"ids": ""}
+    )
+    array = StepWeights(net, {"ids": ids}, {}).array(Recipe.of(as_is, ("ids",), (5,), "int64"))
+    assert np.shares_memory(array, ids)

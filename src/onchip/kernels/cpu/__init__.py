@@ -31,6 +31,8 @@ from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
 from onchip.kernels.cpu.train.loss import LossKernel
 from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
+from onchip.kernels.cpu.train.step_counters import StepCountersKernel
+from onchip.kernels.cpu.train.step_rows import StepRowsKernel
 from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import ViewKernel
@@ -61,7 +63,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchSumsKernel(), LossKernel(),
-    UpdateKernel(), PlainKernel(),
+    UpdateKernel(), StepRowsKernel(), StepCountersKernel(), PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

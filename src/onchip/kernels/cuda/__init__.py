@@ -31,6 +31,8 @@ from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cuda.gradient.softmax_grad import SoftmaxGradKernel
+from onchip.kernels.cuda.gradient.step_counters import StepCountersKernel
+from onchip.kernels.cuda.gradient.step_rows import StepRowsKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
@@ -76,5 +78,5 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
-    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(),
+    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(), StepRowsKernel(), StepCountersKernel(),
 )  # fmt: skip

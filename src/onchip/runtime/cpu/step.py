@@ -7,8 +7,9 @@ are one call; its table is written once per batch size.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,23 +83,32 @@ class CpuStep:
         self._parts: dict[int, list[_Table | _Action]] = {}  # by batch size
         load_helpers(threads)
 
-    def run(self, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
-        """Run B rows of the network's inputs, by name; returns its outputs, by name."""
+    def run(self, inputs: Mapping[str, Array], B: int, count: int = 1) -> dict[str, Array]:
+        """Run B rows of the network's inputs, by name; returns its outputs, by name.
+
+        count  runs over the same inputs, of which the last one's outputs are returned
+        """
         self._start_helpers(self.threads)
         inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         if B not in self._parts:
             self._prepare(B)
-        for part in self._parts[B]:
-            if isinstance(part, _Table):
-                for i, name in part.of_inputs:
-                    part.operands[i] = address(inputs[name])
-                run_table(address(part.launches), len(part.launches), self.threads)
-            else:
-                read, written = ([self._array(name, B, inputs) for name in of] for of in (part.reads, part.writes))
-                part.launch(read, written, self.threads)
-        for name, value in self._replaced:
-            self.state[name][...] = self._array(value, B)[0, ...]
+        parts = [self._bound(part, B, inputs) for part in self._parts[B]]
+        replaced = [(self.state[name], self._array(value, B)[0, ...]) for name, value in self._replaced]
+        for _ in range(count):
+            for part in parts:
+                part()
+            for old, new in replaced:
+                old[...] = new
         return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
+
+    def _bound(self, part: _Table | _Action, B: int, inputs: Mapping[str, Array]) -> Callable[[], object]:
+        """What runs a part on these inputs."""
+        if isinstance(part, _Table):
+            for i, name in part.of_inputs:
+                part.operands[i] = address(inputs[name])
+            return functools.partial(run_table, address(part.launches), len(part.launches), self.threads)
+        read, written = ([self._array(name, B, inputs) for name in of] for of in (part.reads, part.writes))
+        return functools.partial(part.launch, read, written, self.threads)
 
     # -- what runs -------------------------------------------------------------------------------------------
 

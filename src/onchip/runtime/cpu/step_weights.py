@@ -19,6 +19,7 @@ from onchip.kernels.cpu.threading.launches import Launch
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Evaluated, Recipe, materialise, value_of
 from onchip.network.types import numpy_dtype
+from onchip.plan.build_cost import is_alias
 
 Origins = Mapping[str | Recipe, Array]
 Values = tuple[str, ...]  # those that a weight is derived from; () for a weight derived from state alone
@@ -54,6 +55,8 @@ class StepWeights:
 
     def _make(self, recipe: Recipe) -> Array:
         origins = {name: self._origin(name) for name in self._net.origins(recipe)}
+        if is_alias(recipe, self._net.weights) and recipe.sources[0] in origins:  # of any dtype, also of a large array
+            return origins[recipe.sources[0]].reshape(recipe.shape)
         sources = _sources(recipe, self._net, origins)
         if sources is not None and len(origins) == 1:
             (origin,) = origins.values()

@@ -26,6 +26,7 @@ from onchip.runtime.cuda.timed_copies import HostCopies
 
 MAX_CALLS = 64  # batch sizes whose launches a thread caches
 MAX_GRAPHS = 32  # cached
+GRAPH_RUNS, GRAPH_LAUNCHES = 16, 1024  # most runs of one graph, and most launches if it has several
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 ALIGN_BYTES = 256  # of an allocation in an arena
 ARENA_PART = 8  # an arena is at most this fraction of the GPU's memory; larger batches run in chunks
@@ -106,6 +107,25 @@ class BoundPlan:
         if self.found is not None:
             self.found.raise_found(stream)
         return Ticket(self.gpu, stream, self.found, self._enqueue(pointers, B, stream, self.found))
+
+    def repeat(self, pointers: Mapping[str, int], B: int, stream: int, count: int) -> Ticket:
+        """Run a network with state `count` times on the same B > 0 rows, several runs per graph; as of `enqueue`.
+
+        Each run begins with the state that the one before left. The outputs are the last one's.
+        """
+        if self.found is not None:
+            self.found.raise_found(stream)
+        status = self.found.pointer(stream, 0) if self.found is not None else 0
+        bound = self.at(B)
+        launches = max(1, sum(steps.node_count for _, steps in bound.steps))
+        runs = max(1, min(GRAPH_RUNS, GRAPH_LAUNCHES // launches))
+        for first in range(0, count, runs):
+            size = min(runs, count - first)
+            if self.gpu.is_capturing(stream):
+                self.launch(bound, pointers, stream, status, size)
+            else:
+                self._launch_repeated(bound, pointers, B, stream, status, size)
+        return Ticket(self.gpu, stream, self.found, (0,))
 
     def _enqueue(
         self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int = 0
@@ -217,17 +237,22 @@ class BoundPlan:
             return pointers
         return {**pointers, **self._pointers, **{name: arena + offset for name, offset in bound.offsets.items()}}
 
-    def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
+    def launch(
+        self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0, runs: int = 1
+    ) -> None:
         """Put the launches on a stream one by one, with an arena from the pool."""
         arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes) if bound.arena_bytes else None
-        self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
+        for _ in range(runs):
+            self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
 
     def graph(
-        self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0, builder: GraphBuilder | None = None
-    ) -> PlanGraph:
+        self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0, builder: GraphBuilder | None = None,
+        runs: int = 1,
+    ) -> PlanGraph:  # fmt: skip
         """The launches for B rows as a graph, for one stream.
 
         builder  of the graph, if it is to have other nodes too
+        runs     of the network, one after the other
         """
         bound = self.bind(B)
         arena = self._arena_of(stream, bound.arena_bytes)
@@ -237,12 +262,14 @@ class BoundPlan:
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
             graph = builder or self.gpu.graph_builder()
-            for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
-                inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
-                graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)
-                status += steps.status_bytes
-                for node, call, uses in zip(graph_nodes, steps.calls, steps.uses, strict=True):
-                    nodes.append((node, call, [(argument, _name_of(group, value)) for argument, value in uses]))
+            for _ in range(runs):
+                word = status
+                for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
+                    inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
+                    graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, word)
+                    word += steps.status_bytes
+                    for node, call, uses in zip(graph_nodes, steps.calls, steps.uses, strict=True):
+                        nodes.append((node, call, [(argument, _name_of(group, value)) for argument, value in uses]))
             return PlanGraph(graph.finish(arena), pointers, nodes)
 
     def _arena_of(self, stream: int, nbytes: int) -> Buffer | None:
@@ -261,15 +288,17 @@ class BoundPlan:
             self._arenas[key] = found
         return found
 
-    def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
+    def _launch_repeated(
+        self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int, runs: int = 1
+    ) -> None:
         """From the second call with this batch size on a stream, launch one graph."""
-        key = (B, status, *stream_key(stream))
+        key = (B, status, runs, *stream_key(stream))
         with self._lock:  # a graph is updated and launched by one thread at a time
             if key not in self._graphs:
                 self._graphs[key] = None
-                self.launch(bound, pointers, stream, status)
+                self.launch(bound, pointers, stream, status, runs)
             else:
-                graph = self._graphs[key] or self.graph(B, pointers, stream, status)
+                graph = self._graphs[key] or self.graph(B, pointers, stream, status, runs=runs)
                 self._graphs[key] = graph
                 self._graphs.move_to_end(key)
                 graph.point(pointers)

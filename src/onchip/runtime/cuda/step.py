@@ -28,7 +28,7 @@ from onchip.runtime.cuda.weights import make_weights
 class CudaStep:
     """The state is `state`, by name: memory on the GPU that runs read and write, in the order of their stream.
 
-    From the second run with B rows on a stream, all launches are one graph.
+    From the second run with B rows on a stream, all launches are one graph. Runs of one call share graphs, too.
     """
 
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
@@ -40,12 +40,18 @@ class CudaStep:
         self.bound.max_arena_bytes = gpu.device.memory_bytes  # a batch is never split: its rows depend on each other
         self.bound.at(plan.job.batch)  # compiles the kernels
 
-    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
-        """Run B > 0 rows. pointers: of the network's inputs and outputs, 16-byte aligned, in the network's order."""
-        return self.bound.enqueue(pointers, B, stream)
+    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int, count: int = 1) -> Ticket:
+        """Run B > 0 rows. pointers: of the network's inputs and outputs, 16-byte aligned, in the network's order.
 
-    def run(self, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
-        """Run B host rows of the network's inputs, by name; returns its outputs, by name."""
+        count  runs over the same inputs, of which the last one's outputs remain
+        """
+        return self.bound.repeat(pointers, B, stream, count)
+
+    def run(self, inputs: Mapping[str, Array], B: int, count: int = 1) -> dict[str, Array]:
+        """Run B host rows of the network's inputs, by name; returns its outputs, by name.
+
+        count  as of `enqueue`
+        """
         net, gpu = self.plan.network, self.gpu
         outputs = {
             name: np.empty((net.types[name].rows(B), *net.types[name].row_shape), numpy_dtype(net.types[name].dtype))
@@ -54,7 +60,7 @@ class CudaStep:
         buffers = {name: gpu.upload(np.ascontiguousarray(inputs[name])) for name in net.inputs}
         buffers |= {name: gpu.reserve(array.nbytes) for name, array in outputs.items()}
         with gpu:
-            ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream)
+            ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream, count)
         ticket.wait()
         return {name: gpu.download(buffers[name], array) for name, array in outputs.items()}
 
@@ -106,7 +112,7 @@ class _Builder:
 
     def groups(self) -> list[BoundGroup]:
         plan, units = self._plan, self._gpu.device.units
-        groups = self._derive([recipe for recipe in self._changing if self._source(recipe) in self._state], 0)
+        groups = self._derive([recipe for recipe in self._changing if self._is_derived_from_state(recipe)], 0)
         for i, group in enumerate(plan.groups):
             inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
             kind, lowering = plan.types[group.inputs[0]], cast(Lowering, group.claim.facts)
@@ -129,10 +135,10 @@ class _Builder:
                 groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
         return groups
 
-    def _source(self, recipe: Recipe) -> str | Recipe:
-        """What a weight is a rearrangement of; itself if it is none."""
+    def _is_derived_from_state(self, recipe: Recipe) -> bool:
+        """Whether it is a state in another order or rounded."""
         derivation = derivation_of(recipe, self._net.weights)
-        return recipe if derivation is None else derivation.source
+        return derivation is not None and derivation.source in self._state and not is_alias(recipe, self._net.weights)
 
     def _derive(self, recipes: Sequence[Recipe], index: int) -> list[BoundGroup]:
         """One launch that computes these rearrangements, before group `index`."""

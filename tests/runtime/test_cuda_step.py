@@ -5,6 +5,9 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
+from fake_cuda import FakeDriver, fake_gpu
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.gradient.update import UpdateLowering
 from onchip.kernels.cuda.recipes.derived import FLOAT32, DerivedLowering
 from onchip.network.build import sequential
 from onchip.network.layers import (
@@ -19,8 +22,10 @@ from onchip.network.layers import (
     Reshape,
 )
 from onchip.network.types import TensorType
+from onchip.plan.device import H200
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
 from training_steps import assert_right, begin, run_step
@@ -110,3 +115,16 @@ def test_a_state_that_is_a_weight_as_it_is_is_not_copied(gpu):
     ]
     assert derived
     assert all(kind != FLOAT32 or index >= 0 for kind, _, _, index in derived)
+
+
+def test_what_reads_new_weights_waits_for_them(monkeypatch):
+    """Kernels load weights before the previous launch ends, but for the one that computes the weights."""
+    gpu = fake_gpu(monkeypatch, FakeDriver())
+    step = training_step(two_linears(), TrainingStep("mse", "adamw"), decays=True)
+    groups = CudaStep(gpu, make_plan(step, H200, KERNELS, Job("bf16", 64))).bound.groups
+    overlapping = [[launch.config.overlaps for launch in group.at(64).launches] for group in groups]
+    writes = {i for i, group in enumerate(groups) if isinstance(group.lowering, DerivedLowering | UpdateLowering)}
+    assert len(writes) == 2
+    for i in writes:
+        assert not any(overlapping[(i + 1) % len(groups)])
+    assert any(map(any, overlapping))

@@ -6,7 +6,7 @@ import bisect
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onchip.errors import ShapeError
@@ -43,9 +43,14 @@ class BoundGroup:
     weights: Mapping[str, Buffer]
     outputs: tuple[str, ...]
     rows: int = 0  # of each launch; 0: as many as the batch has
+    waits: bool = False  # no launch begins before the previous group ends
 
     def at(self, B: int) -> Steps:
-        return self.lowering.at(self.rows or B)
+        steps = self.lowering.at(self.rows or B)
+        if not self.waits:
+            return steps
+        launches = (replace(each, config=replace(each.config, overlaps=False)) for each in steps.launches)
+        return replace(steps, launches=tuple(launches))
 
 
 @dataclass(frozen=True, eq=False)

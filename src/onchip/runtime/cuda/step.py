@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -133,7 +133,14 @@ class _Builder:
                 lowering = PermuteLowering((kind.dtype,) * 2, (kind.row_size,), (0, 1), units)
                 read, written = (plan.stored_in[value],), (f"state {name}",)
                 groups.append(BoundGroup(len(plan.groups) - 1, lowering, read, {}, written, 1))
-        return groups
+        return self._in_order(groups)
+
+    def _in_order(self, groups: Sequence[BoundGroup]) -> list[BoundGroup]:
+        """A kernel may load weights before the previous ones end: the group after one that writes weights waits."""
+        read = {id(buffer) for group in groups for buffer in group.weights.values()}
+        writes = [any(id(self.memory.get(name)) in read for name in group.outputs) for group in groups]
+        before = [writes[-1], *writes[:-1]]  # the last step's last group is before the first one
+        return [replace(group, waits=waits) for group, waits in zip(groups, before, strict=True)]
 
     def _is_derived_from_state(self, recipe: Recipe) -> bool:
         """Whether it is a state in another order or rounded."""

@@ -340,7 +340,7 @@ def _bits(array: np.ndarray) -> bytes:
 def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State, precision: str = "fp32") -> list[str]:
     """The arrays of a step's state and loss that are farther from float64 than naive runs are, some times over."""
     dtypes = {kind.dtype for kind in net.types.values()} | {array.dtype.name for array in state.values()}
-    dtypes.add(NAIVE_DTYPE[precision])
+    dtypes.add("float16" if precision == "tf32" else NAIVE_DTYPE[precision])  # with as long a mantissa
     naive_dtype = max((*(d for d in dtypes if "float" in d), "float32"), key=lambda dtype: DTYPE_ULP.get(dtype, 0.0))
     naive_dtype = "float32" if naive_dtype == "float64" else naive_dtype
     truth, naive = (_reference(net, rows, state, dtype) for dtype in ("float64", naive_dtype))
@@ -350,7 +350,10 @@ def errors(net: Network, optimiser: str, got: State, rows: Rows, state: State, p
     wrong = [name for name in off if not off[name] <= FACTOR * scaled_error(naive[name], truth[name]) + ulp]
     if not wrong:
         return []
-    runs = [_reference(net, rows, nudged(state, seed), naive_dtype) for seed in range(NUDGED_RUNS)]
+    runs = [
+        _reference(net, rows, nudged(state, seed, DTYPE_ULP.get(naive_dtype, ULP["fp32"])), naive_dtype)
+        for seed in range(NUDGED_RUNS)
+    ]
     found = []
     for name in wrong:
         baseline = max(scaled_error(each[name], truth[name]) for each in (naive, *runs))
@@ -369,13 +372,13 @@ def _is_finite(*arrays: np.ndarray) -> bool:
     return all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
 
 
-def nudged(state: State, seed: int) -> dict[str, np.ndarray]:
-    """The state with the floats that are trained up to a rounding of float32 away."""
+def nudged(state: State, seed: int, ulp: float = ULP["fp32"]) -> dict[str, np.ndarray]:
+    """The state with the floats that are trained up to a rounding away."""
     rng = np.random.default_rng(seed)
     near = {}
     for name, array in state.items():
         is_float = "float" in array.dtype.name and name != VALUES
-        nudge = 1 + np.finfo(np.float32).eps * rng.integers(-1, 2, array.shape)
+        nudge = 1 + ulp * rng.integers(-1, 2, array.shape)
         near[name] = array.astype(np.float64) * nudge if is_float else array
     return near
 

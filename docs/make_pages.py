@@ -99,8 +99,9 @@ def _can_train(kind: str) -> bool:
     from onchip.kernels.cuda import KERNELS as CUDA
     from onchip.network.build import mlp
     from onchip.network.layers import LAYERS
+    from onchip.network.training import TrainingStep
     from onchip.plan.device import KNOWN
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu.backend import this_cpu
 

@@ -148,8 +148,9 @@ def training_plans() -> dict[str, Any]:
     """Of steps of MLPs."""
     from onchip.errors import PlanError
     from onchip.network.build import mlp
+    from onchip.network.training import TrainingStep
     from onchip.plan.device import H200
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
     from onchip.runtime.placement import kernels_for
     from takers import CPU

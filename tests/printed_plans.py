@@ -12,11 +12,12 @@ import numpy as np
 from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm2d, Conv2d, Dropout, Linear, MaxPool2d, ReLU, Reshape
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.over_rows import over_rows
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from takers import CPU

@@ -46,10 +46,11 @@ from onchip.network.layers import (
     Sign,
     Sqrt,
 )  # fmt: skip
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import SHARE, TARGET, VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
+from onchip.plan.kernel import TRAINING_PRECISIONS, Job
 from onchip.plan.plan import Plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep

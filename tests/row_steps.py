@@ -25,11 +25,11 @@ from onchip.network.layers import (
     RowIds,
     StepRow,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.over_rows import begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TrainingStep
 from onchip.runtime.cpu.step import CpuStep
 
 Arrays = dict[str, np.ndarray]

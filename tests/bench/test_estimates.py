@@ -16,9 +16,10 @@ from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum, Linear, ReLU
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, Device, Peak
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from onchip.workloads import backprop, faces

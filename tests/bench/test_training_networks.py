@@ -8,10 +8,11 @@ import pytest
 from onchip.bench.cases.training_networks import NETWORKS
 from onchip.kernels import reference
 from onchip.network.graph import Network
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
+from onchip.plan.kernel import TRAINING_PRECISIONS, Job
 from onchip.runtime.check import FACTOR, ULP, ULPS
 from onchip.runtime.placement import plan
 from random_gradients import State, bind, errors, nudged

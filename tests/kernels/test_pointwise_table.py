@@ -42,8 +42,9 @@ from onchip.network.layers import (
     ToInts,
     ToPixels,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.cuda.backend import CudaBackend

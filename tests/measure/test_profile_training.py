@@ -14,7 +14,8 @@ from onchip.errors import DeviceError
 from onchip.kernels.training import LaunchTime
 from onchip.measure.profile_training import summarise_trainings
 from onchip.network.build import mlp
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import trainer
 from onchip.runtime.cuda.timed_steps import time_launches

@@ -25,9 +25,9 @@ from onchip.network.layers import (
     Tanh,
     WeightGrad,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import TrainingStep
 
 TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropout)]
 

@@ -13,9 +13,10 @@ from onchip.kernels.cpu import KERNELS
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import BatchNorm1d, CumSum, Linear, ReLU
 from onchip.network.recipe import Recipe, materialise
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.plan_json import (
     array_weights,
     plan_digest,

@@ -3,9 +3,10 @@
 import pytest
 
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import KNOWN
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import plan
 from onchip.workloads import decode, faces

@@ -26,9 +26,10 @@ from onchip.network.layers import (
     Sigmoid,
     Softmax,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN, Peak
-from onchip.plan.kernel import Claim, Cost, Job, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job
 from onchip.plan.planner import MAX_LAYERS, make_plan
 from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored

@@ -26,10 +26,11 @@ from onchip.network.layers import (
     Reshape,
 )
 from onchip.network.recipe import value_weight
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_digest, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan

@@ -13,9 +13,10 @@ from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCoreLowering
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum, ReLU, Softmax
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Claim, Job, TrainingStep
+from onchip.plan.kernel import Claim, Job
 from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for

@@ -17,9 +17,10 @@ from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.build import sequential
 from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime import placement
 from onchip.runtime.cuda import devices
 from onchip.runtime.engine import Engine, compile

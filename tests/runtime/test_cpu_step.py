@@ -26,9 +26,10 @@ from onchip.network.layers import (
     RunningAverage,
     Tanh,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.cpu import step as steps
 from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.placement import plan

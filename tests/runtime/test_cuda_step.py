@@ -21,10 +21,11 @@ from onchip.network.layers import (
     ReLU,
     Reshape,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan

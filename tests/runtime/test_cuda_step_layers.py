@@ -8,8 +8,9 @@ from emulated_engine import emulate_device
 from gradient_cases import GRADIENT_CASES
 from layer_cases import network, random_inputs
 from onchip.network.layers import ELU, Gather, LinearResize, NearestResize, Pow, PReLU, TopK
+from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
 from training_steps import assert_right, begin, trained_through

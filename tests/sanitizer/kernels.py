@@ -70,9 +70,10 @@ from onchip.network.layers import (
 )
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.scan_op import ScanOp
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.step import CudaStep

@@ -19,9 +19,10 @@ from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.recipes.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
+from onchip.network.training import TrainingStep
 from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, shape_of
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version

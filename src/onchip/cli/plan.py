@@ -52,7 +52,8 @@ def plan(
     Nothing runs, no weight is computed, and the device need not be present. auto chooses the device that is estimated
     faster for a call with --batch rows in host memory, and prints the reason.
     """
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.network.training import TrainingStep
+    from onchip.plan.kernel import Job
     from onchip.plan.scale_out import predict, table
     from onchip.runtime.engine import apply_io
     from onchip.runtime.placement import plan_and_reason

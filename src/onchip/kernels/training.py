@@ -16,7 +16,7 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LeakyReLU, Linear, Reshape
 from onchip.network.recipe import Array
-from onchip.plan.kernel import TrainingStep
+from onchip.network.training import TrainingStep
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.

@@ -22,7 +22,8 @@ from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
 from onchip.network.recipe import Array, materialise
-from onchip.plan.kernel import Cost, Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Cost, Job
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from onchip.errors import InputError
 from onchip.network.names import known_name
 from onchip.network.reading import show
+from onchip.network.training import LOSSES, TrainingStep
 from onchip.plan.device import Device
 from onchip.plan.layout import ROWS
 
@@ -23,36 +24,9 @@ if TYPE_CHECKING:
 
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
-LOSSES = ("cross_entropy", "half_sse", "mse")
-OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with the number of state values per weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # rewrites that a user may leave out, to compare
-MAX_NORM = 3.4028234e38  # float32's largest
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """What a step of training computes from the rows of a batch."""
-
-    loss: str  # one of LOSSES; for "cross_entropy" the network's output is logits
-    optimiser: str = "sgd"  # one of OPTIMISERS
-    label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
-    clip_norm: float = 0.0  # set: gradients are scaled down to this norm
-    is_weighted: bool = False  # rows have weights
-    byte_scale: float = 0.0  # set: rows are bytes times this
-
-    def __post_init__(self) -> None:
-        _normalise(self, "loss", LOSSES)
-        _normalise(self, "optimiser", OPTIMISERS)
-        for name, most in (("label_smoothing", 1.0), ("clip_norm", MAX_NORM)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value <= most:
-                raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
-        if not isinstance(self.is_weighted, bool):
-            raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
-        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
-            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
 
 
 @dataclass(frozen=True)
@@ -82,7 +56,7 @@ class Job:
         return self.training is not None
 
 
-def _normalise(of: Job | TrainingStep, name: str, known: Iterable[str]) -> None:
+def _normalise(of: Job, name: str, known: Iterable[str]) -> None:
     object.__setattr__(of, name, known_name(getattr(of, name), known, name, hint=next(iter(known))))
 
 

@@ -29,10 +29,11 @@ from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, STEP_LAYERS
 from onchip.network.reading import fields, name_of, real, show, whole
 from onchip.network.recipe import Array, Recipe, Weight, reach
+from onchip.network.training import TrainingStep
 from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.cover import answers, no_claim, plan_build_us
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 

@@ -25,7 +25,8 @@ from onchip.network.graph import Network
 from onchip.network.layers import Dropout
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
 from onchip.runtime.backend import Bound

@@ -27,9 +27,10 @@ from onchip.network.layers import (
     TokenConv,
 )  # fmt: skip
 from onchip.network.recipe import materialise
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Cost, Job, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job
 from takers import stored
 
 PEAK = Peak({"fp32": 2e11}, 2e10, 4e11, 0.0)

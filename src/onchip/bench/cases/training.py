@@ -19,7 +19,8 @@ from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit

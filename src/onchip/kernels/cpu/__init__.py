@@ -37,7 +37,8 @@ from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Claim, Kernel, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Claim, Kernel
 
 
 class InferenceKernel(Kernel, Protocol):

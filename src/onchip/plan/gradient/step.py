@@ -41,6 +41,7 @@ from onchip.network.layers import (
 from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
+from onchip.network.training import TrainingStep
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.gradient import (  # noqa: F401 - their rules
     broadcast,
@@ -56,7 +57,6 @@ from onchip.plan.gradient import (  # noqa: F401 - their rules
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_averages
-from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES

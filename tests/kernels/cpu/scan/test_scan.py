@@ -16,8 +16,9 @@ from onchip.kernels.reference.scan import scan
 from onchip.network.build import sequential
 from onchip.network.layers import CumSum
 from onchip.network.scan_op import DTYPES, OPS, ScanOp
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Claim, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.runtime.cpu.backend import core_count
 
 TWO = min(2, core_count())

@@ -31,9 +31,10 @@ from onchip.network.layers import (
     SiLU,
     Softmax,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, Refusal, TrainingStep
+from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error

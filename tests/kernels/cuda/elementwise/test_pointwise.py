@@ -24,9 +24,10 @@ from onchip.network.layers import (
     Softmax,
     Tanh,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, Refusal, TrainingStep
+from onchip.plan.kernel import Job, Refusal
 from pointwise_networks import (
     NETWORKS,
     PRECISIONS,

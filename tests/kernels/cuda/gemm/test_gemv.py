@@ -16,9 +16,10 @@ from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, GemvKernel, SkinnyGemm
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import NAIVE_DTYPE
 from onchip.runtime.cuda.bound_steps import BoundSteps

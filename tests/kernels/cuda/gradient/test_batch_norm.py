@@ -25,10 +25,11 @@ from onchip.network.layers import (
     WeightGrad,
 )
 from onchip.network.recipe import value_weight
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.layout import has_channels
 from onchip.plan.planner import make_plan
 

@@ -18,9 +18,10 @@ from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Linear, ReLU, Reshape, Softmax
 from onchip.network.recipe import materialise
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
-from onchip.plan.kernel import Claim, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version

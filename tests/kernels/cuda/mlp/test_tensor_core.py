@@ -17,9 +17,10 @@ from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import ELU, GELU, Cast, Clip, LeakyReLU, Linear, ReLU, Reshape, Softmax
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
-from onchip.plan.kernel import Claim, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cuda.nvrtc import compile_program

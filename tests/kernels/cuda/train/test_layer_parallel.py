@@ -17,8 +17,9 @@ from onchip.kernels.cuda.train.layer_parallel.layer_parallel import LayerParalle
 from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for

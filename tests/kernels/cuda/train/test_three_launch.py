@@ -13,8 +13,9 @@ from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_thre
 from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLaunchLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.train.loop import fit
 from onchip.train.many import Run

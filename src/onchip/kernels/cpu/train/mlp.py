@@ -72,8 +72,9 @@ from onchip.kernels.training import (
 )
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Job, Refusal
 
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}

@@ -13,8 +13,9 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
 from onchip.network.graph import Network
+from onchip.network.training import TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 
 class TrainSteps(Protocol):

@@ -46,8 +46,9 @@ from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers,
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.graph import Network
+from onchip.network.training import LOSSES, OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"

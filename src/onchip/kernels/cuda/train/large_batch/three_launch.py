@@ -18,8 +18,9 @@ from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, Trai
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
 from onchip.kernels.cuda.train.layer import find_layers, layer_specs
+from onchip.network.training import LOSSES, OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"

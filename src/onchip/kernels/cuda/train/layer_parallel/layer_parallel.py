@@ -25,8 +25,9 @@ from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.cuda.train.resident.resident import MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
 from onchip.kernels.training import why_unsupported
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "layer_parallel.cu"

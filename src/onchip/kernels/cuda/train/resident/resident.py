@@ -24,8 +24,9 @@ from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.training import why_unsupported
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"

@@ -29,7 +29,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
-from training_steps import assert_right, begin, run_step
+from training_steps import assert_right, begin, by_layers, run_step
 
 pytestmark = needs_gxx
 
@@ -93,7 +93,7 @@ def gpu(monkeypatch):
     ],
 )
 def test_a_step(gpu, net, training, B):
-    step = training_step(net(), training, decays=True)
+    step = by_layers(training_step(net(), training, decays=True))
     bound = CudaStep(gpu, plan(step, "cuda", Job(batch=B)))
     rows, state = rows_of(step, B, classes=3), begin(step)
     state[VALUES][1] = 0.01  # weight decay
@@ -121,7 +121,7 @@ def test_a_state_that_is_a_weight_as_it_is_is_not_copied(gpu):
 def test_what_reads_new_weights_waits_for_them(monkeypatch):
     """Kernels load weights before the previous launch ends, but for the one that computes the weights."""
     gpu = fake_gpu(monkeypatch, FakeDriver())
-    step = training_step(two_linears(), TrainingStep("mse", "adamw"), decays=True)
+    step = by_layers(training_step(two_linears(), TrainingStep("mse", "adamw"), decays=True))
     groups = CudaStep(gpu, make_plan(step, H200, KERNELS, Job("bf16", 64))).bound.groups
     overlapping = [[launch.config.overlaps for launch in group.at(64).launches] for group in groups]
     writes = {i for i, group in enumerate(groups) if isinstance(group.lowering, DerivedLowering | UpdateLowering)}

@@ -22,6 +22,7 @@ from onchip.network.scan_op import ScanOp
 from onchip.network.training import TrainingStep
 from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, shape_of
 from onchip.plan.device import H200
+from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import gpu as gpu_module
@@ -68,9 +69,8 @@ def launched() -> set[Program]:
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
         scale = 1 / 255 if "bytes" in name else 0.0
         most = options.get("clip_norm", 0.0)
-        training = TrainingStep(loss, optimiser, byte_scale=scale, clip_norm=most)
-        job = Job(precision, options["batch_size"], training)
-        (group,) = make_plan(net, H200, KERNELS, job).groups
+        step = training_step(net, TrainingStep(loss, optimiser, byte_scale=scale, clip_norm=most))
+        (group,) = make_plan(step, H200, KERNELS, Job(precision, options["batch_size"])).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}
     for (_, step), precision in itertools.product(kernels.steps(), kernels.PRECISIONS):

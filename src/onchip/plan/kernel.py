@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from onchip.errors import InputError
 from onchip.network.names import known_name
 from onchip.network.reading import show
-from onchip.network.training import LOSSES, TrainingStep
 from onchip.plan.device import Device
 from onchip.plan.layout import ROWS
 
@@ -31,11 +30,10 @@ TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "floa
 
 @dataclass(frozen=True)
 class Job:
-    """What to do with the network: run it on rows, or train it."""
+    """How to run a network."""
 
     precision: str = "fp32"
-    batch: int = 1024  # total rows that the plan is estimated for; a compiled plan runs any number
-    training: TrainingStep | None = None  # set: train, with `batch` rows per step
+    batch: int = 1024  # rows, per training step or in all, that the plan is estimated for; a plan runs any number
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # dtype of folded tables; accumulation is float32, float16 for fp8 tables
 
@@ -44,16 +42,9 @@ class Job:
         if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
             expected = f"at least 1, at most {MAX_ROWS:,}"
             raise InputError("bad batch size", got=show(self.batch), expected=expected, hint="1024")
-        if not isinstance(self.training, TrainingStep | None):
-            hint = f'TrainingStep("{LOSSES[0]}")'
-            raise InputError("bad training", got=show(self.training), expected="a TrainingStep, or None", hint=hint)
         left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
         object.__setattr__(self, "without", left_out)
         _normalise(self, "tables", TABLES)
-
-    @property
-    def is_training(self) -> bool:
-        return self.training is not None
 
 
 def _normalise(of: Job, name: str, known: Iterable[str]) -> None:
@@ -161,6 +152,11 @@ def for_rows_of(claim: Claim, net: Network) -> Claim:
     return replace(claim, cost=replace(claim.cost, has_one_row=True))
 
 
+def runs_whole_step(claim: Claim, net: Network) -> bool:
+    """Whether the claim is a StepKernel's."""
+    return net.trained is not None and len(claim.nodes) == len(net.nodes)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a kernel cannot run a node."""
@@ -192,6 +188,16 @@ class Kernel(Protocol):
         A kernel that does not apply to the node yields nothing; that is not a refusal.
         """
         ...
+
+
+@runtime_checkable
+class StepKernel(Protocol):
+    """A kernel that runs whole training steps, by what the network says about them (Network.trained)."""
+
+    @property
+    def runs_whole_steps(self) -> bool: ...
+    @property
+    def device_kind(self) -> str: ...
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.network.graph import Network, Node, check_no_step
+from onchip.network.graph import Network, Node, TrainedStep, check_no_step
 from onchip.network.layers import (
     AdamStep,
     Add,
@@ -94,7 +94,9 @@ def training_step(
     state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
-    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
+    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
+    of = TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
+    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state, trained=of)
 
 
 def _with_gradient(net: Network) -> list[str]:

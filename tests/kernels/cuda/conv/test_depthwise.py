@@ -31,7 +31,6 @@ from onchip.network.layers import (
     SiLU,
     Softmax,
 )
-from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
@@ -230,7 +229,6 @@ def test_what_it_leaves_to_others():
     weights = {"w": rows(8, 1, 3, 3)}
     layer = Node("c", ConvTranspose2d(groups=8), ("x",), {"weight": "w"})
     assert claims_of(Network({"x": TensorType(("B", 8, 5, 5))}, (layer,), ("c",), weights), "depthwise") == []
-    assert list(DepthwiseKernel().claims(network(*SHAPES["3x3"]), 1, H200, Job(training=TrainingStep("mse")))) == []
 
 
 def test_what_it_refuses():

@@ -20,7 +20,6 @@ from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softmax
 from onchip.network.recipe import materialise
-from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -74,7 +73,6 @@ def test_what_it_refuses():
     (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
     assert isinstance(refusal, Refusal)
     assert "on sm_70" in refusal.why
-    assert not list(GemmSimtKernel(fits_in_block).claims(net, 0, H200, Job(training=TrainingStep("mse"))))
 
 
 def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():

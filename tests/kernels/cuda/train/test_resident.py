@@ -20,6 +20,7 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
+from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
@@ -61,8 +62,8 @@ def lowering_of(*widths, batch=16, **training):
 
 
 def plan_of(*widths, batch, device=H200):
-    job = Job("fp32", batch, TrainingStep("cross_entropy"))
-    return make_plan(mlp(*widths), device, kernels_for(device), job)
+    step = training_step(mlp(*widths), TrainingStep("cross_entropy"))
+    return make_plan(step, device, kernels_for(device), Job("fp32", batch))
 
 
 @pytest.fixture(params=[1, 6], ids=["one block", "several blocks"])

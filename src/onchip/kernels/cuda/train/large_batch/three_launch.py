@@ -226,8 +226,8 @@ class MlpTrainThreeLaunchKernel(TrainKernel):
 
 
 def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance:
-    job = Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
-    return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, job, widths, kernel=kernel)
+    step = TrainingStep("cross_entropy", byte_scale=1 / 255), Job(precision, batch)
+    return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, step, widths, kernel=kernel)
 
 
 INSTANCES = (

@@ -72,6 +72,7 @@ from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.scan_op import ScanOp
 from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.gradient.over_rows import LOG, begin_steps, over_rows
 from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
@@ -88,6 +89,7 @@ LADDER_ROWS = {"faces": (1, 3), "sentiment": (1, 3)}  # (1, 33) of the other lad
 MANY_ROWS = (1, 7, 900)  # of kernels that are for many
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
 STEP_ROWS = 9
+ROWS_OF_STEPS, SIZES_OF_STEPS = 22, (9, 9, 4)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NETWORKS = {
     "decode": mlp(72, 64, 64, 4, bias=False),
@@ -495,6 +497,28 @@ def run_step(of_fp32: StepJob, precision: str) -> str:
     return f"2 steps, losses off by {verdict.error:.1e}"
 
 
+def rows_step(name: str) -> Network:
+    """Steps over a data set that stays on the device."""
+    (job,) = (job for of, job in steps() if of == name)
+    return over_rows(job.step, ROWS_OF_STEPS, len(SIZES_OF_STEPS))
+
+
+def run_rows(name: str, precision: str) -> str:
+    """An epoch of two engines; AssertionError if their bits differ."""
+    step, ends = rows_step(name), []
+    table = np.tile(np.array([1e-3, 0, 0.9, 0.1, 0.001], np.float32), (len(SIZES_OF_STEPS), 1))
+    begin = begin_steps(step, np.arange(ROWS_OF_STEPS)[::-1], table)
+    for bound in (CudaStep(Gpu.get(0), plan(step, "cuda", Job(precision, STEP_ROWS))) for _ in range(2)):
+        bound.write_state(begin)
+        for B in SIZES_OF_STEPS:
+            bound.run({"share": np.full(B, 1 / B, np.float32)}, B)
+        ends.append(bound.read_state())
+    for state, array in ends[0].items():
+        assert array.tobytes() == ends[1][state].tobytes(), f"another {state} the second time"
+    assert np.isfinite(ends[0][LOG]).all()
+    return f"{len(SIZES_OF_STEPS)} steps"
+
+
 def run_rung(ladder: str, rung: str, device: str) -> str:
     """A rung of a ladder, over few rows; AssertionError if it is wrong."""
     found = find_ladder(ladder, device)
@@ -530,6 +554,8 @@ def tasks(device: str) -> list[tuple[str, Callable[[], str]]]:
         made.append((f"train {name} {precision}:", partial(run_training, name, device, precision)))
     for (name, job), precision in itertools.product(steps() if device == "cuda" else (), PRECISIONS):
         made.append((f"step {name} {precision}:", partial(run_step, job, precision)))
+    for name in ("lenet5", "tabular_resnet") if device == "cuda" else ():
+        made.append((f"rows {name}:", partial(run_rows, name, "fp32")))
     for (name, net), precision in itertools.product(cases(), PRECISIONS):
         made.append((f"{name:<22} {precision:<5}", partial(run_case, name, net, device, precision)))
     for ladder, rung in rungs(device) if device == "cuda" else ():

@@ -75,6 +75,7 @@ def launched() -> set[Program]:
         found |= {launch.program for some in steps for launch in some.launches}
     for (_, step), precision in itertools.product(kernels.steps(), kernels.PRECISIONS):
         found |= programs_of_step(step.step, Job(precision, kernels.STEP_ROWS))
+    found |= programs_of_step(kernels.rows_step("lenet5"), Job(batch=kernels.STEP_ROWS))
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
         for axis in {0, len(shape) - 1}:
             sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

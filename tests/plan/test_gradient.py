@@ -33,7 +33,7 @@ TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropo
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "ELU", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
+        "AvgPool1d", "AvgPool2d", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
         "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm",
         "SequenceMax", "Softmax", "SquaredError", "TopK",
     },

@@ -111,6 +111,7 @@ def test_all_kernels_are_in_it(precision):
         "pool_grad",
         "recurrent_grad",
         "recurrent_grad_resident",
+        "select_grad",
         "softmax_grad",
         "update",
         "weight_grad",

@@ -30,6 +30,7 @@ from onchip.kernels.cuda.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cuda.gradient.select_grad import SelectGradKernel
 from onchip.kernels.cuda.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cuda.gradient.step_counters import StepCountersKernel
 from onchip.kernels.cuda.gradient.step_rows import StepRowsKernel
@@ -78,5 +79,6 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
-    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(), StepRowsKernel(), StepCountersKernel(),
+    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(), SelectGradKernel(),
+    StepRowsKernel(), StepCountersKernel(),
 )  # fmt: skip

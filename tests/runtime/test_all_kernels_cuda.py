@@ -111,7 +111,9 @@ def test_all_kernels_are_in_it(precision):
         "pool_grad",
         "recurrent_grad",
         "recurrent_grad_resident",
+        "select_grad",
         "softmax_grad",
+        "top_k_grad",
         "update",
         "weight_grad",
     }

@@ -443,7 +443,8 @@ def run_training(name: str, device: str, precision: str) -> str:
     return f"2 epochs, first loss off by {error:.1e}"
 
 
-# Rows longer than registers hold, more ids than are ranked, and states of a whole cluster.
+# Rows longer than registers hold, more ids than are ranked, states of a whole cluster, a resize,
+# and the largest elements of rows and columns.
 STEP_NETWORKS = {
     "long rows": sequential(
         TensorType(("B", 9)),
@@ -458,6 +459,16 @@ STEP_NETWORKS = {
     "states": sequential(
         TensorType(("B", 5, 6)), [("g", Linear()), ("r", LSTM(output="last")), ("f", Linear())],
         {"g.weight": weight(256, 6), "r.recurrence": weight(1, 256, 64), "f.weight": weight(3, 64)},
+    ),
+    "resized": sequential(
+        TensorType(("B", 2, 5)),
+        [("a", Linear()), ("s", LinearResize((2, 9), (1.0, 9 / 7))), ("r", Reshape((18,))), ("f", Linear())],
+        {"a.weight": weight(7, 5), "f.weight": weight(3, 18)},
+    ),
+    "largest": sequential(
+        TensorType(("B", 3, 5)),
+        [("a", Linear()), ("t", TopK(4)), ("u", TopK(2, 1)), ("r", Reshape((8,))), ("f", Linear())],
+        {"a.weight": weight(7, 5), "f.weight": weight(3, 8)},
     ),
 }  # fmt: skip
 

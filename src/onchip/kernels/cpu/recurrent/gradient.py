@@ -36,6 +36,7 @@ from onchip.kernels.cpu.recurrent.recurrent import (
     RNN_RELU,
     SEQUENCE,
     add_product,
+    cell_after,
     copy_floats,
     kind_of,
 )
@@ -106,11 +107,11 @@ def step_gates(
 
 @linked(*(types.int64,) * 4)
 def add_cell(gates: int, before: int, after: int, H: int) -> None:
-    """An LSTM's cell after a step: f c + i g."""
+    """An LSTM's cell after a step, by the gates before their activations."""
     i, f, g = floats_at(gates, H), floats_at(gates + 8 * H, H), floats_at(gates + 12 * H, H)
     c, out = floats_at(before, H), floats_at(after, H)
     for n in range(H):
-        out[n] = f[n] * c[n] + i[n] * g[n]
+        out[n] = cell_after(i[n], f[n], g[n], c[n])
 
 
 # Several loops with few arrays each: with more, LLVM would need too many alias checks to vectorise them.
@@ -210,15 +211,16 @@ def _gates(facts: Array, operands: int, d: int, begin: int, rows: int, k: int, g
 
 @compiled()
 def _find_cells(facts: Array, operands: int, d: int, begin: int, rows: int, gates: int, cells: int) -> None:
-    """An LSTM's cells (S + 1, rows, H) before each step, and after the last."""
+    """An LSTM's cells (S + 1, rows, H) before each step, and after the last; `gates` of one row is overwritten."""
     S, D, H, first = facts[_S], facts[_D], facts[_H], _operand(facts, _FIRST_C, operands)
+    x, sums = _operand(facts, _X, operands), _operand(facts, _SUMS + d, operands)
     for r in range(rows):
-        copy_floats(first + ((begin + r) * D + d) * H * 4 if first else 0, cells + r * H * 4, H)
-    for k in range(S):
-        _gates(facts, operands, d, begin, rows, k, gates)
-        for r in range(rows):
-            before = cells + (k * rows + r) * H * 4
-            add_cell(gates + r * facts[_GATES_ROW], before, before + rows * H * 4, H)
+        n = begin + r
+        copy_floats(first + (n * D + d) * H * 4 if first else 0, cells + r * H * 4, H)
+        for k in range(S):
+            at, before = n * S + _step_of(facts, d, k), cells + (k * rows + r) * H * 4
+            add_floats(x + (at * D + d) * H * 16, sums + at * H * 16, gates, 4 * H)
+            add_cell(gates, before, before + rows * H * 4, H)
 
 
 @compiled()

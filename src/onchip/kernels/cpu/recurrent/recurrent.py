@@ -122,6 +122,19 @@ def _clamped(x: np.float32) -> np.float32:
     return _MAX_EXP if low > _MAX_EXP else low
 
 
+@compiled(inline=True)
+def cell_after(i: np.float32, f: np.float32, g: np.float32, c: np.float32) -> np.float32:
+    """An LSTM's cell c after a step, by its gates before their activations: sigmoid(f) c + sigmoid(i) tanh(g).
+
+    With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One shared division.
+    """
+    _, of_i = expm1_exp(_clamped(-i))
+    _, of_f = expm1_exp(_clamped(-f))
+    of_g, _ = expm1_exp(_clamped(-_TWO * g))
+    keep, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
+    return (c * added - of_g * keep) / (keep * added)
+
+
 @linked(*(types.int64,) * 3)
 def next_cell(gates: int, c: int, H: int) -> None:
     """Update an LSTM's cell in place; the state overwrites its first gate, as with one more array LLVM would need too
@@ -129,12 +142,7 @@ def next_cell(gates: int, c: int, H: int) -> None:
     i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
     f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
     for n in range(H):
-        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One shared division.
-        _, of_i = expm1_exp(_clamped(-i[n]))
-        _, of_f = expm1_exp(_clamped(-f[n]))
-        of_g, _ = expm1_exp(_clamped(-_TWO * g[n]))
-        keep, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
-        new = (cell[n] * added - of_g * keep) / (keep * added)
+        new = cell_after(i[n], f[n], g[n], cell[n])
         cell[n] = new
         _, of_o = expm1_exp(_clamped(-o[n]))
         of_c, _ = expm1_exp(_clamped(-_TWO * new))

@@ -20,6 +20,7 @@ from onchip.kernels.cpu.layout.select import SelectKernel
 from onchip.kernels.cpu.layout.taps import TapsKernel
 from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cpu.plain import PlainKernel
+from onchip.kernels.cpu.recurrent.gradient import RecurrentGradKernel
 from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
 from onchip.kernels.cpu.reduction.batch_sums import BatchSumsKernel
 from onchip.kernels.cpu.reduction.norm import NormKernel
@@ -60,7 +61,7 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
+    MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(), RecurrentGradKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchSumsKernel(), LossKernel(),

@@ -1,5 +1,7 @@
 """Training steps as networks on a GPU, here emulated: the plan that a user gets, against float64."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -129,3 +131,19 @@ def test_what_reads_new_weights_waits_for_them(monkeypatch):
     for i in writes:
         assert not any(overlapping[(i + 1) % len(groups)])
     assert any(map(any, overlapping))
+
+
+@pytest.mark.parametrize("net", [two_linears, two_convolutions, norms_and_pools])
+def test_branches_run_in_any_order(gpu, net):
+    """The graph of a step, with its launches in any order that its edges allow: the same bits."""
+    step = by_layers(training_step(net(), TrainingStep("mse", "adam", clip_norm=0.5), decays=True))
+    bound, rows = CudaStep(gpu, plan(step, "cuda", Job(batch=37))), rows_of(step, 37)
+    expected = run_step(bound, rows, begin(step))
+    for seed in range(4):
+        gpu.driver.shuffled = random.Random(seed)
+        got = run_step(bound, rows, begin(step))
+        assert all(array.tobytes() == got[name].tobytes() for name, array in expected.items())
+    assert len(gpu.driver.replays) == 4
+    (graph,) = {graph for graph, _ in gpu.driver.replays}
+    after = gpu.driver.built[graph].values()
+    assert max(map(len, after)) > 1  # it has branches

@@ -14,7 +14,8 @@ from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
-from onchip.kernels.cuda.common.window import POOLS, THREADS, Axis, AxisStruct, StridesStruct, Windows, axes_of
+from onchip.kernels.cuda.common.window import THREADS, AxisStruct, StridesStruct, Windows
+from onchip.kernels.window import POOLS, Axis, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import InputGrad, Layer, MaxPool1d, MaxPool2d
 from onchip.network.types import TensorType

@@ -14,6 +14,7 @@ from onchip.kernels.cpu.embedding.token_max import TokenMaxKernel
 from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.gemm.weight_grad import WeightGradKernel
 from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
+from onchip.kernels.cpu.gradient.dropout import DropoutKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
@@ -66,7 +67,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), Batch
     BatchSumsKernel(), PoolGradKernel(), 
-    LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
+    DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
     PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)

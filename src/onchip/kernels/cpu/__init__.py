@@ -15,6 +15,7 @@ from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.gemm.weight_grad import WeightGradKernel
 from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cpu.gradient.dropout import DropoutKernel
+from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
@@ -65,8 +66,8 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), Batch
-    BatchSumsKernel(), PoolGradKernel(), 
+    ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),
+    BatchSumsKernel(), PoolGradKernel(), NormGradKernel(), 
     DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
     PlainKernel(),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Idea      A task is some channels of the whole batch: their sums, then their dx, while x and dy are in cache. Channels
           of few pixels are columns, summed side by side.
-Order     Rows in order, in float64; pixels as of sums.py, of fewer than 64 pixels each in a sum of its own.
+Order     Rows in order, in float64; pixels as of microkernels/sums.py, fewer than 64 each in a sum of its own.
 Floor     Memory: x and dy in, dx out.
 Tried     The Mask before it, the gradient of a ReLU, in the same launch: slower than on its own.
 """
@@ -20,7 +20,7 @@ from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, doubl
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
-from onchip.kernels.cpu.reduction.sums import PRODUCTS, SUM, sum_terms
+from onchip.kernels.cpu.microkernels.sums import PRODUCTS, SUM, sum_terms
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, operand_at, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.layer_kernel import recipe_bytes
@@ -181,7 +181,7 @@ class BatchNormGradKernel(CpuKernel):
         recipes = {role: Recipe.of(as_is, (weights[role],), (C,)) for role in roles}
         cost = CoreCost(
             sum(net.row_flop(net.by_name[name]) for name in run.nodes), 3 * x.row_bytes, recipe_bytes(recipes),
-            row_cache_bytes=3 * x.row_bytes,
+            row_cache_bytes=x.row_bytes,
         )  # fmt: skip
         claim = self.claim(
             net, run.norm, None, nodes=run.nodes, label=f"{self.name}<{run.label}>", cost=cost, recipes=recipes,

@@ -17,6 +17,7 @@ from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cpu.gradient.dropout import DropoutKernel
 from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cpu.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
 from onchip.kernels.cpu.layout.resize import ResizeKernel
@@ -67,7 +68,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),
-    BatchSumsKernel(), PoolGradKernel(), NormGradKernel(), 
+    BatchSumsKernel(), PoolGradKernel(), NormGradKernel(), SoftmaxGradKernel(),
     DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
     PlainKernel(),
 )  # fmt: skip

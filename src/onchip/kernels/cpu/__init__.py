@@ -15,6 +15,7 @@ from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.gemm.weight_grad import WeightGradKernel
 from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cpu.gradient.dropout import DropoutKernel
+from onchip.kernels.cpu.gradient.embedding_grad import EmbeddingGradKernel
 from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cpu.gradient.softmax_grad import SoftmaxGradKernel
@@ -69,7 +70,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),
     BatchSumsKernel(), PoolGradKernel(), NormGradKernel(), SoftmaxGradKernel(),
-    DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
+    EmbeddingGradKernel(), DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
     PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)

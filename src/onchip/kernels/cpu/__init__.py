@@ -16,6 +16,7 @@ from onchip.kernels.cpu.gemm.weight_grad import WeightGradKernel
 from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cpu.gradient.dropout import DropoutKernel
 from onchip.kernels.cpu.gradient.embedding_grad import EmbeddingGradKernel
+from onchip.kernels.cpu.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cpu.gradient.softmax_grad import SoftmaxGradKernel
@@ -69,7 +70,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),
-    BatchSumsKernel(), PoolGradKernel(), NormGradKernel(), SoftmaxGradKernel(),
+    BatchSumsKernel(), PoolGradKernel(), ExtremeGradKernel(), NormGradKernel(), SoftmaxGradKernel(),
     EmbeddingGradKernel(), DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
     PlainKernel(),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """embedding_grad: the gradient of an Embedding's table, the rows of dy added by id.
 
-Idea      A task computes some columns of the whole table: it clears them, then adds those of each row of dy to the row
-          of its id. So no two tasks write the same element, however often an id occurs.
+Idea      The table is cleared. Then a task adds some columns of each row of dy to the row of its id: no two tasks write
+          the same element, however often an id occurs.
 Order     Ids in order.
 Ids       out of range add nothing: the lookup of the same step reports them.
 Floor     Memory: ids and dy in, the table out.
@@ -28,6 +28,7 @@ from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
+_CLEARED = 1 << 14  # elements per task
 _LINE = 16  # columns of a cache line
 _TASKS = 16  # at most
 _THREAD_ELEMENTS = 1 << 14  # per thread: below this, a thread is not woken
@@ -38,14 +39,18 @@ _IDS, _ID_BYTES, _V, _E, _FIELDS = range(5)
 
 
 @compiled()
+def _clear(worker: int, task: int, dw: int, elements: int) -> None:
+    count = min(_CLEARED, elements - task * _CLEARED)
+    part = floats_at(dw + task * _CLEARED * 4, count)
+    for i in range(count):
+        part[i] = _ZERO
+
+
+@compiled()
 def _columns(worker: int, task: int, layer: Array, operands: int, count: int, columns: int) -> None:
     V, E, ids, dy, dw = layer[_V], layer[_E], int_at(operands), int_at(operands + 8), int_at(operands + 16)
     first, size = task * columns, layer[_ID_BYTES]
     width = min(columns, E - first)
-    for v in range(V):
-        total = floats_at(dw + (v * E + first) * 4, width)
-        for i in range(width):
-            total[i] = _ZERO
     for n in range(count):
         index = int_at(ids + n * 8) if size == 8 else int32_at(ids + n * 4)
         if index < 0 or index >= V:
@@ -59,10 +64,12 @@ def _columns(worker: int, task: int, layer: Array, operands: int, count: int, co
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """Entry point of a CompiledLaunch."""
     layer = ints_at(facts, _FIELDS)
-    count, E = B * layer[_IDS], layer[_E]
+    count, E, elements = B * layer[_IDS], layer[_E], layer[_V] * layer[_E]
+    tasks = (elements + _CLEARED - 1) // _CLEARED
+    run_tasks(_clear, (int_at(operands + 16), elements), tasks, max(1, min(threads, tasks // 2)))
     lines = (E + _LINE - 1) // _LINE
     columns = (lines + _TASKS - 1) // _TASKS * _LINE
-    threads = max(1, min(threads, (count + layer[_V]) * E // _THREAD_ELEMENTS))
+    threads = max(1, min(threads, count * E // _THREAD_ELEMENTS))
     run_tasks(_columns, (layer, operands, count, columns), (E + columns - 1) // columns, threads)
 
 

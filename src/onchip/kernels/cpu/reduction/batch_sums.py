@@ -2,7 +2,8 @@
 
 Idea      x is rows of C columns, or of C channels of P pixels each. A task sums some columns over some rows; the sums
           of all tasks of a column are added at the end.
-Order     Rows in order, in partial sums of as many rows as the sizes of x say, in float64; pixels as of microkernels/sums.py.
+Order     Rows in order, in float64, in partial sums of as many rows as the sizes of x say; pixels as of
+          microkernels/sums.py.
 Floor     Memory: x in.
 """
 

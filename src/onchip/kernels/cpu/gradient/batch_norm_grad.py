@@ -82,11 +82,11 @@ def _set_gradients(layer: Array, operands: int, first: int, channels: int, n: fl
     for channel in range(channels):
         c, begin = first + channel, channel * columns
         inverse = 1.0 / np.sqrt(np.float64(floats_at(layer[_VAR], C)[c]) + eps)
+        d_weight, d_bias = 0.0, 0.0
         if layer[_D_WEIGHT] != 0:
-            d_weight = np.float64(floats_at(layer[_D_WEIGHT], C)[c])
-            d_bias = np.float64(floats_at(layer[_D_BIAS], C)[c])
+            d_weight += np.float64(floats_at(layer[_D_WEIGHT], C)[c])
+            d_bias += np.float64(floats_at(layer[_D_BIAS], C)[c])
         else:
-            d_weight, d_bias = 0.0, 0.0
             for i in range(begin, begin + columns):
                 d_bias += sums[i]
                 d_weight += products[i]

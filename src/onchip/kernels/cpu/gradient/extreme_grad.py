@@ -35,7 +35,7 @@ _OUTER, _N, _INNER, _IS_MIN, _BEST, _PLACES, _FIELDS = range(7)
 
 
 @compiled(inline=True)
-def _is_better(value: np.float32, best: np.float32, is_min: int) -> bool:
+def _is_better(value: float, best: float, is_min: int) -> bool:
     """Whether a later value replaces the best so far: only the first NaN does."""
     return (value < best if is_min else value > best) or (value != value and best == best)
 

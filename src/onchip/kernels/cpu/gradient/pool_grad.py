@@ -191,4 +191,4 @@ def _divisors(axis: Axis, count_pads: bool) -> Array:
     """How many of each window's taps an average counts."""
     taps = np.arange(axis.count)[:, None] * axis.stride - axis.before + np.arange(axis.taps) * axis.dilation
     inside = taps < axis.end if count_pads else (taps >= 0) & (taps < axis.size)
-    return inside.sum(axis=1).astype(np.float32)
+    return np.asarray(inside.sum(axis=1), np.float32)

@@ -95,21 +95,23 @@ def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
 def _can_train(kind: str) -> bool:
     """Whether an MLP with this layer between its Linears can be trained on the CPU and on a GPU."""
     from onchip.errors import OnchipError
-    from onchip.kernels.cpu import KERNELS as CPU
-    from onchip.kernels.cuda import KERNELS as CUDA
     from onchip.network.build import mlp
     from onchip.network.layers import LAYERS
+    from onchip.network.training import TrainingStep
     from onchip.plan.device import KNOWN
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu.backend import this_cpu
+    from onchip.runtime.placement import training_kernels_for
+    from onchip.train.step import step_of
 
     if LAYERS[kind].arity != 1:
         return False
     try:
         net = mlp(8, 8, 4) if kind == "Linear" else mlp(8, 8, 4, activation=kind)
-        for device, kernels in ((this_cpu(), CPU), (KNOWN["h200"], CUDA)):
-            make_plan(net, device, kernels, Job("fp32", 32, TrainingStep("cross_entropy")))
+        step = step_of(net, TrainingStep("cross_entropy"))
+        for device in (this_cpu(), KNOWN["h200"]):
+            make_plan(step, device, training_kernels_for(device), Job("fp32", 32))
     except (OnchipError, TypeError):
         return False
     return True

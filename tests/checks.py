@@ -57,6 +57,12 @@ def assert_error_within(got, truth, baseline, factor: float = 2.0, ulps: float =
     )
 
 
+def ulps_of(dtype: str) -> float:
+    """A few units in the last place of a dtype, in those of float32; of float64, some for sums in another order."""
+    bits = {"float32": 0, "float16": 13, "bfloat16": 16, "float64": -25}
+    return float(4 * 2.0 ** bits[dtype])
+
+
 def read_terminal(leader: int) -> bytes:
     """All that is written to a terminal until its other end is closed."""
     seen = b""

@@ -7,6 +7,7 @@ A lazy one does what is put on a stream as late as it may: when that stream is w
 from __future__ import annotations
 
 import ctypes
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -78,6 +79,7 @@ class FakeDriver:
         self.launches: list[Launched] = []
         self.run: Callable[[Launched], None] = lambda launched: None  # the kernel
         self.answers: dict[str, int] = {}  # function -> the code it answers with
+        self.shuffled: random.Random | None = None  # set: graphs run in any order that their edges allow
         self.locked: set[int] = set()  # pinned host memory
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
         self.max_bytes = 1 << 40
@@ -494,12 +496,22 @@ class FakeDriver:
             return code
         assert stream not in self._captures
         self.replays.append((graph, stream))
-        actions = list(self.graphs[graph].values())  # later updates are for later launches
+        nodes = self.graphs[graph] if self.shuffled is None else self._any_order(graph)
+        actions = [self.graphs[graph][node] for node in nodes]  # later updates are for later launches
         for event in self.events_of.get(graph, []):
             assert event in self.alive_events
             self._times.pop(event, None)  # the nodes record them again
         self.put(stream, lambda: [self._do(action) for action in actions])
         return 0
+
+    def _any_order(self, graph) -> list[int]:
+        """The nodes in an order that their edges allow."""
+        done, waiting = list[int](), dict(self.built[graph])
+        while waiting:
+            ready = [node for node, after in waiting.items() if after <= set(done)]
+            done.append(self.shuffled.choice(ready))
+            del waiting[done[-1]]
+        return done
 
     def _on_update(self, graph, node, params) -> int:
         if not self.contexts.stack:

@@ -148,10 +148,12 @@ def training_plans() -> dict[str, Any]:
     """Of steps of MLPs."""
     from onchip.errors import PlanError
     from onchip.network.build import mlp
+    from onchip.network.training import TrainingStep
     from onchip.plan.device import H200
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.plan.gradient.step import training_step
+    from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
-    from onchip.runtime.placement import kernels_for
+    from onchip.runtime.placement import training_kernels_for
     from takers import CPU
 
     steps = [
@@ -159,14 +161,15 @@ def training_plans() -> dict[str, Any]:
         for optimiser in ("sgd", "adam") for clip in (0.0, 1.0) for scale in (0.0, 1 / 255)
     ]  # fmt: skip
     found = {}
-    for widths, batch, step in itertools.product(TRAINED, TRAINED_BATCHES, steps):
+    for widths, batch, how in itertools.product(TRAINED, TRAINED_BATCHES, steps):
         for device, precision in ((CPU, "fp32"), (H200, "fp32"), (H200, "bf16")):
             try:
-                (group,) = make_plan(mlp(*widths), device, kernels_for(device), Job(precision, batch, step)).groups
+                step = training_step(mlp(*widths), how)
+                (group,) = make_plan(step, device, training_kernels_for(device), Job(precision, batch)).groups
                 shown: Any = show_group(group.claim, batch)
             except PlanError as refused:
                 shown = type(refused).__name__
-            found[f"{widths}, {device.kind}, {precision}, {batch} rows, {step}"] = shown
+            found[f"{widths}, {device.kind}, {precision}, {batch} rows, {how}"] = shown
     return found
 
 

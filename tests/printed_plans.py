@@ -12,14 +12,16 @@ import numpy as np
 from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm2d, Conv2d, Dropout, Linear, MaxPool2d, ReLU, Reshape
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.over_rows import over_rows
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from takers import CPU
+from training_steps import by_layers
 
 FOLDER = Path(__file__).parent / "plan" / "printed"
 DEVICES = {"cpu": CPU, "h200": H200}
@@ -47,9 +49,10 @@ def printed() -> dict[str, str]:
     """The plans, by the name of their file."""
     adam = training_step(mlp(20, 32, 16), TrainingStep("cross_entropy", "adam", clip_norm=1.0), decays=True)
     images = training_step(image_network(), TrainingStep("cross_entropy", "momentum"))
+    steps = {"mlp": by_layers(adam), "whole": adam, "images": images, "rows": over_rows(images, 50_000, 782)}
     return {
         f"{name}.{device.kind}.txt": f"{make_plan(step, device, kernels_for(device), Job(batch=64), whole=False)}\n"
-        for name, step in {"mlp": adam, "images": images, "rows": over_rows(images, 50_000, 782)}.items()
+        for name, step in steps.items()
         for device in DEVICES.values()
     }
 

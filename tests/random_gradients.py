@@ -46,10 +46,11 @@ from onchip.network.layers import (
     Sign,
     Sqrt,
 )  # fmt: skip
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import SHARE, TARGET, VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TRAINING_PRECISIONS, Job, TrainingStep
+from onchip.plan.kernel import TRAINING_PRECISIONS, Job
 from onchip.plan.plan import Plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.step import CpuStep
@@ -57,7 +58,7 @@ from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
 from random_networks import random_inputs, random_network
-from training_steps import run_step
+from training_steps import by_layers, run_step
 
 MAX_ROWS = 33
 # Of the errors of naive runs with weights a rounding apart, where a single one is exceeded. Adam divides a gradient by
@@ -114,7 +115,8 @@ def random_step(seed: int) -> Step:
     except InputError:  # nothing is left to train, or only weights that no gradient reaches
         some, net = frozen, _with_factor_of_output(net)
         by_descent = training_step(net, plain, trainable=lambda name: name not in some)
-    step = training_step(net, how, decays=decays, trainable=lambda name: name not in some)
+    step = by_layers(training_step(net, how, decays=decays, trainable=lambda name: name not in some))
+    by_descent = by_layers(by_descent)
     batches = pick(range(1, MAX_ROWS + 1)), pick(range(1, MAX_ROWS + 1))
     return Step(step, by_descent, how, batches, pick((*batches, 1, 1024)), seed, pick((1e-3, 0.1, 1.0)))
 

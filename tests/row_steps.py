@@ -25,12 +25,13 @@ from onchip.network.layers import (
     RowIds,
     StepRow,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.over_rows import begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TrainingStep
 from onchip.runtime.cpu.step import CpuStep
+from training_steps import by_layers
 
 Arrays = dict[str, np.ndarray]
 
@@ -135,7 +136,7 @@ def order_of(N: int, batches: Sequence[int]) -> np.ndarray:
 def made(case: str, N: int, batches: Sequence[int]) -> tuple[Network, Network, Arrays]:
     """A step, the same over a data set, and the state that this one begins with."""
     network, training = CASES[case]
-    step = training_step(network(), training, decays=True)
+    step = by_layers(training_step(network(), training, decays=True))
     whole = over_rows(step, N, len(batches), sum(batches))
     data = {f"{name}.data": array for name, array in data_of(step, N).items()}
     begun = begin_steps(whole, order_of(N, batches), table_of(len(batches)))

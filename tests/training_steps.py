@@ -1,5 +1,7 @@
 """Training steps as networks: their first state, and what is right after a step."""
 
+import dataclasses
+
 import numpy as np
 
 from onchip.kernels import reference
@@ -26,6 +28,11 @@ def trained_through(net: Network) -> Network:
     ]
     nodes.append(Node("flat", Reshape(), (net.outputs[0],)))
     return Network(net.inputs, tuple(nodes), ("flat",), weights)
+
+
+def by_layers(step: Network) -> Network:
+    """The step as one that no kernel runs whole."""
+    return dataclasses.replace(step, trained=None)
 
 
 def begin(step: Network, lr=0.1) -> dict[str, np.ndarray]:

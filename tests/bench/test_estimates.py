@@ -16,9 +16,11 @@ from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum, Linear, ReLU
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, Device, Peak
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from onchip.workloads import backprop, faces
@@ -136,9 +138,11 @@ def byte_scale(case):
 def test_training_on_an_h200(case, precision):
     """Steps of the kernel that is chosen: persistent, three launches, or a launch per layer and pass."""
     B = int(case.split(",")[1].split()[1])
-    job = Job(precision, B, TrainingStep("cross_entropy", byte_scale=byte_scale(case)))
+    step = training_step(
+        digits_workload.network(digits.WIDTH), TrainingStep("cross_entropy", byte_scale=byte_scale(case))
+    )
     steps = -(-digits.TRAIN_ROWS // B)
-    epoch_us = steps * step_estimate_us(digits_workload.network(digits.WIDTH), job)
+    epoch_us = steps * step_estimate_us(step, Job(precision, B))
     assert_near(epoch_us, measured_us("h200", "digits", case, precision=precision))
 
 
@@ -160,20 +164,22 @@ STEPS = [  # widths, batch, precision, of mlp_train, of mlp_train_three_launch
 @pytest.mark.parametrize(("widths", "batch", "precision", "one_us", "other_us"), STEPS)
 def test_the_faster_of_two_training_kernels_is_chosen_on_an_h200(widths, batch, precision, one_us, other_us):
     """Each estimate is near its time, and the plan has the kernel with the lower one."""
-    net, job = mlp_network(*widths), Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
+    step = training_step(mlp_network(*widths), TrainingStep("cross_entropy", byte_scale=1 / 255))
+    job = Job(precision, batch)
     measured = {"mlp_train": one_us, "mlp_train_three_launch": other_us}
     for kernel in kernels_for(H200):
         if kernel.name in measured:
-            (claim,) = kernel.claims(net, 0, H200, job)
+            (claim,) = kernel.claims(step, 0, H200, job)
             assert_near(claim.cost.estimate_us(H200, precision, batch), measured[kernel.name])
-    (group,) = make_plan(net, H200, kernels_for(H200), job).groups
+    (group,) = make_plan(step, H200, kernels_for(H200), job).groups
     assert group.claim.kernel == min(measured, key=measured.__getitem__)
 
 
 @pytest.mark.parametrize(("case", "precision"), rows_of("backprop"))
 def test_full_batch_training_on_an_h200(case, precision):
-    job = Job(precision, backprop.PATTERNS, TrainingStep("half_sse", "momentum", byte_scale=byte_scale(case)))
-    assert_near(step_estimate_us(backprop.network(), job), measured_us("h200", "backprop", case, precision=precision))
+    step = training_step(backprop.network(), TrainingStep("half_sse", "momentum", byte_scale=byte_scale(case)))
+    job = Job(precision, backprop.PATTERNS)
+    assert_near(step_estimate_us(step, job), measured_us("h200", "backprop", case, precision=precision))
 
 
 @pytest.mark.parametrize(("case", "precision"), rows_of("imported", "4096 rows"))
@@ -240,14 +246,15 @@ def test_training_steps_on_a_cpu(batch):
     check(
         "digits",
         f"step, batch {batch}, uint8 pixels",
-        digits_workload.network(digits.WIDTH),
-        Job("fp32", batch, TrainingStep("cross_entropy")),
+        training_step(digits_workload.network(digits.WIDTH), TrainingStep("cross_entropy")),
+        Job("fp32", batch),
     )
 
 
 def test_full_batch_training_on_a_cpu():
-    job = Job("fp32", backprop.PATTERNS, TrainingStep("half_sse", "momentum"))
-    check("backprop", f"epoch of {backprop.PATTERNS} patterns, uint8 pixels", backprop.network(), job)
+    step = training_step(backprop.network(), TrainingStep("half_sse", "momentum"))
+    case = f"epoch of {backprop.PATTERNS} patterns, uint8 pixels"
+    check("backprop", case, step, Job("fp32", backprop.PATTERNS))
 
 
 @pytest.mark.parametrize("job", scans.CPU_JOBS, ids=lambda job: f"{job.case}, {job.dtype}")

@@ -42,8 +42,10 @@ from onchip.network.layers import (
     ToInts,
     ToPixels,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.cuda.backend import CudaBackend
@@ -228,8 +230,8 @@ def test_parameters_of_compiled_kernels_are_the_bits_of_floats():
 
 def test_what_can_be_trained_is_what_the_kernel_trains():
     for kind in ACTIVATIONS:
-        net = mlp(5, 4, 3, activation=kind.__name__)
-        (answer,) = MlpTrainKernel().claims(net, 0, this_cpu(), Job(training=TrainingStep("mse")))
+        step = training_step(mlp(5, 4, 3, activation=kind.__name__), TrainingStep("mse"))
+        (answer,) = MlpTrainKernel().claims(step, 0, this_cpu(), Job())
         assert hasattr(answer, "cost") == (kind in TRAINED)
     assert set(TRAINED) < set(ACTIVATIONS)
 

@@ -14,7 +14,9 @@ from onchip.errors import DeviceError
 from onchip.kernels.training import LaunchTime
 from onchip.measure.profile_training import summarise_trainings
 from onchip.network.build import mlp
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import trainer
 from onchip.runtime.cuda.timed_steps import time_launches
@@ -204,9 +206,8 @@ def recorder_of(monkeypatch, step_us):
 
     monkeypatch.setattr(recording, "perf_counter_ns", lambda: now)
     recorder = TrainingRecorder()
-    plan = make_plan(
-        mlp(256, 256, 10), CPU, kernels_for(CPU), Job(batch=64, training=TrainingStep("cross_entropy", "sgd"))
-    )
+    step = training_step(mlp(256, 256, 10), TrainingStep("cross_entropy", "sgd"))
+    plan = make_plan(step, CPU, kernels_for(CPU), Job(batch=64))
     recorder.start(plan, "cpu", 1, 2, True)
     with recorder.phase(ROWS):
         spend(50)

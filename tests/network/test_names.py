@@ -4,7 +4,8 @@ import pytest
 
 from onchip.errors import DeviceError, InputError
 from onchip.network.names import did_you_mean, known_name
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.train.options import TrainOptions
 
 KNOWN = ("decode", "LeakyReLU", "fp16")

@@ -25,21 +25,21 @@ from onchip.network.layers import (
     Tanh,
     WeightGrad,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import TrainingStep
 
 TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropout)]
 
 GENERIC = {
     "InputGrad": {
-        "AvgPool1d", "AvgPool2d", "ELU", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
-        "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "PReLU", "Pow", "RMSNorm",
+        "AvgPool1d", "AvgPool2d", "Gather", "GlobalMax", "GlobalMin", "GroupNorm", "LayerNorm",
+        "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "NearestResize", "RMSNorm",
         "SequenceMax", "Softmax", "SquaredError", "TopK",
     },
     "WeightGrad": {
         "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Embedding",
-        "Linear", "PReLU", "Pow", "TokenConv",
+        "Linear", "TokenConv",
     },
 }  # fmt: skip
 

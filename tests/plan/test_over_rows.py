@@ -7,12 +7,13 @@ from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import Linear
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.over_rows import LOG, ORDER, POSITION, begin_steps, over_rows
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for

@@ -13,9 +13,11 @@ from onchip.kernels.cpu import KERNELS
 from onchip.network.build import mlp, sequential
 from onchip.network.layers import BatchNorm1d, CumSum, Linear, ReLU
 from onchip.network.recipe import Recipe, materialise
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.plan_json import (
     array_weights,
     plan_digest,
@@ -59,17 +61,20 @@ def test_any_plan_is_the_same_from_its_json(seed):
 
 @pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
 def test_a_plan_for_training_is_the_same_from_its_json(device):
-    step = TrainingStep(
+    how = TrainingStep(
         "cross_entropy", "adam", label_smoothing=0.1, clip_norm=0.5, is_weighted=True, byte_scale=1 / 255
     )
-    plan = make_plan(mlp(20, 9, 5), device, kernels_for(device), Job("fp32", 64, step))
-    assert_same(plan, again(plan, kernels_for(device)))
-    assert json.loads(plan_to_json(plan))["job"] == {
-        "precision": "fp32", "batch": 64, "without": [], "tables": "fp32",
-        "training": {
-            "loss": "cross_entropy", "optimiser": "adam", "label_smoothing": 0.1, "clip_norm": 0.5, "is_weighted": True,
-            "byte_scale": 1 / 255,
-        },
+    net = mlp(20, 9, 5)
+    plan = make_plan(training_step(net, how, decays=True), device, kernels_for(device), Job("fp32", 64))
+    twin = again(plan, kernels_for(device))
+    assert_same(plan, twin)
+    assert twin.whole_step.network.nodes == net.nodes
+    assert (twin.whole_step.how, twin.whole_step.decays, twin.whole_step.frozen) == (how, True, ())
+    stored = json.loads(plan_to_json(plan))
+    assert stored["job"] == {"precision": "fp32", "batch": 64, "without": [], "tables": "fp32"}
+    assert stored["trained"]["how"] == {
+        "loss": "cross_entropy", "optimiser": "adam", "label_smoothing": 0.1, "clip_norm": 0.5, "is_weighted": True,
+        "byte_scale": 1 / 255,
     }  # fmt: skip
 
 
@@ -185,8 +190,7 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
         (lambda plan: next(iter(plan["recipes"].values())).update(sources=list(plan["recipes"])), "cycle"),
         (lambda plan: plan.pop("job"), "not a plan"),
         (lambda plan: plan["job"].update(precision="fp7"), "unknown precision"),
-        (lambda plan: plan["job"].update(training={}), "not a plan"),
-        (lambda plan: plan["job"].update(training={"loss": "hinge"}), "unknown loss"),
+        (lambda plan: plan.update(trained={}), "not a plan"),
         (lambda plan: plan["job"].update(loss="mse"), "not a plan"),
     ],
 )

@@ -1,12 +1,16 @@
 """How a plan is displayed: as a line, a table, in few columns, in a notebook."""
 
+import dataclasses
+
 import pytest
 
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import KNOWN
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
+from onchip.plan.step_info import steps_of
 from onchip.runtime.placement import plan
 from onchip.workloads import decode, faces
 
@@ -21,16 +25,25 @@ def test_repr_is_one_short_line():
 def test_the_plan_of_a_step_says_that_it_trains():
     step = training_step(mlp(3, 2), TrainingStep("mse"))
     made = make_plan(step, KNOWN["h200"], [], Job(batch=8), whole=False)
+    assert made.title.startswith("mlp on NVIDIA H200, fp32, train, mse, 8 rows")
+    assert (made.to_dict()["job"], made.to_dict()["network"]) == ("train", "mlp")
+    other = dataclasses.replace(step, trained=None)
+    made = make_plan(other, KNOWN["h200"], [], Job(batch=8), whole=False)
     assert made.title.startswith("mlp, a step on NVIDIA H200, fp32, train, 8 rows")
-    assert made.to_dict()["job"] == "train"
+
+
+def test_a_whole_step_is_shown_by_the_layers_that_it_trains():
+    made = plan(training_step(mlp(784, 128, 10), TrainingStep("mse")), "h200")
+    assert str(made).splitlines()[2].startswith("0      fc1..fc2  mlp_train")
+    assert made.to_dict()["groups"][0]["layers"] == ["fc1", "relu1", "fc2"]
+    assert [step.layers for step in steps_of(made, 64)] == [("fc1", "relu1", "fc2")]
 
 
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():
-    trained = plan(faces.network(), "h200", Job(training=TrainingStep("half_sse")))
     made = make_plan(decode.network(), KNOWN["h200"], [], whole=False)
-    for one, why in ((trained, "trains it"), (made, f"runs fc1 and {len(made.network.nodes) - 1} more")):
-        assert one.without_kernel == tuple(node.name for node in one.network.nodes)
-        assert str(one).splitlines()[0].endswith(f": cannot run, no kernel {why}")
+    assert made.without_kernel == tuple(node.name for node in made.network.nodes)
+    why = f"runs fc1 and {len(made.network.nodes) - 1} more"
+    assert str(made).splitlines()[0].endswith(f": cannot run, no kernel {why}")
     assert plan(decode.network(), "h200").without_kernel == ()
 
 

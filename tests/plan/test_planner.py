@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
-from onchip.kernels.cpu import KERNELS
+from onchip.kernels.cpu import KERNELS, TRAINING
 from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
@@ -26,9 +26,11 @@ from onchip.network.layers import (
     Sigmoid,
     Softmax,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN, Peak
-from onchip.plan.kernel import Claim, Cost, Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Claim, Cost, Job
 from onchip.plan.planner import MAX_LAYERS, make_plan
 from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored
@@ -92,7 +94,9 @@ def test_a_precision_that_the_device_lacks():
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("training", [None, TrainingStep("mse")], ids=["infer", "train"])
+@pytest.mark.parametrize(
+    "net", [mlp(8, 8, 4), training_step(mlp(8, 8, 4), TrainingStep("mse"))], ids=["infer", "train"]
+)
 @pytest.mark.parametrize(
     ("device", "kernels", "precisions"),
     [
@@ -101,10 +105,10 @@ def test_a_precision_that_the_device_lacks():
     ],
     ids=["gpu", "cpu"],
 )
-def test_a_precision_that_no_kernel_computes_in(device, kernels, precisions, training, whole, monkeypatch):
+def test_a_precision_that_no_kernel_computes_in(device, kernels, precisions, net, whole, monkeypatch):
     monkeypatch.setattr("onchip.plan.planner.cover", lambda *_: pytest.fail("the planner searched for a cover"))
     with pytest.raises(PlanError, match=f"no kernel of {device.name} computes in fp8") as refused:
-        make_plan(mlp(8, 8, 4), device, kernels, Job("fp8", 64, training), whole=whole)
+        make_plan(net, device, kernels, Job("fp8", 64), whole=whole)
     assert (refused.value.got, refused.value.expected) == ("fp8", precisions)
     assert refused.value.hint == "precision fp32"
 
@@ -122,8 +126,8 @@ def test_printed_plan():
 
 
 def test_printed_plan_of_training():
-    net = mlp(784, 320, 160, 10, name="digits")
-    text = str(make_plan(net, CPU, KERNELS, Job("fp32", 64, TrainingStep("cross_entropy"))))
+    step = training_step(mlp(784, 320, 160, 10, name="digits"), TrainingStep("cross_entropy"))
+    text = str(make_plan(step, CPU, KERNELS, Job("fp32", 64)))
     assert text.startswith("digits on two cores, fp32, train, cross_entropy, 64 rows\n")
     assert "mlp_train<784,320,160,10,ReLU,cross_entropy>" in text
 
@@ -133,13 +137,18 @@ def test_printed_plan_of_training():
     [
         (mlp(4, 3, output="Softmax"), "train without it"),
         (mlp(4, 3, output="Sigmoid"), "expects logits"),
-        (three_layers(), "whole MLP chain"),
+        (mlp(4, 3, 3, activation="SiLU"), "whole MLP chain"),
     ],
-    ids=["softmax", "sigmoid", "no linear"],
+    ids=["softmax", "sigmoid", "silu"],
 )
 def test_training_refuses_what_it_cannot_train(net, reason):
-    with pytest.raises(PlanError, match=reason):
-        make_plan(net, CPU, KERNELS, Job(training=TrainingStep("cross_entropy")))
+    step = training_step(net, TrainingStep("cross_entropy"))
+    with pytest.raises(PlanError, match=reason) as refused:
+        make_plan(step, CPU, TRAINING)
+    assert refused.value.what == "no kernel of two cores trains network 'mlp'"
+    plan = make_plan(step, CPU, KERNELS)
+    assert plan.whole_step is None
+    assert f"refused: mlp_train at fc1: {refused.value.got.partition(': ')[2]}" in str(plan)
 
 
 def test_planning_never_computes_a_weight():
@@ -171,12 +180,6 @@ def test_what_a_rewrite_derives_is_priced():
 def test_a_training_step_refuses_bad_values(values, words):
     with pytest.raises(InputError, match=words):
         TrainingStep(**{"loss": "mse", **values})
-
-
-@pytest.mark.parametrize("training", ["mse", "", {"loss": "mse"}, True])
-def test_a_job_trains_by_a_training_step(training):
-    with pytest.raises(InputError, match="bad training"):
-        Job(training=training)
 
 
 def test_every_known_device_has_a_source():

@@ -7,9 +7,9 @@ from onchip.errors import InputError, ShapeError
 from onchip.kernels.cpu import KERNELS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm1d, Cast, Dropout, Linear, ToInts
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import TrainingStep
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu.step import CpuStep
 from takers import CPU

@@ -7,10 +7,10 @@ from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm1d, BatchNorm2d, Conv2d, Dropout, DropoutMask, Linear, Reshape, Tanh
 from onchip.network.layers.batch import philox
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.gradient.training_form import DRAW
-from onchip.plan.kernel import TrainingStep
 
 
 def weight(*shape):

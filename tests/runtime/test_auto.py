@@ -17,9 +17,11 @@ from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cuda.mlp.fused import MlpFusedKernel
 from onchip.network.build import sequential
 from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.runtime import placement
 from onchip.runtime.cuda import devices
 from onchip.runtime.engine import Engine, compile
@@ -141,10 +143,11 @@ def test_a_gpu_that_no_cpu_beats_is_chosen_without_loading_the_cpus_kernels():
 
 def test_training_is_where_a_kernel_trains(gpu_is_here):
     """One core finishes a step of few rows before a GPU has started; for digits, a GPU is faster."""
-    assert said(SMALL, training=TrainingStep("mse"), batch=16).startswith("cpu (auto: 16 rows take about ")
-    digits, training = random_mlp(784, 320, 160, 10), TrainingStep("cross_entropy")
-    assert said(digits, training=training, batch=64).startswith("cuda:0 (auto: 64 rows ")
-    assert "the CPU does not compute in tf32" in said(SMALL, training=TrainingStep("mse"), precision="tf32")
+    small = training_step(SMALL, TrainingStep("mse"))
+    assert said(small, batch=16).startswith("cpu (auto: 16 rows take about ")
+    digits = training_step(random_mlp(784, 320, 160, 10), TrainingStep("cross_entropy"))
+    assert said(digits, batch=64).startswith("cuda:0 (auto: 64 rows ")
+    assert "the CPU does not compute in tf32" in said(small, precision="tf32")
 
 
 def test_a_job_in_small_calls_is_priced_by_the_call(backends):

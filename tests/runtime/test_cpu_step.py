@@ -5,6 +5,7 @@ import pytest
 
 from gradient_cases import GRADIENT_CASES
 from layer_cases import network, random_inputs
+from onchip.errors import PlanError
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -26,13 +27,14 @@ from onchip.network.layers import (
     RunningAverage,
     Tanh,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.cpu import step as steps
 from onchip.runtime.cpu.step import CpuStep
 from onchip.runtime.placement import plan
-from training_steps import assert_right, begin, trained_through
+from training_steps import assert_right, begin, by_layers, trained_through
 
 
 def run(bound: CpuStep, rows, state) -> dict[str, np.ndarray]:
@@ -61,7 +63,8 @@ def test_every_layer(case):
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "adamw"])
 def test_many_steps(optimiser):
     rng = np.random.default_rng(0)
-    step = training_step(mlp(20, 40, 13, 3), TrainingStep("cross_entropy", optimiser, clip_norm=0.5), decays=True)
+    how = TrainingStep("cross_entropy", optimiser, clip_norm=0.5)
+    step = by_layers(training_step(mlp(20, 40, 13, 3), how, decays=True))
     bound, state = CpuStep(plan(step, "cpu", Job(batch=33)), 2), begin(step)
     losses = []
     for count in range(1, 30):
@@ -77,7 +80,7 @@ def test_many_steps(optimiser):
 
 
 def test_no_rows_change_no_weight_but_by_the_optimiser():
-    step = training_step(mlp(5, 4, 3), TrainingStep("cross_entropy"))
+    step = by_layers(training_step(mlp(5, 4, 3), TrainingStep("cross_entropy")))
     bound, state = CpuStep(plan(step, "cpu", Job(batch=4)), 1), begin(step)
     after = run(bound, (np.empty((0, 5), np.float32), np.empty(0, np.int64), np.empty(0, np.float32)), state)
     assert after["loss"] == 0
@@ -110,7 +113,8 @@ def small_mlp() -> Network:
 @pytest.mark.parametrize("optimiser", ["momentum", "adamw"])
 def test_memory_is_never_read_before_it_is_written(network, optimiser, monkeypatch):
     """The same bits with memory of other values, with batches of other sizes in between, and on any threads."""
-    step = training_step(network(), TrainingStep("cross_entropy", optimiser, clip_norm=0.5), decays=True)
+    how = TrainingStep("cross_entropy", optimiser, clip_norm=0.5)
+    step = by_layers(training_step(network(), how, decays=True))
     planned, rng = plan(step, "cpu", Job(batch=64)), np.random.default_rng(0)
     D, N = step.inputs["x"].row_size, 3
     batches = {
@@ -130,7 +134,7 @@ def test_memory_is_never_read_before_it_is_written(network, optimiser, monkeypat
 
 
 def test_the_rows_of_a_run_do_not_change():
-    step = training_step(small_mlp(), TrainingStep("mse"))
+    step = by_layers(training_step(small_mlp(), TrainingStep("mse")))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((9, 21), np.float32), rng.standard_normal((9, 3), np.float32), np.ones(9, np.float32)
     copies = tuple(array.copy() for array in rows)
@@ -194,3 +198,10 @@ def test_kernels_read_weights_in_every_run(network):
         after = run(bound, (*rows, np.ones(5, np.float32)), state)
         assert_right(step, after, (*rows, np.ones(5, np.float32)), state)
         state = {name: after[name] for name in state}
+
+
+def test_a_plan_of_a_whole_step_is_refused():
+    planned = plan(training_step(small_mlp(), TrainingStep("mse")), "cpu", Job(batch=9))
+    with pytest.raises(PlanError, match="the plan is for a training run") as refused:
+        CpuStep(planned, 1)
+    assert refused.value.got == "mlp_train<21,33,17,3,ReLU,mse>"

@@ -1,5 +1,7 @@
 """Training steps as networks on a GPU, here emulated: the plan that a user gets, against float64."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -21,14 +23,15 @@ from onchip.network.layers import (
     ReLU,
     Reshape,
 )
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import VALUES, training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.placement import plan
-from training_steps import assert_right, begin, run_step
+from training_steps import assert_right, begin, by_layers, run_step
 
 pytestmark = needs_gxx
 
@@ -92,7 +95,7 @@ def gpu(monkeypatch):
     ],
 )
 def test_a_step(gpu, net, training, B):
-    step = training_step(net(), training, decays=True)
+    step = by_layers(training_step(net(), training, decays=True))
     bound = CudaStep(gpu, plan(step, "cuda", Job(batch=B)))
     rows, state = rows_of(step, B, classes=3), begin(step)
     state[VALUES][1] = 0.01  # weight decay
@@ -120,7 +123,7 @@ def test_a_state_that_is_a_weight_as_it_is_is_not_copied(gpu):
 def test_what_reads_new_weights_waits_for_them(monkeypatch):
     """Kernels load weights before the previous launch ends, but for the one that computes the weights."""
     gpu = fake_gpu(monkeypatch, FakeDriver())
-    step = training_step(two_linears(), TrainingStep("mse", "adamw"), decays=True)
+    step = by_layers(training_step(two_linears(), TrainingStep("mse", "adamw"), decays=True))
     groups = CudaStep(gpu, make_plan(step, H200, KERNELS, Job("bf16", 64))).bound.groups
     overlapping = [[launch.config.overlaps for launch in group.at(64).launches] for group in groups]
     writes = {i for i, group in enumerate(groups) if isinstance(group.lowering, DerivedLowering | UpdateLowering)}
@@ -128,3 +131,19 @@ def test_what_reads_new_weights_waits_for_them(monkeypatch):
     for i in writes:
         assert not any(overlapping[(i + 1) % len(groups)])
     assert any(map(any, overlapping))
+
+
+@pytest.mark.parametrize("net", [two_linears, two_convolutions, norms_and_pools])
+def test_branches_run_in_any_order(gpu, net):
+    """The graph of a step, with its launches in any order that its edges allow: the same bits."""
+    step = by_layers(training_step(net(), TrainingStep("mse", "adam", clip_norm=0.5), decays=True))
+    bound, rows = CudaStep(gpu, plan(step, "cuda", Job(batch=37))), rows_of(step, 37)
+    expected = run_step(bound, rows, begin(step))
+    for seed in range(4):
+        gpu.driver.shuffled = random.Random(seed)
+        got = run_step(bound, rows, begin(step))
+        assert all(array.tobytes() == got[name].tobytes() for name, array in expected.items())
+    assert len(gpu.driver.replays) == 4
+    (graph,) = {graph for graph, _ in gpu.driver.replays}
+    after = gpu.driver.built[graph].values()
+    assert max(map(len, after)) > 1  # it has branches

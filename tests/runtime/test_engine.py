@@ -11,9 +11,9 @@ from onchip.kernels import reference
 from onchip.network.build import mlp
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, BatchSum, Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import TrainingStep
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.io.host_rows import check_rows

@@ -10,10 +10,14 @@ import random_gradients
 from onchip.network.layers import LAYERS, Descent
 from onchip.plan.gradient.step import VALUES
 from onchip.plan.gradient.training_form import DRAW
+from onchip.plan.kernel import Job
+from onchip.runtime.placement import plan
 from random_gradients import random_rows, random_state, random_step, verify
 
 SEEDS = range(150)
 CPU_SEEDS = range(120)
+PLANNED_SEEDS = range(100)
+GPU_SEEDS, CHUNK = range(200), 10
 
 # Digest of the networks that the steps of SEEDS train: it changes with the generator.
 DIGEST = "b32a71e4f11c0af8"
@@ -133,3 +137,17 @@ def test_memory_that_no_kernel_wrote_is_found():
 def test_the_cpu_is_right(seed):
     verdict = verify(seed)
     assert not verdict, verdict
+
+
+def test_a_gpu_has_kernels_for_every_step():
+    planned = (plan(step_of(seed).net, "h200", Job("fp32", step_of(seed).planned)) for seed in PLANNED_SEEDS)
+    claims = [group.claim for each in planned for group in each.groups]
+    assert [claim.nodes for claim in claims if not claim.kernel and not claim.is_view] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", GPU_SEEDS[::CHUNK])
+def test_the_gpu_is_right(first):
+    verdicts = [verify(seed, "cuda") for seed in range(first, first + CHUNK)]
+    wrong = [verdict for verdict in verdicts if verdict and not verdict.startswith(random_gradients.REFUSED)]
+    assert not wrong, "\n\n".join(wrong)

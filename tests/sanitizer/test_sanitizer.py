@@ -19,9 +19,11 @@ from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.recipes.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
+from onchip.network.training import TrainingStep
 from onchip.plan.build_cost import device_recipes, dtype_of, recipe_rates_of, shape_of
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
@@ -67,13 +69,13 @@ def launched() -> set[Program]:
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
         scale = 1 / 255 if "bytes" in name else 0.0
         most = options.get("clip_norm", 0.0)
-        training = TrainingStep(loss, optimiser, byte_scale=scale, clip_norm=most)
-        job = Job(precision, options["batch_size"], training)
-        (group,) = make_plan(net, H200, KERNELS, job).groups
+        step = training_step(net, TrainingStep(loss, optimiser, byte_scale=scale, clip_norm=most))
+        (group,) = make_plan(step, H200, KERNELS, Job(precision, options["batch_size"])).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}
     for (_, step), precision in itertools.product(kernels.steps(), kernels.PRECISIONS):
         found |= programs_of_step(step.step, Job(precision, kernels.STEP_ROWS))
+    found |= programs_of_step(kernels.rows_step("lenet5"), Job(batch=kernels.STEP_ROWS))
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
         for axis in {0, len(shape) - 1}:
             sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

@@ -22,11 +22,13 @@ from onchip.kernels.cuda.train.large_batch.structs import MAX_LAYERS
 from onchip.kernels.cuda.train.large_batch.tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import train_memory
-from onchip.runtime.placement import kernels_for
+from onchip.runtime.placement import kernels_for, training_kernels_for
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
@@ -365,20 +367,21 @@ def test_every_launch_on_uint8_rows_fits_in_shared_memory(batch, device):
 def test_networks_that_no_kernel_trains_are_refused_first(name):
     net = mlp(8, 7, 3, **REFUSED[name])
     with pytest.raises(PlanError):
-        make_plan(net, H200, kernels_for(H200), Job("fp32", 8, TrainingStep("cross_entropy")))
+        make_plan(training_step(net, TrainingStep("cross_entropy")), H200, training_kernels_for(H200), Job("fp32", 8))
 
 
 def test_more_rows_than_a_kernel_counts_are_refused():
+    step = training_step(mlp(8, 3), TrainingStep("cross_entropy"))
     with pytest.raises(PlanError) as refused:
-        make_plan(mlp(8, 3), H200, kernels_for(H200), Job("fp32", MAX_BATCH + 1, TrainingStep("cross_entropy")))
+        make_plan(step, H200, training_kernels_for(H200), Job("fp32", MAX_BATCH + 1))
     assert f"{MAX_BATCH:,}" in str(refused.value)
 
 
 @pytest.mark.parametrize("extra", [{"label_smoothing": 0.1}, {"clip_norm": 1.0}, {"is_weighted": True}])
 def test_mlp_train_claims_what_resident_kernels_refuse(extra):
-    steps = (TrainingStep("cross_entropy", "adamw", byte_scale=1 / 255, **options) for options in ({}, extra))
-    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), Job("fp32", 64, step))
-                      for step in steps)  # fmt: skip
+    hows = (TrainingStep("cross_entropy", "adamw", byte_scale=1 / 255, **options) for options in ({}, extra))
+    steps = (training_step(mlp(784, 320, 160, 10), how) for how in hows)
+    resident, plan = (make_plan(step, H200, kernels_for(H200), Job("fp32", 64)) for step in steps)
     assert resident.groups[0].claim.kernel in ("mlp_train_resident", "mlp_train_layer_parallel")
     assert plan.groups[0].claim.kernel == "mlp_train"
     assert {refusal.kernel for refusal in plan.refusals} >= {"mlp_train_resident", "mlp_train_layer_parallel"}

@@ -104,6 +104,7 @@ def bench(
     scan       prefix sums
     pointwise  chains of elementwise layers, and a copy
     product    single Linear layers
+    training   steps of networks that are no MLPs: forward, backward, update
 
     Every engine is checked against float64 before it is timed: a wrong one is not timed, and the exit code is 1.
     Runs of onchip and its peers are interleaved in one process. A result file holds raw samples, machine, versions,

@@ -52,18 +52,20 @@ def plan(
     Nothing runs, no weight is computed, and the device need not be present. auto chooses the device that is estimated
     faster for a call with --batch rows in host memory, and prints the reason.
     """
-    from onchip.plan.kernel import Job, TrainingStep
+    from onchip.network.training import TrainingStep
+    from onchip.plan.kernel import Job
     from onchip.plan.scale_out import predict, table
     from onchip.runtime.engine import apply_io
     from onchip.runtime.placement import plan_and_reason
+    from onchip.train.step import step_of
     from onchip.workloads import load
 
     if optimiser != "sgd" and not train:
         got, hint = "--optimiser without --train", "--train cross_entropy"
         raise InputError("nothing to train", got=got, expected="--train too", hint=hint)
-    training = TrainingStep(train, optimiser) if train else None
-    job = Job(precision, batch, training, parse_without(without), tables)
-    planned, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
+    net = apply_io(load(model, shapes=parse_shapes(shapes)), io)
+    net = step_of(net, TrainingStep(train, optimiser)) if train else net
+    planned, chosen = plan_and_reason(net, device, Job(precision, batch, parse_without(without), tables))
     predicted = []
     if nodes is not None or gpus_per_node is not None:
         most, each = 1 if nodes is None else nodes, 1 if gpus_per_node is None else gpus_per_node

@@ -69,7 +69,7 @@ def profile(
         check_outputs({"MODEL": None if model in WORKLOADS else model}, {"--trace": trace})
         check_writable(trace)
     net = apply_io(load(model, shapes=parse_shapes(shapes)), io)
-    job = Job(precision, rows, None, parse_without(without), tables)
+    job = Job(precision, rows, parse_without(without), tables)
     with progress(f"profile {net.name}", 1) as update:
         found, calls = profile_network(net, rows, device, job, threads, seconds, update)
     if trace is not None:

@@ -31,7 +31,7 @@ class LayerKernel:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, self.layers) or not self.applies(net, start):
+        if not isinstance(node.layer, self.layers) or not self.applies(net, start):
             return
         if job.precision not in self.precisions:
             why = f"computes in {', '.join(self.precisions)}, not {job.precision}"

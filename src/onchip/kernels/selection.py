@@ -1,4 +1,4 @@
-"""Selections and resizes along the axes of rows as index tables, for the kernels of every device."""
+"""Selections and resizes along the axes of rows, and their gradients, as index tables: for kernels of every device."""
 
 from __future__ import annotations
 
@@ -128,3 +128,77 @@ def _stored(
     if layout == CHANNELS_LAST:
         return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*sizes[1:], sizes[0])
     return taps, row_shape, sizes
+
+
+# -- gradients -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientSums:
+    """The dx of a selection or a linear resize, its rows as (outer, n1, n2, n3, run), those of dy as (outer, dy_row).
+
+    Element (i1, i2, i3) is a sum along each axis: of the terms from starts[i] to before starts[i + 1], dy at their
+    offsets times their factors. Starts are n1 + 1, n2 + 1 and n3 + 1, one axis after another.
+    """
+
+    outer: int
+    dy_row: int
+    sizes: tuple[int, int, int]
+    run: int
+    starts: Array
+    offsets: Array  # in elements of dy
+    factors: Array  # float64
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Along an axis of n elements of x and `size` of y: dx[to] += dy[source] * factor, in this order."""
+
+    n: int
+    size: int
+    to: Array
+    source: Array
+    factor: Array
+
+    @staticmethod
+    def of(chosen: Array | Taps | None, n: int) -> _Terms:
+        if isinstance(chosen, Taps):
+            size = len(chosen.share)
+            to, source = np.stack((chosen.low, chosen.high), 1).reshape(-1), np.repeat(np.arange(size), 2)
+            return _Terms(n, size, to, source, np.stack((1 - chosen.share, chosen.share), 1).reshape(-1))
+        indices = np.arange(n) if chosen is None else chosen
+        source = np.flatnonzero(indices >= 0)
+        return _Terms(n, len(indices), indices[source], source, np.ones(len(source)))
+
+    def with_next(self, inner: _Terms) -> _Terms:
+        """Of this axis and the next one as a single axis."""
+        to, source = self.to[:, None] * inner.n + inner.to, self.source[:, None] * inner.size + inner.source
+        factor = self.factor[:, None] * inner.factor
+        return _Terms(self.n * inner.n, self.size * inner.size, *(each.reshape(-1) for each in (to, source, factor)))
+
+
+def gradient_sums(layer: Selection | LinearResize, row_shape: tuple[int, ...], layout: str) -> GradientSums:
+    chosen: Sequence[Array | Taps | None] = (
+        layer.taps(row_shape) if isinstance(layer, LinearResize) else layer.source_indices(row_shape)
+    )
+    if layout == CHANNELS_LAST:
+        row_shape, chosen = (*row_shape[1:], row_shape[0]), (*chosen[1:], chosen[0])
+    axes, run, outer = list(zip(chosen, row_shape, strict=True)), 1, 1
+    while axes and axes[-1][0] is None:
+        run *= axes.pop()[1]
+    while axes and axes[0][0] is None:
+        outer *= axes.pop(0)[1]
+    terms = [_Terms.of(*axis) for axis in axes]
+    while len(terms) > AXES:
+        terms[:2] = [terms[0].with_next(terms[1])]
+    terms = [_Terms.of(None, 1)] * (AXES - len(terms)) + terms
+    starts, offsets, factors, first = list[Array](), list[Array](), list[Array](), 0
+    for axis, each in enumerate(terms):
+        order = np.argsort(each.to, kind="stable")
+        starts.append(first + np.concatenate(([0], np.cumsum(np.bincount(each.to, minlength=each.n)))))
+        offsets.append(each.source[order] * run * math.prod(inner.size for inner in terms[axis + 1 :]))
+        factors.append(each.factor[order])
+        first += len(order)
+    n1, n2, n3 = (each.n for each in terms)
+    dy_row = run * math.prod(each.size for each in terms)
+    return GradientSums(outer, dy_row, (n1, n2, n3), run, *map(np.concatenate, (starts, offsets, factors)))

@@ -13,10 +13,10 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Node, TrainedStep
 from onchip.network.layers import LeakyReLU, Linear, Reshape
-from onchip.network.recipe import Array
-from onchip.plan.kernel import TrainingStep
+from onchip.network.recipe import Array, Recipe
+from onchip.network.training import TrainingStep
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.
@@ -172,8 +172,9 @@ class JointTrainer(Protocol):
         ...
 
 
-def why_not_trained(net: Network, chain: Chain | None, loss: str) -> str:
-    """ "" if kernels can train the network, which is this chain; else the reason."""
+def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
+    """ "" if kernels can run the step of a network, which is this chain; else the reason."""
+    net, loss = step.network, step.how.loss
     if chain is None or len(chain.nodes) != len(net.nodes):
         rest = net.nodes[0 if chain is None else len(chain.nodes) :]
         node = next((node for node in rest if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), rest[0])
@@ -192,14 +193,16 @@ def why_not_trained(net: Network, chain: Chain | None, loss: str) -> str:
         if isinstance(node.layer, LeakyReLU) and node.layer.slope < 0:
             return f"layer {_named(node)} has a slope below 0: its output does not determine the sign of its input"
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    if frozen := [name for name in names if name in step.frozen or isinstance(net.weights[name], Recipe)]:
+        return f"trains all weights, and '{frozen[0]}' is not to be trained"
     twice = next((name for name in names if names.count(name) > 1), "")
     return f"every layer must have its own weights, got '{twice}' twice" if twice else why_not_float32(net, chain)
 
 
-def trained_chain(net: Network, loss: str) -> Chain | None:
+def trained_chain(step: TrainedStep) -> Chain | None:
     """The network as a chain that kernels can train; None if it is not one."""
-    chain = find_chain(net, 0, TRAINED)
-    return None if why_not_trained(net, chain, loss) else chain
+    chain = find_chain(step.network, 0, TRAINED)
+    return None if why_not_trained(step, chain) else chain
 
 
 def _named(node: Node) -> str:

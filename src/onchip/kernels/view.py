@@ -25,7 +25,7 @@ class ViewKernel:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, Reshape | Identity | Permute):
+        if not isinstance(node.layer, Reshape | Identity | Permute):
             return
         for reads, writes in _ways(net, node):
             yield Claim(

@@ -22,10 +22,12 @@ from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
 from onchip.network.recipe import Array, materialise
-from onchip.plan.kernel import Cost, Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Cost, Job
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
+from onchip.train.step import step_of
 from onchip.workloads import backprop
 from onchip.workloads.backprop import Patterns
 
@@ -349,8 +351,8 @@ def truth(net: Network, x: Patterns) -> TrainingTruth:
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
-    job = Job(precision, B, TrainingStep(backprop.TRAIN.loss, "momentum"))
-    return plan(net, "cpu", job).floor_us / 1e3
+    step = step_of(net, TrainingStep(backprop.TRAIN.loss, "momentum"))
+    return plan(step, "cpu", Job(precision, B)).floor_us / 1e3
 
 
 LADDER = Ladder(

@@ -124,7 +124,8 @@ def summarise_trainings(recorded: Sequence[TrainingRecorder]) -> tuple[TrainingP
     for run in recorded:
         plan = run.plan
         if plan is not None:
-            key = plan.network.name, run.chosen, str(plan.job), *(group.claim.label for group in plan.groups)
+            how = plan.whole_step and plan.whole_step.how
+            key = plan.network_name, run.chosen, str(plan.job), str(how), *(group.claim.label for group in plan.groups)
             groups.setdefault(key, []).append(run)
     return tuple(_summarise(runs) for runs in groups.values())
 
@@ -141,7 +142,7 @@ def _summarise(runs: Sequence[TrainingRecorder]) -> TrainingProfile:
     chunks_us = [(span.end_ns - span.begin_ns) / 1e3 / span.steps for run in runs for span in run.spans]
     phases = [PhaseTime(name, ns / 1e3, ns / max(1, run_ns)) for name, ns in totals.items()]
     return TrainingProfile(
-        plan.network.name, runs[0].chosen, ", ".join(group.claim.label for group in plan.groups), plan.job.batch,
+        plan.network_name, runs[0].chosen, ", ".join(group.claim.label for group in plan.groups), plan.job.batch,
         sum(run.networks for run in runs), len(runs), sum(run.epochs for run in runs), steps, run_ns / 1e3,
         step_ns / max(1, run_ns), step_ns / 1e3 / max(1, steps), _p95(chunks_us),
         sum(epochs_us) / max(1, len(epochs_us)), _p95(epochs_us), plan.estimate_us,

@@ -15,6 +15,7 @@ from onchip.network.layers import Layer, StepLayer
 from onchip.network.meaning import Meaning
 from onchip.network.recipe import Recipe, Weight, in_order, reach, value_of
 from onchip.network.text import columns, escaped, html_table
+from onchip.network.training import TrainingStep
 from onchip.network.types import DTYPE_BYTES, TensorType
 
 _LINES_SHOWN = 10  # of a long network, at each end
@@ -38,6 +39,16 @@ class Node:
         return Node, (self.name, self.layer, self.inputs, dict(self.weights))
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedStep:
+    """What the nodes of a training step compute together, for kernels that run a whole step without reading them."""
+
+    network: Network
+    how: TrainingStep
+    decays: bool = False  # weights decay by the step's weight_decay
+    frozen: tuple[str, ...] = ()  # the weights of the network that are not to be trained
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """What to compute, never how. Validated on construction."""
@@ -50,6 +61,7 @@ class Network:
     meaning: Meaning = Meaning()  # noqa: RUF009 - frozen
     # Weights that change from run to run -> the value that replaces each after a run; "": set by the caller.
     state: Mapping[str, str] = field(default_factory=dict)
+    trained: TrainedStep | None = None  # set: all nodes together are this step of training
     types: Mapping[str, TensorType] = field(init=False)  # of every value, derived
 
     def __post_init__(self) -> None:
@@ -63,7 +75,7 @@ class Network:
 
     def __reduce__(self) -> tuple[object, ...]:
         parts = dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning
-        return Network, (*parts, dict(self.state))
+        return Network, (*parts, dict(self.state), self.trained)
 
     # -- queries -------------------------------------------------------------------------------------------
 
@@ -181,7 +193,9 @@ class Network:
         name: str | None = None,
         meaning: Meaning | None = None,
     ) -> Network:
-        """The same network with some parts replaced, validated again."""
+        """The same network with some parts replaced, validated again. Of a training step, only the name can be replaced
+        without losing `trained`."""
+        is_renamed = nodes is None and outputs is None and weights is None
         return Network(
             self.inputs,
             self.nodes if nodes is None else tuple(nodes),
@@ -190,6 +204,7 @@ class Network:
             self.name if name is None else name,
             self.meaning if meaning is None else meaning,
             self.state,
+            self.trained if is_renamed else None,
         )
 
     # -- checks --------------------------------------------------------------------------------------------

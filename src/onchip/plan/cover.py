@@ -13,7 +13,19 @@ from onchip.network.recipe import Recipe, as_is, reach, value_of
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.build_cost import build_us, dtype_of, is_alias, recipe_rates_of
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal, by_reason, for_rows_of
+from onchip.plan.kernel import (
+    TABLES,
+    Claim,
+    Converter,
+    Cost,
+    Job,
+    Kernel,
+    Refusal,
+    StepKernel,
+    by_reason,
+    for_rows_of,
+    runs_whole_step,
+)
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
@@ -51,12 +63,19 @@ def cover(
     best[i] holds the cheapest paths over the nodes before i, one per layout state of the live values. A claim at i
     leads to the position after its last node. A kernel may take a while to answer, so kernels are not queried at a node
     that no claim leads to, or that costs as much to reach as the cheapest complete path found so far.
+    A training step is covered by layers only if no kernel runs it whole; their estimates are not compared.
     """
+    refusals: list[Refusal] = []
+    if net.trained:
+        steps = [kernel for kernel in kernels if isinstance(kernel, StepKernel)]
+        if claims := _claims(net, 0, device, steps, job, (), refusals):
+            chosen = min(claims, key=lambda claim: claim.cost.estimate_us(device, job.precision, job.batch))
+            return _plan(net, device, kernels, job, [chosen], rewrites, refusals)
+        kernels = [kernel for kernel in kernels if kernel not in steps]
     count = len(net.nodes)
     best: list[dict[State, _Path]] = [{} for _ in range(count + 1)]
     best[0][_IN_ROWS] = _Path(0.0, None)
     layouts, operations = _Layouts(net, device, kernels, job), recipe_rates_of(kernels, device)
-    refusals: list[Refusal] = []
     claimed: set[str] = set()
     furthest = 0
     for start in range(count):
@@ -80,7 +99,15 @@ def cover(
         # No path crosses a layer that no kernel claims: name that layer, if there is one.
         node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
         raise _no_kernel(net, node, device, job, refusals)
-    chosen = min(best[count].values(), key=lambda path: path.cost).all_claims()
+    path = min(best[count].values(), key=lambda path: path.cost)
+    return _plan(net, device, kernels, job, path.all_claims(), rewrites, refusals)
+
+
+def _plan(
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, chosen: Sequence[Claim],
+    rewrites: tuple[str, ...], refusals: Sequence[Refusal],
+) -> Plan:  # fmt: skip
+    """The plan of these claims, with the refusals at their first layers."""
     planned = {claim.nodes[0] for claim in chosen if claim.nodes}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
     groups = groups_of(net, chosen)
@@ -217,7 +244,7 @@ def answers(
     operations  recipe_rates_of the device's kernels
     """
     for answer in kernel.claims(net, start, device, job):
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refusal) or runs_whole_step(answer, net):
             yield answer
         elif not net.state:
             yield for_rows_of(answer, net)
@@ -274,9 +301,10 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
 
 def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Sequence[Refusal]) -> PlanError:
     reasons = "; ".join(f"{r.kernel}: {r.why}" for r in by_reason(refusals) if r.node == node.name)
-    if job.is_training:  # a training kernel claims all or nothing: its reason names the layer
+    if net.trained and node is net.nodes[0]:  # a kernel that runs whole steps claims all or nothing
+        name = net.trained.network.name
         return PlanError(
-            f"no kernel of {device.name} trains network '{net.name}'", got=reasons or f"a {node.layer.kind}",
+            f"no kernel of {device.name} trains network '{name}'", got=reasons or f"a {node.layer.kind}",
             expected="a network that a training kernel claims as a whole",
             hint="onchip.mlp, or remove the layer named above",
         )  # fmt: skip

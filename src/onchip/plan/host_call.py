@@ -20,7 +20,7 @@ OFTEN_BYTES = 16 << 10  # of rows that kernels which read an element more than o
 def call_us(plan: Plan, B: int) -> float:
     """Microseconds of a call with B host rows, or of a training step. Excludes building the engine."""
     device = plan.device
-    if plan.job.is_training:  # a step within a run, with its rows in device memory
+    if plan.network.state:  # a step within a run, with its rows in device memory
         return plan.estimate_at(B)
     if not device.bus_bandwidth:
         return device.call_us + plan.estimate_at(B)
@@ -41,11 +41,11 @@ def _work_us(plan: Plan, B: int) -> float:
 
 
 def min_us(net: Network, job: Job, device: Device, B: int) -> float:
-    """A lower bound in microseconds for B rows, whatever kernels the device has.
+    """A lower bound in microseconds for B rows, whatever kernels the device has: for a training step, its forward pass.
 
     The CPU kernels take a second to load: if a GPU is faster than this bound, they need not be queried.
     """
-    versions = net, rewrite(net, job.without)[0]
+    versions = (net.trained.network,) if net.trained else (net, rewrite(net, job.without)[0])
     flop = min(sum(version.row_flop(node) for node in version.nodes) for version in versions)
     return flop * B / device.peak.flops[job.precision] * 1e6
 

@@ -23,45 +23,17 @@ if TYPE_CHECKING:
 
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
-LOSSES = ("cross_entropy", "half_sse", "mse")
-OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with the number of state values per weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # rewrites that a user may leave out, to compare
-MAX_NORM = 3.4028234e38  # float32's largest
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
-class TrainingStep:
-    """What a step of training computes from the rows of a batch."""
-
-    loss: str  # one of LOSSES; for "cross_entropy" the network's output is logits
-    optimiser: str = "sgd"  # one of OPTIMISERS
-    label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
-    clip_norm: float = 0.0  # set: gradients are scaled down to this norm
-    is_weighted: bool = False  # rows have weights
-    byte_scale: float = 0.0  # set: rows are bytes times this
-
-    def __post_init__(self) -> None:
-        _normalise(self, "loss", LOSSES)
-        _normalise(self, "optimiser", OPTIMISERS)
-        for name, most in (("label_smoothing", 1.0), ("clip_norm", MAX_NORM)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value <= most:
-                raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
-        if not isinstance(self.is_weighted, bool):
-            raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
-        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
-            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
-
-
-@dataclass(frozen=True)
 class Job:
-    """What to do with the network: run it on rows, or train it."""
+    """How to run a network."""
 
     precision: str = "fp32"
-    batch: int = 1024  # total rows that the plan is estimated for; a compiled plan runs any number
-    training: TrainingStep | None = None  # set: train, with `batch` rows per step
+    batch: int = 1024  # rows, per training step or in all, that the plan is estimated for; a plan runs any number
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # dtype of folded tables; accumulation is float32, float16 for fp8 tables
 
@@ -70,19 +42,12 @@ class Job:
         if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
             expected = f"at least 1, at most {MAX_ROWS:,}"
             raise InputError("bad batch size", got=show(self.batch), expected=expected, hint="1024")
-        if not isinstance(self.training, TrainingStep | None):
-            hint = f'TrainingStep("{LOSSES[0]}")'
-            raise InputError("bad training", got=show(self.training), expected="a TrainingStep, or None", hint=hint)
         left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
         object.__setattr__(self, "without", left_out)
         _normalise(self, "tables", TABLES)
 
-    @property
-    def is_training(self) -> bool:
-        return self.training is not None
 
-
-def _normalise(of: Job | TrainingStep, name: str, known: Iterable[str]) -> None:
+def _normalise(of: Job, name: str, known: Iterable[str]) -> None:
     object.__setattr__(of, name, known_name(getattr(of, name), known, name, hint=next(iter(known))))
 
 
@@ -187,6 +152,11 @@ def for_rows_of(claim: Claim, net: Network) -> Claim:
     return replace(claim, cost=replace(claim.cost, has_one_row=True))
 
 
+def runs_whole_step(claim: Claim, net: Network) -> bool:
+    """Whether the claim is a StepKernel's."""
+    return net.trained is not None and len(claim.nodes) == len(net.nodes)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a kernel cannot run a node."""
@@ -218,6 +188,16 @@ class Kernel(Protocol):
         A kernel that does not apply to the node yields nothing; that is not a refusal.
         """
         ...
+
+
+@runtime_checkable
+class StepKernel(Protocol):
+    """A kernel that runs whole training steps, by what the network says about them (Network.trained)."""
+
+    @property
+    def runs_whole_steps(self) -> bool: ...
+    @property
+    def device_kind(self) -> str: ...
 
 
 @runtime_checkable

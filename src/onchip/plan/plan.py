@@ -7,13 +7,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onchip.errors import printable
-from onchip.network.graph import Network
+from onchip.errors import PlanError, printable
+from onchip.network.graph import Network, TrainedStep
 from onchip.network.recipe import Recipe, reach
 from onchip.network.text import columns, escaped, html_table, plural
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Job, Refusal, by_reason
+from onchip.plan.kernel import TABLES, Claim, Job, Refusal, by_reason, runs_whole_step
 from onchip.plan.layout import ROWS, stored_type
 from onchip.plan.slow import slow_because
 
@@ -40,6 +40,20 @@ class Plan:
     fold: str = ""  # whether embeddings were folded, and why
     left_out: tuple[str, ...] = ()  # rewrites that do not pay, one line each
     build_us: float = 0.0  # estimated time to compute, once, all weights that the kernels need
+
+    @property
+    def whole_step(self) -> TrainedStep | None:
+        """The training step that one kernel runs; None for a network without state, and a step planned by layers."""
+        trained = self.network.trained
+        return trained if trained and runs_whole_step(self.groups[0].claim, self.network) else None
+
+    def check_layers(self) -> None:
+        """PlanError if one kernel runs a whole training step: it trains on rows of its own, over many steps."""
+        if self.whole_step is not None:
+            raise PlanError(
+                "the plan is for a training run", got=self.groups[0].claim.label, expected="a step planned by layers",
+                hint="onchip.fit(net, x, y), or a plan without the kernels that run whole steps",
+            )  # fmt: skip
 
     @property
     def floor_us(self) -> float:
@@ -172,16 +186,16 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "network": self.network.name,
+            "network": self.network_name,
             "device": self.device.name,
             "precision": self.job.precision,
             "batch": self.job.batch,
-            "job": "train" if self.job.is_training or self.network.state else "infer",
+            "job": "train" if self.network.state else "infer",
             "floor_us": self.floor_us,
             "estimate_us": self.estimate_us,
             "groups": [
                 {
-                    "layers": list(g.claim.nodes),
+                    "layers": list(self.layers_of(g)),
                     "kernel": g.claim.label,
                     "fast_bytes": g.claim.fast_bytes,
                     "row_bytes": g.claim.cost.row_bytes,
@@ -212,13 +226,22 @@ class Plan:
         return tuple(name for group in self.groups if not group.claim.kernel for name in group.claim.nodes)
 
     @property
+    def network_name(self) -> str:
+        """Of a training step: the name of the network that it trains."""
+        return self.network.trained.network.name if self.network.trained else self.network.name
+
+    def layers_of(self, group: Group) -> tuple[str, ...]:
+        """The layers that a group runs; of a whole training step, those of the network that it trains."""
+        return tuple(node.name for node in self.whole_step.network.nodes) if self.whole_step else group.claim.nodes
+
+    @property
     def title(self) -> str:
-        work = f"train, {self.job.training.loss}" if self.job.training else "train" if self.network.state else "infer"
-        title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
+        trained = self.network.trained
+        work = f"train, {trained.how.loss}" if trained else "train" if self.network.state else "infer"
+        title = f"{self.network_name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            # A training kernel claims the whole network: its refusal names the layer.
-            title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'runs {missing[0]}{more}'}"
+            title += f": cannot run, no kernel runs {missing[0]}{more}"
         return printable(title)
 
     def __str__(self) -> str:
@@ -247,7 +270,7 @@ class Plan:
         head = ["group", "layers", "kernel", "on chip", "bytes/row", "flop/row", "floor", "estimate", "why"]
         rows = []
         for i, group in enumerate(self.groups):
-            claim, nodes = group.claim, group.claim.nodes
+            claim, nodes = group.claim, self.layers_of(group)
             layers = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else next(iter(nodes or claim.writes))
             args = (self.device, self.job.precision, self.job.batch)
             times = format_us(claim.cost.floor_us(*args)), format_us(claim.cost.estimate_us(*args))

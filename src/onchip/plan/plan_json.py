@@ -4,7 +4,9 @@
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
-The network of a plan, unlike that of a file, may have step layers, and state: {"fc.weight": "fc.weight.new"}.
+The network of a plan, unlike that of a file, may have step layers, and state: {"fc.weight": "fc.weight.new"}. "trained"
+is null, or what such a step trains: {"network": {...}, "how": {"loss": "mse", ...}, "decays": false, "frozen": []}. The
+step is written again from it, and must have the same nodes.
 
 A group lists the values that it reads or writes in layouts other than ROWS ("reads", "writes"). A group without layers
 converts a value from one layout to another.
@@ -25,14 +27,16 @@ from typing import Any
 
 from onchip.errors import DeviceError, FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
-from onchip.network.graph import Network
+from onchip.network.graph import Network, TrainedStep
 from onchip.network.layers import LAYERS, STEP_LAYERS
 from onchip.network.reading import fields, name_of, real, show, whole
 from onchip.network.recipe import Array, Recipe, Weight, reach
+from onchip.network.training import TrainingStep
 from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.cover import answers, no_claim, plan_build_us
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 
@@ -49,6 +53,7 @@ def plan_to_json(plan: Plan) -> str:
         "network": json.loads(graph_to_json(plan.network)),
         "recipes": json.loads(recipes_to_json(plan.network)),
         "state": dict(plan.network.state),
+        "trained": _trained_to_json(plan.network.trained),
         "groups": [_group_to_json(group.claim) for group in plan.groups],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
@@ -143,6 +148,8 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         TopologicalSorter({name: _names(recipe) for name, recipe in recipes.items()}).prepare()  # a cycle: ValueError
         state = {name: str(value) for name, value in data["state"].items()}
         net = graph_from_json(json.dumps(data["network"]), {**weights, **recipes}, LAYERS | STEP_LAYERS, state)
+        if data["trained"] is not None:
+            net = _trained_from_json(data["trained"], net)
         positions = {node.name: i for i, node in enumerate(net.nodes)}
         chosen = [_claim(net, positions, entry, device, job, kernels) for entry in data["groups"]]
         refusals = tuple(Refusal(**entry) for entry in data["refusals"])
@@ -208,8 +215,27 @@ def _device(entry: Mapping[str, Any]) -> Device:
 
 
 def _job(entry: Mapping[str, Any]) -> Job:
-    training = None if entry["training"] is None else TrainingStep(**entry["training"])
-    return Job(**{**entry, "training": training, "without": tuple(entry["without"])})
+    return Job(**{**entry, "without": tuple(entry["without"])})
+
+
+def _trained_to_json(trained: TrainedStep | None) -> dict[str, Any] | None:
+    if trained is None:
+        return None
+    return {
+        "network": json.loads(graph_to_json(trained.network)), "how": dataclasses.asdict(trained.how),
+        "decays": trained.decays, "frozen": trained.frozen,
+    }  # fmt: skip
+
+
+def _trained_from_json(entry: Mapping[str, Any], net: Network) -> Network:
+    """The network with what it trains; FormatError if its nodes are not those of such a step."""
+    of = graph_from_json(json.dumps(entry["network"]), net.weights)
+    of = of.replace(weights=_reached(of))  # without those that the step adds
+    how, frozen = TrainingStep(**entry["how"]), frozenset(entry["frozen"])
+    step = training_step(of, how, decays=bool(entry["decays"]), trainable=lambda name: name not in frozen)
+    if (step.inputs, step.nodes, step.outputs, step.state) != (net.inputs, net.nodes, net.outputs, net.state):
+        raise FormatError("not a plan", got="nodes of another step", expected="those of the step that it describes")
+    return dataclasses.replace(net, trained=step.trained)
 
 
 def _recipe_to_json(recipe: Recipe) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan, format_us
-from onchip.plan.rewrites import ESTIMATED, drop_idle, narrow_values, rewrite
+from onchip.plan.rewrites import ESTIMATED, narrow_values, rewrite
 
 MAX_LAYERS = 1 << 14  # planning takes a second or two at this size
 _MANY_ROWS = 1 << 40  # more than any job
@@ -31,9 +31,6 @@ def make_plan(
         got, expected = f"{len(net.nodes):,}", f"at most {MAX_LAYERS:,}"
         raise PlanError("the network has too many layers", got=got, expected=expected, hint="a network of fewer layers")
     _check_precision(job.precision, device, kernels)
-    if job.is_training:  # no rewrite of weights: they are what is trained
-        net, dropped = drop_idle(net)
-        return cover(net, device, kernels, job, tuple(dropped), whole)
     if net.state:  # a step of training: rewrites are made for weights that stay as they are
         return cover(net, device, kernels, job, (), whole)
 

@@ -24,10 +24,10 @@ class StepInfo:
 def steps_of(plan: Plan, B: int) -> tuple[StepInfo, ...]:
     """The steps in execution order."""
     infos = []
-    for claim in (group.claim for group in plan.groups):
-        cost, args = claim.cost, (plan.device, plan.job.precision, B)
+    for group in plan.groups:
+        label, cost, args = group.claim.label, group.claim.cost, (plan.device, plan.job.precision, B)
         times = cost.floor_us(*args), cost.estimate_us(*args)
-        infos.append(StepInfo(claim.label, claim.nodes, cost.nbytes(B), cost.flop(B), *times))
+        infos.append(StepInfo(label, plan.layers_of(group), cost.nbytes(B), cost.flop(B), *times))
     return tuple(infos)
 
 

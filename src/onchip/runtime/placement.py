@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.network.graph import Network
@@ -10,12 +10,14 @@ from onchip.network.names import did_you_mean
 from onchip.network.reading import is_count
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.host_call import call_us, compare, min_us
-from onchip.plan.kernel import Job, Kernel
+from onchip.plan.kernel import Job, Kernel, StepKernel
 from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend
 from onchip.runtime.cpu.backend import PRECISION as CPU_PRECISION
 from onchip.runtime.cpu.backend import CpuBackend, this_cpu
+
+KernelsFor = Callable[[Device], Sequence[Kernel]]
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
@@ -108,6 +110,11 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
     return CPU_KERNELS
 
 
+def training_kernels_for(device: Device) -> Sequence[Kernel]:
+    """Those that run whole training steps."""
+    return [kernel for kernel in kernels_for(device) if isinstance(kernel, StepKernel)]
+
+
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
     """The plan for a device of this machine, or for a known one ("h200", "a100", ...: `onchip devices`).
 
@@ -122,25 +129,29 @@ def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None
         return make_plan(net, device, kernels_for(device), job), device.name
     if (name := str(device).lower()) in KNOWN:
         return make_plan(net, KNOWN[name], kernels_for(KNOWN[name]), job, whole=False), name
-    return _choose(net, device, job or Job(), None, None)
+    return _choose(net, device, job or Job(), None, None, kernels_for)
 
 
 def place(
-    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
-) -> tuple[Plan, Backend, str]:
+    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None,
+    kernels_for: KernelsFor = kernels_for,
+) -> tuple[Plan, Backend, str]:  # fmt: skip
     """Plan for a device and create its backend. "auto": the device with the lowest estimate for a call on host rows.
 
-    call_rows  the most rows per call; None: all rows of the job
+    call_rows    the most rows per call; None: all rows of the job
+    kernels_for  the kernels of a device that may be planned
     """
-    plan, chosen = _choose(net, device, job, threads, call_rows)
+    plan, chosen = _choose(net, device, job, threads, call_rows, kernels_for)
     return plan, _backend(chosen.partition(" ")[0], threads), chosen
 
 
-def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
+def _choose(
+    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None, kernels_for: KernelsFor
+) -> tuple[Plan, str]:
     device = device_name(device)
     found = _find_gpus(device, threads)
     if not found:
-        return _plan_on_cpu(net, job), _cpu_and_reason(device, threads)
+        return _plan_on_cpu(net, job, kernels_for), _cpu_and_reason(device, threads)
     index = _device_index(device.partition(":")[2], len(found))
     gpu, name = found[index], f"cuda:{index}"
     is_auto, cpu_supports = device == "auto", job.precision == CPU_PRECISION
@@ -149,7 +160,7 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
     except PlanError as refusal:
         if not (is_auto and cpu_supports):
             raise
-        return _plan_on_cpu(net, job), f"cpu (auto: {refusal.what})"
+        return _plan_on_cpu(net, job, kernels_for), f"cpu (auto: {refusal.what})"
     if not is_auto:
         return gpu_plan, name
     if not cpu_supports:
@@ -167,6 +178,6 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
     return cpu_plan if cpu_us <= gpu_us else gpu_plan, compare(name, gpu_us, cpu_us, B)
 
 
-def _plan_on_cpu(net: Network, job: Job) -> Plan:
+def _plan_on_cpu(net: Network, job: Job, kernels_for: KernelsFor) -> Plan:
     cpu = this_cpu()
     return make_plan(net, cpu, kernels_for(cpu), job)

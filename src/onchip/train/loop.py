@@ -17,7 +17,7 @@ from onchip.network.graph import Network, check_network
 from onchip.network.names import known_name
 from onchip.network.reading import show
 from onchip.network.recipe import Array
-from onchip.plan.kernel import LOSSES
+from onchip.network.training import LOSSES
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
 from onchip.train.checkpoint import Checkpoints

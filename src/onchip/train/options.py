@@ -12,7 +12,8 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.network.names import did_you_mean, known_name
 from onchip.network.reading import show
-from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
+from onchip.network.training import LOSSES
+from onchip.plan.kernel import TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")

@@ -25,14 +25,16 @@ from onchip.network.graph import Network
 from onchip.network.layers import Dropout
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
 from onchip.runtime.backend import Bound
-from onchip.runtime.placement import find_device, kernels_for, may_use_gpu, place
+from onchip.runtime.placement import find_device, may_use_gpu, place, training_kernels_for
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.step import step_of
 
 _EPOCHS_SHOWN = 10  # in a notebook
 LEFT_OUT = (Dropout,)  # layers ignored during training; `fit` and the README's table document it
@@ -136,7 +138,10 @@ class PlannedRun:
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two can be trained in the same launches."""
         ours, theirs = self.plan, other.plan
+        assert ours.whole_step is not None
+        assert theirs.whole_step is not None
         is_same = (ours.job, ours.device, self.chosen) == (theirs.job, theirs.device, other.chosen)
+        is_same &= ours.whole_step.how == theirs.whole_step.how
         return is_same and [g.claim.facts for g in ours.groups] == [g.claim.facts for g in theirs.groups]
 
 
@@ -168,19 +173,21 @@ def plan_run(
     for some, what in ((all_rows, "a training row of weight > 0"), (held, "a validation row of weight > 0")):
         if row_weights is not None and len(some) and not row_weights[some].any():
             raise InputError("all row weights are zero", got="only zeros", expected=what)
-    if text:
-        here, backend, chosen = find_device(device, threads)
-        plan = plan_from_json(text, array_weights(net), kernels_for(here))
-        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
-    step = TrainingStep(
+    how = TrainingStep(
         options.loss, kind, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
-    plan, backend, chosen = place(net, device, Job(options.precision, batch, step), threads)
+    step = step_of(net, how, decays=options.weight_decay > 0)
+    if text:
+        here, backend, chosen = find_device(device, threads)
+        plan = plan_from_json(text, array_weights(step), training_kernels_for(here))
+    else:
+        job = Job(options.precision, batch)
+        plan, backend, chosen = place(step, device, job, threads, kernels_for=training_kernels_for)
     return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
 
 

@@ -29,7 +29,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Cost, Job, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job
 from takers import stored
 
 PEAK = Peak({"fp32": 2e11}, 2e10, 4e11, 0.0)
@@ -215,11 +215,6 @@ def test_numpy_is_slower_than_the_chip(layer, slower):
         slower * (chip.estimate_us(CPU, "fp32", 10**6) - CPU.launch_us)
     )
     assert cost.floor_us(CPU, "fp32", 10**6) == chip.floor_us(CPU, "fp32", 10**6)
-
-
-def test_not_for_training():
-    net = network(CASES[0])
-    assert list(PlainKernel().claims(net, 0, CPU, Job(training=TrainingStep("half_sse")))) == []
 
 
 @pytest.mark.parametrize("kind", [Linear, Conv1d, Conv2d, ConvTranspose2d])

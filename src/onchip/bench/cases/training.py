@@ -19,13 +19,15 @@ from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import plan
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order
+from onchip.train.step import step_of
 from onchip.train.training_run import FitResult
 
 CHECKED_STEPS, CHECKED_ROWS = 16, 8_192
@@ -63,8 +65,8 @@ class TrainingCase:
         batch = min(self.options.batch_size, len(self.x))
         as_bytes = bytes_of(self.x) if self.device != "cpu" else None  # a GPU stores bytes as bytes: less to read
         scale = as_bytes[1] if as_bytes else 0.0
-        job = Job(self.options.precision, batch, TrainingStep(self.options.loss, kind, byte_scale=scale))
-        return plan(self.net(0), self.device, job).floor_us / 1e3
+        step = step_of(self.net(0), TrainingStep(self.options.loss, kind, byte_scale=scale))
+        return plan(step, self.device, Job(self.options.precision, batch)).floor_us / 1e3
 
     def seeded(self, seed: int) -> TrainOptions:
         return dataclasses.replace(self.options, seed=seed)

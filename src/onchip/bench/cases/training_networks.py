@@ -41,8 +41,8 @@ from onchip.network.layers import (
     Tanh,
 )
 from onchip.network.recipe import Weight
+from onchip.network.training import TrainingStep
 from onchip.network.types import BATCH, TensorType
-from onchip.plan.kernel import TrainingStep
 
 
 @dataclass(frozen=True)

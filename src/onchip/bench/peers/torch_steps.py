@@ -69,7 +69,7 @@ class TorchSteps:
 
     def _module(self) -> Any:
         net = self.job.net
-        module = framework("torch_network").torch_module(net, trains=True).to(self.device)
+        module = framework("torch_network").torch_module(net, trains=True).train().to(self.device)
         names = self.job.trainable
         frozen = [name for name in names if not self.job.network.is_trained(name)]
         if frozen:

@@ -27,6 +27,7 @@ from onchip.kernels.cpu.layout.select import SelectKernel
 from onchip.kernels.cpu.layout.taps import TapsKernel
 from onchip.kernels.cpu.mlp.fused import MlpFusedKernel
 from onchip.kernels.cpu.plain import PlainKernel
+from onchip.kernels.cpu.recurrent.gradient import RecurrentGradKernel
 from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
 from onchip.kernels.cpu.reduction.batch_sums import BatchSumsKernel
 from onchip.kernels.cpu.reduction.norm import NormKernel
@@ -44,7 +45,8 @@ from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Claim, Kernel, TrainingStep
+from onchip.network.training import TrainingStep
+from onchip.plan.kernel import Claim, Kernel
 
 
 class InferenceKernel(Kernel, Protocol):
@@ -66,7 +68,7 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(),
+    MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(), RecurrentGradKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
     ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),

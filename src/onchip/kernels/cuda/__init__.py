@@ -30,6 +30,7 @@ from onchip.kernels.cuda.gradient.extreme_grad import ExtremeGradKernel
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.kernels.cuda.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cuda.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cuda.gradient.select_grad import SelectGradKernel
 from onchip.kernels.cuda.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cuda.gradient.step_counters import StepCountersKernel
 from onchip.kernels.cuda.gradient.step_rows import StepRowsKernel
@@ -54,6 +55,7 @@ from onchip.kernels.cuda.reduction.norm import NormKernel
 from onchip.kernels.cuda.reduction.reduce import ReduceKernel
 from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxKernel
 from onchip.kernels.cuda.reduction.top_k import TopKKernel
+from onchip.kernels.cuda.reduction.top_k_grad import TopKGradKernel
 from onchip.kernels.cuda.scan.scan import ScanKernel
 from onchip.kernels.cuda.train.large_batch.launches import MlpTrainKernel
 from onchip.kernels.cuda.train.large_batch.three_launch import MlpTrainThreeLaunchKernel
@@ -78,5 +80,6 @@ KERNELS: tuple[Kernel, ...] = (
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),
-    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(), StepRowsKernel(), StepCountersKernel(),
+    NormGradKernel(), SoftmaxGradKernel(), ExtremeGradKernel(), SelectGradKernel(), TopKGradKernel(),
+    StepRowsKernel(), StepCountersKernel(),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -76,6 +77,8 @@ class _TopK(Layer, abstract=True):
 
 class TopK(_TopK):
     """The values themselves."""
+
+    needs_y: ClassVar[bool] = False
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         return np.take_along_axis(xs[0], _indices(self, xs[0]), self.axis)

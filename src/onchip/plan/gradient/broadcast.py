@@ -6,6 +6,7 @@ which the operand was broadcast, and that of a weight over the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,8 @@ from onchip.network.layers import (
     PReLU,
     Sub,
 )
-from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, by_backward, rule_of, sum_of_weight, unbroadcast
+from onchip.plan.gradient.rules import GradientNames, Rule, Wanted, rule_of, sum_of_weight, unbroadcast
 
 
 @dataclass(frozen=True)
@@ -137,45 +137,36 @@ def extreme(build: StepBuilder, node: Node, dy: str, operands: Operands) -> Sequ
 
 
 @rule_of(PReLU)
-def prelu(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    return (by_backward if "first" in node.weights else _prelu)(build, node, dy, wanted)
-
-
 @per_operand
-def _prelu(build: StepBuilder, node: Node, dy: str, operands: Operands) -> Sequence[str | None]:
+def prelu(build: StepBuilder, node: Node, dy: str, operands: Operands) -> Sequence[str | None]:
     a, b = operands
-    above = _combined(build, node, Mask(), dy, _combined(build, node, GreaterOrEqual(), a, _number(build, node, 0)))
+    is_above = _combined(build, node, GreaterOrEqual(), _as_value(build, node, a), _number(build, node, 0))
+    above = _combined(build, node, Mask(), dy, is_above)
     below = _combined(build, node, Sub(), dy, above)
     da = _combined(build, node, Add(), above, _combined(build, node, Mul(), below, b)) if a.is_wanted else None
     return da, _combined(build, node, Mul(), below, a) if b.is_wanted else None
 
 
 @rule_of(Pow)
-def power(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
-    return (by_backward if "first" in node.weights else _power)(build, node, dy, wanted)
-
-
 @per_operand
-def _power(build: StepBuilder, node: Node, dy: str, operands: Operands) -> Sequence[str | None]:
+def power(build: StepBuilder, node: Node, dy: str, operands: Operands) -> Sequence[str | None]:
     """b a^(b - 1) and y log a: 0 where a <= 0."""
     a, b = operands
     da = db = None
     if a.is_wanted:
-        if b.role:
-            kind = build.weight_type(b.name)
-            recipe = Recipe.of(less_one, (b.name,), build.weights[b.name].shape, kind.dtype)
-            less = Operand(build.add_weight(f"{b.name}.less_one", recipe), b.role)
-        else:
-            less = Operand(_combined(build, node, Sub(), b, _number(build, node, 1)))
+        less = _combined(build, node, Sub(), _as_value(build, node, b), _number(build, node, 1))
         da = _combined(build, node, Mul(), dy, _combined(build, node, Pow(), a, less), b)
     if b.is_wanted:
-        is_positive = _combined(build, node, Greater(), a, _number(build, node, 0))
-        logarithm = _combined(build, node, Mask(), _combined(build, node, Log(), a), is_positive)
+        base = _as_value(build, node, a)
+        is_positive = _combined(build, node, Greater(), base, _number(build, node, 0))
+        logarithm = _combined(build, node, Mask(), _combined(build, node, Log(), base), is_positive)
         db = _combined(build, node, Mul(), dy, node.name, logarithm)
     return da, db
 
 
-@recipe_op
-def less_one(weight: Array) -> Array:
-    less: Array = weight - weight.dtype.type(1)
-    return less
+def _as_value(build: StepBuilder, node: Node, operand: Operand) -> Operand:
+    """The operand, if it is a weight added to zeros of the batch: a device computes no functions of weights alone."""
+    if not operand.role:
+        return operand
+    zeros = _combined(build, node, Greater(), node.inputs[0], _number(build, node, math.inf))
+    return Operand(_combined(build, node, Add(), zeros, operand))

@@ -7,6 +7,7 @@ import typing
 from onchip.network.graph import Node
 from onchip.network.layers import (
     ELU,
+    Add,
     Cast,
     Ceil,
     Cos,
@@ -15,6 +16,7 @@ from onchip.network.layers import (
     ElementwiseGrad,
     Exp,
     Floor,
+    GreaterOrEqual,
     LeakyReLU,
     Log,
     Mask,
@@ -23,6 +25,7 @@ from onchip.network.layers import (
     Round,
     Sign,
     Sin,
+    Sub,
 )
 from onchip.network.layers.cast import CastTo
 from onchip.plan.gradient.builder import StepBuilder
@@ -33,11 +36,25 @@ from onchip.plan.gradient.rules import GradientNames, Wanted, by_backward, rule_
 def elementwise(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
     (x,), layer = node.inputs, node.layer
     assert isinstance(layer, Elementwise)
-    # Of alpha or slope <= 0, y does not tell the sign of x.
-    if not layer.grad_of or (isinstance(layer, ELU) and layer.alpha <= 0):
+    if not layer.grad_of:
         return by_backward(build, node, dy, wanted)
+    # Of a slope <= 0, y does not tell the sign of x.
     read = x if layer.grad_of == "x" or (isinstance(layer, LeakyReLU) and layer.slope <= 0) else node.name
     return (build.add(f"{x}.grad", ElementwiseGrad(layer), (read, dy)),), {}
+
+
+@rule_of(ELU)
+def elu(build: StepBuilder, node: Node, dy: str, wanted: Wanted) -> GradientNames:
+    """dy where x >= 0, else dy (y + alpha). Of alpha <= 0, y does not tell the sign of x."""
+    (x,), layer, dtype = node.inputs, node.layer, build.types[node.name].dtype
+    assert isinstance(layer, ELU)
+    if layer.alpha > 0:
+        return elementwise(build, node, dy, wanted)
+    is_above = build.add(f"{node.name}.above", GreaterOrEqual(), (x,), {"constant": build.number(0, dtype)})
+    above = build.add(f"{x}.grad.above", Mask(), (dy, is_above))
+    below = build.add(f"{x}.grad.below", Sub(), (dy, above))
+    slope = build.add(f"{node.name}.slope", Add(), (node.name,), {"constant": build.number(layer.alpha, dtype)})
+    return (build.add(f"{x}.grad", Add(), (above, build.add(f"{x}.grad.scaled", Mul(), (below, slope)))),), {}
 
 
 @rule_of(ReLU)

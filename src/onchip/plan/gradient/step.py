@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.network.graph import Network, Node, check_no_step
+from onchip.network.graph import Network, Node, TrainedStep, check_no_step
 from onchip.network.layers import (
     AdamStep,
     Add,
@@ -41,6 +41,7 @@ from onchip.network.layers import (
 from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Recipe, Weight, reach, value_of
+from onchip.network.training import TrainingStep
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.gradient import (  # noqa: F401 - their rules
     broadcast,
@@ -56,7 +57,6 @@ from onchip.plan.gradient import (  # noqa: F401 - their rules
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.rules import Wanted, gradients_of
 from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_averages
-from onchip.plan.kernel import TrainingStep
 
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
@@ -94,7 +94,9 @@ def training_step(
     state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     inputs = {**net.inputs, TARGET: target, SHARE: share}
     nodes = _needed(build.nodes, build.weights, {total, *state.values()})
-    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state)
+    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
+    of = TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
+    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state, trained=of)
 
 
 def _with_gradient(net: Network) -> list[str]:

@@ -185,16 +185,17 @@ class CpuBound:
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         queue_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
-        if plan.job.is_training:
+        is_training = plan.whole_step is not None
+        if is_training:
             queue_training()
         else:
             queue_functions((run_launches,))
         queue_helpers(threads)
-        derived: Evaluated = {} if plan.job.is_training else make_weights(plan, threads, ranks)
+        derived: Evaluated = {} if is_training else make_weights(plan, threads, ranks)
         home, between = plan.stored_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []
-        for i, group in enumerate(() if plan.job.is_training else plan.groups):
+        for i, group in enumerate(() if is_training else plan.groups):
             weights = {name: evaluate_weight(recipe, plan, derived) for name, recipe in group.claim.recipes.items()}
             used = (*group.inputs, *group.outputs)
             done = tuple({home[name] for name in used if last[home[name]] == i} & between)
@@ -277,9 +278,9 @@ class CpuBound:
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
         (of_rows,) = row_weights
-        job = self.plan.job
-        assert job.training is not None
-        args = job.training, job.batch, weights, x, y, of_rows, threads, shared.ranks
+        step = self.plan.whole_step
+        assert step is not None
+        args = step.how, self.plan.job.batch, weights, x, y, of_rows, threads, shared.ranks
         return _OneRun(kernel.trainer(group.claim, *args), group.claim.label)
 
 

@@ -57,6 +57,7 @@ class CpuStep:
         from onchip.kernels.cpu.compiler.compile_ahead import queue_functions, queue_kernels
         from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
 
+        plan.check_layers()
         self.plan, self.threads, self._start_helpers = plan, threads, start_helpers
         net = plan.network
         self.state = {name: materialise(name, net.weights).copy() for name in net.state}

@@ -46,7 +46,7 @@ class CudaBackend:
     def bind(self, plan: Plan) -> CudaBound | TrainingBound:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
-        return TrainingBound(self.gpu, plan) if plan.job.is_training else self.bind_rows(plan)
+        return TrainingBound(self.gpu, plan) if plan.whole_step else self.bind_rows(plan)
 
     def bind_rows(self, plan: Plan) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""

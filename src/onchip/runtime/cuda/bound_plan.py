@@ -17,6 +17,7 @@ from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.branches import Accesses, Place, Range, ends_of, in_branches, in_sequence
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
@@ -26,6 +27,7 @@ from onchip.runtime.cuda.timed_copies import HostCopies
 
 MAX_CALLS = 64  # batch sizes whose launches a thread caches
 MAX_GRAPHS = 32  # cached
+BRANCH_GROUPS = 8  # of a step: groups between the last use of memory and the next
 GRAPH_RUNS, GRAPH_LAUNCHES = 16, 1024  # most runs of one graph, and most launches if it has several
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 ALIGN_BYTES = 256  # of an allocation in an arena
@@ -84,8 +86,9 @@ class BoundPlan:
     def __init__(
         self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], memory: Mapping[str, Buffer] | None = None
     ) -> None:
-        """memory  of the arrays that are not in the arena, by name; kept alive"""
+        """memory  of a step: the arrays that are not in the arena, by name; kept alive. Its graphs have branches."""
         self.gpu, self.plan, self.groups, self._memory = gpu, plan, tuple(groups), memory or {}
+        self._has_branches = memory is not None
         self._pointers = {name: buffer.pointer for name, buffer in self._memory.items()}
         net = plan.network
         self._between = {name: plan.types[name].row_bytes for name in plan.between if name not in self._memory}
@@ -213,11 +216,12 @@ class BoundPlan:
 
     def bind(self, B: int) -> BoundRows:
         steps = [(step, BoundSteps(self.gpu, step.at(B), step.weights)) for step in self.groups]
-        arena = Arena()
+        arena = Arena(BRANCH_GROUPS if self._has_branches else 0)
         last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
         offsets: dict[str, int] = {}
         scratches = []
         for i, (step, launches) in enumerate(steps):
+            arena.begin(i)
             scratches.append(arena.take(launches.scratch_bytes) if launches.scratch_bytes else 0)
             for name in step.outputs:
                 if name in self._between:
@@ -264,18 +268,40 @@ class BoundPlan:
         begin = arena.pointer if arena else 0
         values = self._values(bound, pointers, begin)
         nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # with the pointer arguments of the launch, by name
+        places = self._places(bound, pointers, begin, B)
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
             graph = builder or self.gpu.graph_builder()
             for _ in range(runs):
-                word = status
-                for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
+                word, of_groups = status, list[list[int]]()  # the final nodes of each group
+                for (group, steps), scratch, place in zip(bound.steps, bound.scratches, places, strict=True):
                     inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
-                    graph_nodes, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, word)
+                    waits = [node for i in place.after for node in of_groups[i]] or ends
+                    graph_nodes, last = steps.add_to(
+                        graph, inputs, outputs, begin + scratch, waits, word, place.overlaps
+                    )
+                    of_groups.append(last)
                     word += steps.status_bytes
                     for node, call, uses in zip(graph_nodes, steps.calls, steps.uses, strict=True):
                         nodes.append((node, call, [(argument, _name_of(group, value)) for argument, value in uses]))
+                ends = [node for i in ends_of(places) for node in of_groups[i]]
             return PlanGraph(graph.finish(arena), pointers, nodes)
+
+    def _places(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, B: int) -> list[Place]:
+        """Where each group is in a graph."""
+        if not self._has_branches:
+            return in_sequence(len(bound.steps))
+        memory = {name: _range_of(buffer) for name, buffer in self._memory.items()}
+        memory |= {name: (name, 0, 1) for name in pointers}
+        for name, offset in bound.offsets.items():
+            memory[name] = ("", arena + offset, arena + offset + self._between[name] * B)
+        accesses = []
+        for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
+            written = [("", arena + scratch, arena + scratch + steps.scratch_bytes)] if steps.scratch_bytes else []
+            written += [memory[name] for name in group.outputs]
+            weights = tuple(_range_of(buffer) for buffer in group.weights.values())
+            accesses.append(Accesses(tuple(memory[name] for name in group.inputs), tuple(written), weights))
+        return in_branches(accesses)
 
     def _arena_of(self, stream: int, nbytes: int) -> Buffer | None:
         """Memory for the graphs of a stream, which run one at a time."""
@@ -312,6 +338,10 @@ class BoundPlan:
                 self._graphs.popitem(last=False)
 
 
+def _range_of(buffer: Buffer) -> Range:
+    return "", buffer.pointer, buffer.pointer + buffer.nbytes
+
+
 def _name_of(group: BoundGroup, value: Input | Output) -> str:
     return (group.inputs if isinstance(value, Input) else group.outputs)[value.index]
 
@@ -319,8 +349,10 @@ def _name_of(group: BoundGroup, value: Input | Output) -> str:
 class Arena:
     """First-fit allocation of offsets in one buffer; freed ranges are reused."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: int = 0) -> None:
+        """delay  groups after which a freed range is reused: until then they need not wait for each other"""
         self.nbytes = 0
+        self._delay, self._group, self._freed = delay, 0, list[tuple[int, int]]()  # groups and offsets
         self._taken: list[tuple[int, int]] = []  # begin and end, sorted
 
     def take(self, nbytes: int) -> int:
@@ -334,5 +366,13 @@ class Arena:
         self.nbytes = max(self.nbytes, offset + size)
         return offset
 
+    def begin(self, group: int) -> None:
+        """The next ranges are of this group."""
+        self._group = group
+        free = {offset for freed, offset in self._freed if freed + self._delay < group}
+        self._freed = [(freed, offset) for freed, offset in self._freed if freed + self._delay >= group]
+        self._taken = [(begin, end) for begin, end in self._taken if begin not in free]
+
     def give_back(self, offset: int) -> None:
-        self._taken = [(begin, end) for begin, end in self._taken if begin != offset]
+        """It is free from the next group on, or later."""
+        self._freed.append((self._group, offset))

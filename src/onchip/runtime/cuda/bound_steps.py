@@ -133,9 +133,12 @@ class BoundSteps:
 
     def add_to(
         self, graph: GraphBuilder, inputs: Sequence[int], outputs: Sequence[int], scratch: int,
-        dependencies: Sequence[int] = (), status: int = 0,
+        dependencies: Sequence[int] = (), status: int = 0, overlaps: bool = True,
     ) -> tuple[list[int], list[int]]:  # fmt: skip
-        """Add the launches to a graph after these nodes; returns the nodes of all launches and the final ones."""
+        """Add the launches to a graph after these nodes; returns the nodes of all launches and the final ones.
+
+        overlaps  whether a launch may begin before the only one of these nodes has ended
+        """
         self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
             dependencies = [graph.clear(scratch, self._cleared_bytes, dependencies)]
@@ -143,8 +146,9 @@ class BoundSteps:
         ends = list(dependencies)
         for i, (launch, after) in enumerate(zip(self.calls, self._after, strict=True)):
             indices = range(max(0, i - 1), i) if after is None else after
-            waits = [nodes[earlier] for earlier in indices] or list(dependencies)
-            nodes.append(graph.add(launch, waits))
+            waits = [nodes[earlier] for earlier in indices]
+            nodes.append(graph.add(launch, waits or list(dependencies), overlaps or bool(waits)))
+            waits = waits or list(dependencies)
             ends = [*(node for node in ends if node not in waits), nodes[-1]]
         return nodes, ends
 

@@ -58,7 +58,7 @@ class LaunchListBuilder(GraphBuilder):
         self._gpu = gpu
         self._launches: list[Callable[[int], object]] = []
 
-    def add(self, launch: Call, after: Sequence[int]) -> int:
+    def add(self, launch: Call, after: Sequence[int], overlaps: bool = True) -> int:
         return self._append(launch.launch)
 
     def clear(self, pointer: int, nbytes: int, after: Sequence[int]) -> int:

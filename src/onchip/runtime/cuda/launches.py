@@ -130,9 +130,12 @@ class GraphBuilder:
         self._graph = call(gpu.driver.cuGraphCreate, 0)
         self._kernels: set[int] = set()
 
-    def add(self, launch: Call, after: Sequence[int]) -> int:
-        """Add a launch after these nodes, with its current arguments; returns its node."""
-        overlaps = launch.overlaps and len(after) == 1 and after[0] in self._kernels
+    def add(self, launch: Call, after: Sequence[int], overlaps: bool = True) -> int:
+        """Add a launch after these nodes, with its current arguments; returns its node.
+
+        overlaps  whether it may begin before a single one of them has ended
+        """
+        overlaps = overlaps and launch.overlaps and len(after) == 1 and after[0] in self._kernels
         waits = () if overlaps else after
         handle, params = ctypes.c_uint64(0), launch.node_params
         arguments = (

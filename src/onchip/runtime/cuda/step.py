@@ -32,6 +32,7 @@ class CudaStep:
     """
 
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
+        plan.check_layers()
         net = plan.network
         self.gpu, self.plan = gpu, plan
         self.state = {name: gpu.upload(materialise(name, net.weights)) for name in net.state}

@@ -29,7 +29,7 @@ class EventGraphBuilder(GraphBuilder):
         self._new_event, self._last = gpu.event, list[int]()
         self.mark()
 
-    def add(self, launch: Call, after: Sequence[int]) -> int:
+    def add(self, launch: Call, after: Sequence[int], overlaps: bool = True) -> int:
         """Add a launch after all earlier nodes. It does not overlap with the event before it."""
         return self._between(launch.name, super().add(launch, self._last))
 

@@ -10,7 +10,7 @@ import numpy as np
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.training import STEP_FLOATS, SharedData, bytes_of, epochs_at_once
 from onchip.network.recipe import Array
-from onchip.plan.kernel import OPTIMISERS
+from onchip.network.training import OPTIMISERS
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
 
 SLICE_BYTES = 64 << 20  # of rows per copy

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm1d, BatchNorm2d, BatchNormGrad, Mask, WeightGrad
 from onchip.network.recipe import value_weight
-from onchip.network.types import TensorType
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.kernel import Job, Refusal
+from onchip.runtime.cpu.backend import this_cpu
 from step_cases import bind, check_step
 
 # Columns and planes; one task of channels and several, the last one smaller.
@@ -52,6 +55,14 @@ def test_dx_by_given_gradients_of_weights(row):
 
 def test_only_dx_is_written():
     check_step(gradients((5, 7), outputs=("dx",)), "batch_norm_grad", rows(7, (5, 7)))
+
+
+def test_the_gradient_of_a_narrow_bias_is_refused():
+    net = gradients((5, 7))
+    narrow = {**net.weights, "bias": np.ones(5, numpy_dtype("bfloat16"))}
+    narrow["d_bias"] = value_weight("dbias", (5,), "bfloat16")
+    claims = list(BatchNormGradKernel().claims(net.replace(weights=narrow), 0, this_cpu(), Job()))
+    assert [type(claim) for claim in claims] == [Refusal]
 
 
 def test_a_mask_is_a_launch_of_its_own():

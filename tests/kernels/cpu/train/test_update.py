@@ -7,10 +7,11 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Abs, BatchSum, Descent, GlobalSum, Mul, RunningAverage, Velocity
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import value_weight
+from onchip.network.training import TrainingStep
 from onchip.network.types import TensorType
 from onchip.plan.gradient.builder import StepBuilder
 from onchip.plan.gradient.step import VALUES, add_updates
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.runtime.placement import plan
 from step_cases import bind, check_step, run
 

@@ -33,7 +33,7 @@ from onchip.network.layers import (
 )
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, Refusal, TrainingStep
+from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
@@ -229,7 +229,6 @@ def test_what_it_leaves_to_others():
     weights = {"w": rows(8, 1, 3, 3)}
     layer = Node("c", ConvTranspose2d(groups=8), ("x",), {"weight": "w"})
     assert claims_of(Network({"x": TensorType(("B", 8, 5, 5))}, (layer,), ("c",), weights), "depthwise") == []
-    assert list(DepthwiseKernel().claims(network(*SHAPES["3x3"]), 1, H200, Job(training=TrainingStep("mse")))) == []
 
 
 def test_what_it_refuses():

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from checks import assert_error_within
+from checks import assert_error_within, ulps_of
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.gradient.channels import MAX_COLUMNS, MAX_SLICES, THREADS, Channels
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
@@ -25,27 +26,34 @@ from onchip.network.layers import (
     WeightGrad,
 )
 from onchip.network.recipe import value_weight
-from onchip.network.types import TensorType
+from onchip.network.training import TrainingStep
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.kernel import Job
 from onchip.plan.layout import has_channels
 from onchip.plan.planner import make_plan
 
 # Planes and columns, odd and in vectors; one tile of channels and several; a channel of one element.
 SHAPES = [(3, 7, 5), (5, 4, 6), (4, 9), (10,), (36,), (67,), (1,), (40, 3, 1)]
 ROLES = ("mean", "var", "weight", "bias")
+# Of x, the weight and the bias.
+DTYPES = [
+    *((dtype,) * 3 for dtype in FLOATS), ("bfloat16", "bfloat16", "float32"), ("float64", "float32", "float16"),
+    ("float32", "bfloat16", "float64"),
+]  # fmt: skip
 
 
-def some(*shape, seed=0):
-    return np.random.default_rng((seed, *shape)).standard_normal(shape, dtype=np.float32)
+def some(*shape, seed=0, dtype="float32"):
+    drawn = np.random.default_rng((seed, *shape)).standard_normal(shape, dtype=np.float32)
+    return drawn.astype(numpy_dtype(dtype))
 
 
 def norm_of(row):
     return (BatchNorm1d if len(row) < 3 else BatchNorm2d)(1e-3)
 
 
-def in_training(row, more=()):
+def in_training(row, more=(), dtypes=DTYPES[0]):
     """The norm by the statistics of the batch, and layers after it."""
     at = {role: f"{role}.row" for role in ("mean", "var")}
     nodes = [
@@ -56,57 +64,66 @@ def in_training(row, more=()):
     ]
     for i, layer in enumerate(more):
         nodes.append(Node(f"z{i}", layer, (nodes[-1].name,)))
-    weights = {f"{role}.row": value_weight(role, row[:1]) for role in ("mean", "var")}
-    weights |= {"weight": some(*row[:1], seed=1), "bias": some(*row[:1], seed=2)}
+    weights = {f"{role}.row": value_weight(role, row[:1], dtypes[0]) for role in ("mean", "var")}
+    weights |= {role: some(*row[:1], seed=i, dtype=dtypes[i]) for i, role in ((1, "weight"), (2, "bias"))}
     outputs = ("mean", "var", "unbiased", nodes[-1].name)
-    return Network({"x": TensorType(("B", *row))}, tuple(nodes), outputs, weights, state={"weight": "", "bias": ""})
+    x = TensorType(("B", *row), dtypes[0])
+    return Network({"x": x}, tuple(nodes), outputs, weights, state={"weight": "", "bias": ""})
 
 
-def given(row, roles=ROLES):
+def given(row, roles=ROLES, dtypes=DTYPES[0]):
     """Weights of a norm with its statistics."""
-    return {role: np.abs(some(*row[:1], seed=i)) + 0.1 for i, role in enumerate(roles)}
+    of_role = dict(zip(("weight", "bias", "d_weight", "d_bias"), dtypes[1:] * 2, strict=True))
+    drawn = ((role, np.abs(some(*row[:1], seed=i)) + 0.1) for i, role in enumerate(roles))
+    return {role: array.astype(numpy_dtype(of_role.get(role, dtypes[0]))) for role, array in drawn}
 
 
-def backward(row, roles=("weight", "bias"), has_dx=True, is_masked=False):
+def backward(row, roles=("weight", "bias"), has_dx=True, is_masked=False, dtypes=DTYPES[0]):
     """The gradients of a norm as a training step computes them: of these weights, and of x."""
-    x, weights = TensorType(("B", *row)), {role: role for role in ROLES}
+    x, weights = TensorType(("B", *row), dtypes[0]), {role: role for role in ROLES}
     inputs = {"upper": x, "relu": x, "x": x} if is_masked else {"x": x, "dy": x}
     nodes = [Node("dy", Mask(), ("upper", "relu"))] if is_masked else []
     nodes += [Node(f"d{role}", WeightGrad(norm_of(row), role), ("x", "dy"), weights) for role in roles]
     read = {role: role for role in ("mean", "var", "weight", "d_weight", "d_bias")}
     nodes += [Node("dx", BatchNormGrad(1e-3), ("x", "dy"), read)] if has_dx else []
     outputs = (*(f"d{role}" for role in roles), *(["dx"] if has_dx else []))
-    arrays = given(row, (*ROLES, "d_weight", "d_bias"))
-    arrays |= {f"d_{role}": value_weight(f"d{role}", row[:1]) for role in roles}
+    arrays = given(row, (*ROLES, "d_weight", "d_bias"), dtypes)
+    of_role = dict(zip(("weight", "bias"), dtypes[1:], strict=True))
+    arrays |= {f"d_{role}": value_weight(f"d{role}", row[:1], of_role[role]) for role in roles}
     return Network(inputs, tuple(nodes), outputs, arrays, state={"mean": ""})
 
 
 def assert_right(gpu, net, kernel, *xs):
     claims = claims_of(net, kernel)
     assert len(claims) == 1 + has_channels(net.types["x"])
-    truth, baseline = (reference.forward(net, xs if len(xs) > 1 else xs[0], dtype) for dtype in ("float64", "float32"))
+    narrowest = max((kind.dtype for kind in net.types.values()), key=ulps_of)
+    truth, baseline = (reference.forward(net, xs if len(xs) > 1 else xs[0], dtype) for dtype in ("float64", narrowest))
     for claim in claims:
         assert set(claim.nodes) >= set(net.outputs)
         got = run_claim(gpu, net, claim, *xs)
         several = (each if isinstance(each, tuple) else (each,) for each in (got, truth, baseline))
         for each in zip(*several, strict=True):
-            assert_error_within(*each)
+            assert_error_within(*each, ulps=ulps_of(narrowest))
 
 
 @needs_gxx
 @pytest.mark.parametrize("row", SHAPES, ids=str)
-def test_statistics_and_norm(monkeypatch, row):
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_statistics_and_norm(monkeypatch, row, dtypes):
     gpu = emulated_gpu(monkeypatch)
     for B in (1, 5, 33, 257):
-        assert_right(gpu, in_training(row), "batch_norm", some(B, *row) + 3)
+        x = (some(B, *row) + 3).astype(numpy_dtype(dtypes[0]))
+        assert_right(gpu, in_training(row, dtypes=dtypes), "batch_norm", x)
 
 
 @needs_gxx
 @pytest.mark.parametrize("row", SHAPES, ids=str)
-def test_gradients(monkeypatch, row):
-    gpu = emulated_gpu(monkeypatch)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_gradients(monkeypatch, row, dtypes):
+    gpu, net = emulated_gpu(monkeypatch), backward(row, dtypes=dtypes)
     for B in (1, 5, 33, 257):
-        assert_right(gpu, backward(row), "batch_norm_grad", some(B, *row), some(B, *row, seed=1) + 1)
+        x, dy = some(B, *row, dtype=dtypes[0]), (some(B, *row, seed=1) + 1).astype(numpy_dtype(dtypes[0]))
+        assert_right(gpu, net, "batch_norm_grad", x, dy)
 
 
 @needs_gxx
@@ -127,24 +144,28 @@ def test_what_is_claimed_together(monkeypatch):
 
 @needs_gxx
 @pytest.mark.parametrize("row", [(3, 7, 5), (4, 9), (36,)], ids=str)
-def test_the_gradient_of_a_relu(monkeypatch, row):
-    gpu, net = emulated_gpu(monkeypatch), backward(row, is_masked=True)
-    x, dy, y = some(33, *row), some(33, *row, seed=1), np.maximum(some(33, *row, seed=2), 0)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_the_gradient_of_a_relu(monkeypatch, row, dtypes):
+    gpu, net = emulated_gpu(monkeypatch), backward(row, is_masked=True, dtypes=dtypes)
+    x, dy, y = (some(33, *row, seed=i, dtype=dtypes[0]) for i in range(3))
+    y = np.maximum(y, 0)
     assert_right(gpu, net, "batch_norm_grad", dy, y, x)
-    assert_right(gpu, backward(row, (), is_masked=True), "batch_norm_grad", dy, y, x)
+    assert_right(gpu, backward(row, (), is_masked=True, dtypes=dtypes), "batch_norm_grad", dy, y, x)
     kept = net.replace(outputs=(*net.outputs, "dy"))
     assert claims_of(kept, "batch_norm_grad") == []
     assert claims_of(kept, "batch_norm_grad", start=1)[0].nodes == ("dweight", "dbias", "dx")
 
 
 @needs_gxx
-def test_norms_by_weights(monkeypatch):
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_norms_by_weights(monkeypatch, dtypes):
     """A norm that is not trained, or only its weight: by its running statistics."""
     gpu, row = emulated_gpu(monkeypatch), (6, 4, 2)
     for roles in (ROLES, ROLES[:2]):
         norm = Node("y", norm_of(row), ("x",), {role: role for role in roles})
-        net = Network({"x": TensorType(("B", *row))}, (norm,), ("y",), given(row), state={"var": ""})
-        assert_right(gpu, net, "batch_norm", some(5, *row))
+        x, weights = TensorType(("B", *row), dtypes[0]), given(row, dtypes=dtypes)
+        net = Network({"x": x}, (norm,), ("y",), weights, state={"var": ""})
+        assert_right(gpu, net, "batch_norm", some(5, *row, dtype=dtypes[0]))
         assert claims_of(net, "pointwise") == []
         constant = Network(net.inputs, net.nodes, net.outputs, net.weights)
         assert claims_of(constant, "batch_norm") == []

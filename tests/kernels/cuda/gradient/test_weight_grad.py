@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.gradient.weight_grad import MIN_SPLIT, WeightGradKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -16,10 +17,10 @@ from onchip.network.layers import (
     Linear,
     WeightGrad,
 )
-from onchip.network.types import TensorType
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cuda.bound_steps import BoundSteps
 
 pytestmark = needs_gxx
@@ -36,9 +37,18 @@ CASES = {
 }
 
 
-def network(layer, row, weight, with_bias):
-    x, types = TensorType(("B", *row)), {"weight": TensorType(weight)}
-    dy = TensorType(("B", *layer.infer((x,), types).row_shape))
+# Of x and dy, and of the weight.
+DTYPES = [
+    *((dtype, dtype) for dtype in FLOATS),
+    ("float64", "float32"),
+    ("float32", "bfloat16"),
+    ("float16", "float64"),
+]
+
+
+def network(layer, row, weight, with_bias, dtype="float32", weight_dtype="float32"):
+    x, types = TensorType(("B", *row), dtype), {"weight": TensorType(weight, weight_dtype)}
+    dy = TensorType(("B", *layer.infer((x,), types).row_shape), dtype)
     nodes = [Node("dw", WeightGrad(layer, "weight"), ("x", "dy"), {"weight": "w"})]
     if with_bias:
         rank = len(dy.shape)
@@ -46,22 +56,27 @@ def network(layer, row, weight, with_bias):
         nodes += [Node("rows", GlobalSum(over), ("dy",))] if over else []
         nodes.append(Node("db", BatchSum(), ("rows" if over else "dy",)))
     outputs = ("dw", "db") if with_bias else ("dw",)
-    return Network({"x": x, "dy": dy}, tuple(nodes), outputs, {"w": np.zeros(weight, np.float32)})
+    return Network({"x": x, "dy": dy}, tuple(nodes), outputs, {"w": np.zeros(weight, numpy_dtype(weight_dtype))})
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("B", [1, 7, 2 * MIN_SPLIT + 9])
 @pytest.mark.parametrize("case", CASES)
-def test_weight_gradient(monkeypatch, case, B, with_bias):
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_weight_gradient(monkeypatch, case, B, with_bias, dtypes):
     if with_bias and "transposed" in case:
         pytest.skip("its bias is a sum of its own")
-    net, rng = network(*CASES[case], with_bias), np.random.default_rng(B)
-    xs = [rng.standard_normal((B, *kind.row_shape), np.float32) for kind in net.inputs.values()]
+    net, rng, x_dtype = network(*CASES[case], with_bias, *dtypes), np.random.default_rng(B), numpy_dtype(dtypes[0])
+    xs = [rng.standard_normal((B, *kind.row_shape), np.float32).astype(x_dtype) for kind in net.inputs.values()]
     claim = list(WeightGradKernel().claims(net, 0, H200, Job(batch=B)))[-1]
-    assert claim.nodes == tuple(node.name for node in net.nodes)
+    if dtypes[0] == dtypes[1]:
+        assert claim.nodes == tuple(node.name for node in net.nodes)
+    else:  # the bias' gradient has the dtype of dy
+        assert claim.nodes == ("dw",)
     gpu = emulated_gpu(monkeypatch)
     steps = BoundSteps(gpu, claim.facts.at(B))
-    outputs = [np.full(net.types[name].row_shape, 77, np.float32) for name in net.outputs]
+    types = [net.types[name] for name in net.outputs if name in claim.nodes]
+    outputs = [np.full(kind.row_shape, 77, numpy_dtype(kind.dtype)) for kind in types]
     scratch = np.full(steps.scratch_bytes + 16, 0xCD, np.uint8)
     steps.enqueue([x.ctypes.data for x in xs], [y.ctypes.data for y in outputs], scratch.ctypes.data, gpu.stream)
     layer = CASES[case][0]
@@ -73,7 +88,9 @@ def test_weight_gradient(monkeypatch, case, B, with_bias):
             truth = found
     for name, got in zip(("weight", "bias"), outputs, strict=False):
         naive = found[name] if name in found else dy.sum(axis=tuple(range(dy.ndim - 1)))
-        allowed = FACTOR * scaled_error(naive, truth[name]) + ULPS * ULP["fp32"]
+        allowed = FACTOR * scaled_error(naive, truth[name]) + ULPS * max(
+            DTYPE_ULP.get(of, ULP["fp32"]) for of in dtypes
+        )
         assert scaled_error(got, truth[name]) <= allowed
 
 

@@ -11,6 +11,7 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import small_divider
 from onchip.kernels.cuda.common.permute import MAX_AXES, MAX_LINES, SLOTS, TILE, merge_axes, tile_for
 from onchip.kernels.cuda.layout.permute import PermuteKernel, PermuteLowering
@@ -86,6 +87,18 @@ def test_lines_of_any_length(monkeypatch, dtype):
         x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
         got = moved(gpu, PermuteLowering((dtype, dtype), shape[1:], axes, 2), x)
         assert np.array_equal(got, x.transpose(axes).reshape(-1)), (shape, axes)
+
+
+@needs_gxx
+@pytest.mark.parametrize(("given", "made"), [*itertools.permutations(FLOATS, 2)])
+def test_moves_between_dtypes(monkeypatch, given, made):
+    gpu = emulated_gpu(monkeypatch)
+    for shape, axes in (*MOVES[::8], ((3, 50), (0, 1)), ((7,), (0,))):
+        x = np.random.default_rng(0).integers(0, 100, shape).astype(numpy_dtype(given))
+        y = np.full(x.size, 77, numpy_dtype(made))
+        steps = BoundSteps(gpu, PermuteLowering((given, made), shape[1:], axes, 2).at(len(x)))
+        steps.enqueue([x.ctypes.data], [y.ctypes.data], 0, gpu.stream)
+        assert np.array_equal(y, x.transpose(axes).reshape(-1).astype(y.dtype)), (shape, axes)
 
 
 def test_few_channels_have_a_kernel_of_their_own():

@@ -8,8 +8,8 @@ from onchip.kernels.cuda.train.layer_parallel import layer_parallel
 from onchip.kernels.cuda.train.resident import resident
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import TrainingStep
 
 DIGITS, BACKPROP, WIDE_OUTPUT = (784, 320, 160, 10), (784, 56, 28, 10), (30, 50, 200)
 CASES = [

@@ -17,8 +17,10 @@ from onchip.kernels.cuda.train.layer_parallel.layer_parallel import LayerParalle
 from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
@@ -161,8 +163,8 @@ def test_host_and_kernel_agree_on_shared_memory(owned, widths, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_small_batches_of_pixels_use_it(batch, precision):
-    job = Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
-    claim = make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), job).groups[0].claim
+    step = training_step(mlp(784, 320, 160, 10), TrainingStep("cross_entropy", byte_scale=1 / 255))
+    claim = make_plan(step, H200, kernels_for(H200), Job(precision, batch)).groups[0].claim
     assert claim.kernel == "mlp_train_layer_parallel"
     assert "61 blocks" in claim.why
 

@@ -18,8 +18,10 @@ from onchip.kernels.cuda.train.resident import args as mlp_train_args
 from onchip.kernels.cuda.train.resident.resident import UNITS, ResidentLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
@@ -60,8 +62,8 @@ def lowering_of(*widths, batch=16, **training):
 
 
 def plan_of(*widths, batch, device=H200):
-    job = Job("fp32", batch, TrainingStep("cross_entropy"))
-    return make_plan(mlp(*widths), device, kernels_for(device), job)
+    step = training_step(mlp(*widths), TrainingStep("cross_entropy"))
+    return make_plan(step, device, kernels_for(device), Job("fp32", batch))
 
 
 @pytest.fixture(params=[1, 6], ids=["one block", "several blocks"])

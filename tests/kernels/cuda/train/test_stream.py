@@ -13,8 +13,8 @@ from onchip.kernels.cuda.train.large_batch.launches import make_lowering
 from onchip.kernels.cuda.train.large_batch.stream import StreamPass
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import TrainingStep
 from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions

@@ -13,8 +13,10 @@ from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_thre
 from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLaunchLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
+from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.kernel import Job, TrainingStep
+from onchip.plan.gradient.step import training_step
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.train.loop import fit
 from onchip.train.many import Run
@@ -103,8 +105,8 @@ def test_two_blocks_of_digits_share_an_sm():
     ],
 )
 def test_the_planner_chooses_it_where_it_is_faster(batch, chosen):
-    job = Job("fp32", batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
-    (group,) = make_plan(mlp(784, 320, 160, 10), H200, KERNELS, job).groups
+    step = training_step(mlp(784, 320, 160, 10), TrainingStep("cross_entropy", byte_scale=1 / 255))
+    (group,) = make_plan(step, H200, KERNELS, Job("fp32", batch)).groups
     assert group.claim.kernel == chosen
 
 

@@ -165,7 +165,7 @@ class MatMulKernel(CpuKernel):
     name = "matmul"
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        run = None if job.is_training else find_run(net, start)
+        run = find_run(net, start)
         if run is None:
             return
         views = [view for view in (run.a, run.b, run.c, run.mask) if view is not None]

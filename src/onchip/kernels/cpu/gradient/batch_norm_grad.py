@@ -171,8 +171,9 @@ class BatchNormGradKernel(CpuKernel):
         assert run is not None
         x, weights = net.types[run.norm.inputs[0]], run.dx[0].weights
         roles = [role for role in _ROLES if not (run.sums and role in ("d_weight", "d_bias"))]
-        if odd := next((d for role in roles if (d := net.weight_type(weights[role]).dtype) != "float32"), ""):
-            yield Refusal(self.name, run.norm.name, f"computes on float32, not weights of {odd}")
+        kinds = [*(net.weight_type(weights[role]) for role in roles), *(net.types[name] for name in run.nodes)]
+        if odd := next((kind.dtype for kind in kinds if kind.dtype != "float32"), ""):
+            yield Refusal(self.name, run.norm.name, f"computes on float32, not {odd}")
             return
         C, P = x.row_shape[0], math.prod(x.row_shape[1:])
         if not C * P:

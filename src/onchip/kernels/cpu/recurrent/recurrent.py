@@ -36,10 +36,10 @@ from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
-_SEQUENCE, _LAST, _CELL = range(3)
-_OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
-_MAX_ROWS = 32  # sequences per tile: they share a panel of the recurrence in L1
+LSTM_CELL, GRU_AFTER, GRU_BEFORE, RNN_TANH, RNN_RELU = range(5)
+SEQUENCE, LAST, CELL = range(3)
+OUTPUTS = {"sequence": SEQUENCE, "last": LAST, "cell": CELL}
+MAX_ROWS = 32  # sequences per tile: they share a panel of the recurrence in L1
 _NO_FLOOR, _ZERO, _ONE, _TWO = np.float32(-np.inf), np.float32(0), np.float32(1), np.float32(2)
 _MAX_EXP = np.float32(28)  # exp(-28) is 7e-13
 
@@ -100,12 +100,12 @@ def copy_floats(source: int, target: int, count: int) -> None:
 def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row: int, rows: int, H: int) -> None:
     """Initialise the gates of a step with their inputs; with `reset_after`, a GRU's new gate with its bias: the reset
     gate multiplies the recurrent part before the input is added."""
-    width = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
+    width = 4 * H if kind == LSTM_CELL else H if kind in (RNN_TANH, RNN_RELU) else 2 * H
     for r in range(rows):
         inputs, out = floats_at(x + r * x_row, width), floats_at(gates + r * gates_row, width)
         for n in range(width):
             out[n] = inputs[n]
-        if kind == _GRU_AFTER:
+        if kind == GRU_AFTER:
             late_bias, late = floats_at(bias, H), floats_at(gates + r * gates_row + 2 * H * 4, H)
             for n in range(H):
                 late[n] = late_bias[n]
@@ -122,6 +122,19 @@ def _clamped(x: np.float32) -> np.float32:
     return _MAX_EXP if low > _MAX_EXP else low
 
 
+@compiled(inline=True)
+def cell_after(i: np.float32, f: np.float32, g: np.float32, c: np.float32) -> np.float32:
+    """An LSTM's cell c after a step, by its gates before their activations: sigmoid(f) c + sigmoid(i) tanh(g).
+
+    With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One shared division.
+    """
+    _, of_i = expm1_exp(_clamped(-i))
+    _, of_f = expm1_exp(_clamped(-f))
+    of_g, _ = expm1_exp(_clamped(-_TWO * g))
+    keep, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
+    return (c * added - of_g * keep) / (keep * added)
+
+
 @linked(*(types.int64,) * 3)
 def next_cell(gates: int, c: int, H: int) -> None:
     """Update an LSTM's cell in place; the state overwrites its first gate, as with one more array LLVM would need too
@@ -129,12 +142,7 @@ def next_cell(gates: int, c: int, H: int) -> None:
     i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
     f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
     for n in range(H):
-        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One shared division.
-        _, of_i = expm1_exp(_clamped(-i[n]))
-        _, of_f = expm1_exp(_clamped(-f[n]))
-        of_g, _ = expm1_exp(_clamped(-_TWO * g[n]))
-        keep, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
-        new = (cell[n] * added - of_g * keep) / (keep * added)
+        new = cell_after(i[n], f[n], g[n], cell[n])
         cell[n] = new
         _, of_o = expm1_exp(_clamped(-o[n]))
         of_c, _ = expm1_exp(_clamped(-_TWO * new))
@@ -157,13 +165,13 @@ def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: i
 def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: int, c: int, rows: int, H: int) -> None:
     """Update the states of some rows after a step, in place."""
     stride = gates_row // 4
-    if kind == _LSTM:
+    if kind == LSTM_CELL:
         for row in range(rows):
             at = gates + row * gates_row
             next_cell(at, c + row * H * 4, H)
             copy_floats(at, h + row * H * 4, H)
-    elif kind in (_GRU_AFTER, _GRU_BEFORE):
-        if kind == _GRU_AFTER:
+    elif kind in (GRU_AFTER, GRU_BEFORE):
+        if kind == GRU_AFTER:
             activate(gates, rows, 2 * H, stride, SIGMOID)
             for row in range(rows):
                 at = gates + row * gates_row
@@ -181,7 +189,7 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
             for n in range(H):
                 state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
     else:
-        activate(gates, rows, H, stride, TANH if kind == _RNN_TANH else RELU)
+        activate(gates, rows, H, stride, TANH if kind == RNN_TANH else RELU)
         for row in range(rows):
             copy_floats(gates + row * gates_row, h + row * H * 4, H)
 
@@ -192,16 +200,16 @@ def _tile(worker: int, task: int, sizes: Array, ptrs: Array) -> None:
     N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     kind, output, is_reverse, most, K = sizes[5], sizes[6], sizes[7], sizes[8], sizes[11]
     x, y, first_h, first_c, R, late, bias = ptrs[0], ptrs[1], ptrs[2], ptrs[3], ptrs[4], ptrs[5], ptrs[6]
-    all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
+    all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == GRU_BEFORE else G * H), padded_width(H)
     gates_row = sizes[9]
     gates = ptrs[9] + worker * sizes[10]
-    h = gates + _MAX_ROWS * gates_row
-    c = h + _MAX_ROWS * H * 4
+    h = gates + MAX_ROWS * gates_row
+    c = h + MAX_ROWS * H * 4
     fed = gates + sizes[12]
     d, begin = task % D, task // D * most
     rows = min(most, N - begin)
     backwards = is_reverse or d == 1
-    block, low = _MAX_ROWS // rows, 0  # steps per `feed`, and the first of them
+    block, low = MAX_ROWS // rows, 0  # steps per `feed`, and the first of them
     inputs, inputs_row = fed, gates_row
     for r in range(rows):
         at = ((begin + r) * D + d) * H * 4
@@ -220,21 +228,21 @@ def _tile(worker: int, task: int, sizes: Array, ptrs: Array) -> None:
             inputs = fed + (s - low) * rows * gates_row
         init, init_row = inputs, inputs_row
         # A copy, if part of the initial gates is a bias, or the inputs are not whole vectors.
-        if kind in (_GRU_AFTER, _GRU_BEFORE) or (K == 0 and wide != G * H):
+        if kind in (GRU_AFTER, GRU_BEFORE) or (K == 0 and wide != G * H):
             first_gates(kind, inputs, inputs_row, bias + d * H * 4, gates, gates_row, rows, H)
             init, init_row = gates, gates_row
         add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
-        if kind == _GRU_BEFORE:
+        if kind == GRU_BEFORE:
             reset_states(gates, gates_row, inputs, inputs_row, h, rows, H)
             new = gates + H * 8
             add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
         next_states(kind, gates, gates_row, inputs, inputs_row, h, c, rows, H)
-        if output == _SEQUENCE:
+        if output == SEQUENCE:
             for r in range(rows):
                 copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
-    if output != _SEQUENCE:
+    if output != SEQUENCE:
         for r in range(rows):
-            source = (c if output == _CELL else h) + r * H * 4
+            source = (c if output == CELL else h) + r * H * 4
             copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
 
 
@@ -259,7 +267,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
         if which[1 + state] >= 0:
             ptrs[2 + state] = values[which[1 + state]]
     N, D = B * fields[3], sizes[2]
-    most = max(1, min(_MAX_ROWS, (N * D + threads - 1) // threads))
+    most = max(1, min(MAX_ROWS, (N * D + threads - 1) // threads))
     sizes[0], sizes[8] = N, most
     run_tasks(_tile, (sizes, ptrs), (N + most - 1) // most * D, threads)
 
@@ -292,7 +300,7 @@ class RecurrentKernel(CpuKernel):
         D, width, H = net.weights[name].shape
         G, S = layer.gates, int(gates.shape[-2])
         kind = kind_of(layer)
-        late = H if kind == _GRU_BEFORE else 0
+        late = H if kind == GRU_BEFORE else 0
         recipes = {"R": Recipe.of(packed_gates, (name,), (D, packed_size(H, width - late)), first=0, last=width - late)}
         if late:
             recipes["late"] = Recipe.of(packed_gates, (name,), (D, packed_size(H, H)), first=width - H, last=width)
@@ -313,13 +321,13 @@ class RecurrentKernel(CpuKernel):
             sum(map(net.row_flop, nodes)), sum(net.types[value].row_bytes for value in (*values, node.name)),
             sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_per_core=1,
         )  # fmt: skip
-        sizes = (sequences, S, D, G, H, kind, _OUTPUTS[layer.output], int(layer.direction == "reverse"))
+        sizes = (sequences, S, D, G, H, kind, OUTPUTS[layer.output], int(layer.direction == "reverse"))
         kinds = "-".join(each.layer.kind for each in nodes)
         yield Claim(
             self.name, f"{self.name}<{kinds},{H}>", tuple(each.name for each in nodes), cost,
             f"{S} steps in one call", recipes=recipes, order=f"units in order, chunks of {CHUNK}",
             facts=Facts(sizes, K, tuple(map(values.index, inputs))),
-            fast_bytes=4 * _MAX_ROWS * ((G + 2) * H + (G * H if K else 0)),
+            fast_bytes=4 * MAX_ROWS * ((G + 2) * H + (G * H if K else 0)),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
@@ -329,8 +337,8 @@ class RecurrentKernel(CpuKernel):
         reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
-        fed_at = _MAX_ROWS * (gates_row + padded(2 * H) * 4)
-        thread_bytes = fed_at + (_MAX_ROWS * gates_row if K else 0)
+        fed_at = MAX_ROWS * (gates_row + padded(2 * H) * 4)
+        thread_bytes = fed_at + (MAX_ROWS * gates_row if K else 0)
         arrays = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
         which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 
@@ -356,11 +364,11 @@ def _input_linear(net: Network, start: int) -> Node | None:
 
 def kind_of(layer: Recurrent) -> int:
     if isinstance(layer, GRU):
-        return _GRU_AFTER if layer.reset_after else _GRU_BEFORE
+        return GRU_AFTER if layer.reset_after else GRU_BEFORE
     if isinstance(layer, RNN):
-        return _RNN_TANH if layer.activation == "tanh" else _RNN_RELU
+        return RNN_TANH if layer.activation == "tanh" else RNN_RELU
     assert isinstance(layer, LSTM)
-    return _LSTM
+    return LSTM_CELL
 
 
 @recipe_op

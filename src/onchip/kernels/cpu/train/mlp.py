@@ -72,8 +72,9 @@ from onchip.kernels.training import (
 )
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Job, Refusal
 
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}
@@ -331,21 +332,23 @@ def _moved_bytes(chain: Chain, optimiser: str, cores: int) -> int:
 
 class MlpTrainKernel(CpuKernel):
     name = "mlp_train"
+    runs_whole_steps = True
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        training, batch = job.training, job.batch
-        if training is None or start != 0:
+        step, batch = net.trained, job.batch
+        if step is None or start != 0:
             return
-        chain = find_chain(net, 0, TRAINED)
-        if refusal := why_not_trained(net, chain, training.loss):
+        of, training = step.network, step.how
+        chain = find_chain(of, 0, TRAINED)
+        if refusal := why_not_trained(step, chain):
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return
         assert chain is not None
         rows = min(WORKER_ROWS, batch)  # in a core's cache
         cost = CoreCost(
-            row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
-            row_bytes=net.input.row_bytes,
-            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[training.optimiser]),
+            row_flop=3 * sum(map(of.row_flop, of.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
+            row_bytes=of.input.row_bytes,
+            fixed_bytes=8 * of.parameters * (1 + OPTIMISERS[training.optimiser]),
             launches=0 if _is_small(chain, batch) else 2,
             share=CPU.train_share,
             fixed_cache_bytes=_moved_bytes(chain, training.optimiser, device.units),
@@ -353,8 +356,8 @@ class MlpTrainKernel(CpuKernel):
         )
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
         yield Claim(
-            self.name, f"mlp_train<{chain.label},{training.loss}>", chain.nodes, cost,
-            why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
+            self.name, f"mlp_train<{chain.label},{training.loss}>", tuple(node.name for node in net.nodes), cost,
+            why="forward, backward and update of a step in one call", recipes=packed_recipes(of, chain, 0),
             fast_bytes=fast, facts=chain,
             order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip

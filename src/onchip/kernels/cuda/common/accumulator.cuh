@@ -24,13 +24,17 @@ __device__ __forceinline__ void store_acc(T* at, acc_t<T> v) {
     else store1(at, v);
 }
 
-// Vector load of V elements, aligned to their total size.
+// Vector load of V elements, aligned to their total size; more than 16 bytes in several words.
 template <class T, int V>
 __device__ __forceinline__ void load_contiguous(const T* at, acc_t<T> (&v)[V]) {
-    using Word = typename Vector<sizeof(T) * V>::type;
-    const Word word = *reinterpret_cast<const Word*>(at);
+    constexpr int BYTES = V * sizeof(T), N = BYTES > 16 ? 16 / sizeof(T) : V;
+    using Word = typename Vector<N * sizeof(T)>::type;
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = load_acc(reinterpret_cast<const T*>(&word) + i);
+    for (int first = 0; first < V; first += N) {
+        const Word word = *reinterpret_cast<const Word*>(at + first);
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[first + i] = load_acc(reinterpret_cast<const T*>(&word) + i);
+    }
 }
 // Predicated vector load: no memory access unless is_valid; `empty` otherwise.
 template <class T, int V>

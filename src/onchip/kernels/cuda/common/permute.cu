@@ -12,7 +12,7 @@
 //         outer_x(o) + lines(a) + b to outer_y(o) + columns(b) + a. few: (outer, K, pixels) and (outer, pixels, K).
 // Shared  tiles: R * (C | 1) <= 4,160 elements, R + C <= 1,056 offsets: 25 or (64-bit) 42 KB. small: 21 or 38 KB.
 //         few: (K | 1) * 16 B per thread, 12 KB for 3 channels. Odd pitches avoid bank conflicts.
-// Limits  Six merged axes; words of 1 to 16 B, or float32, float16, bfloat16 into each other; sm_80 up.
+// Limits  Six merged axes; words of 1 to 16 B, or float32, float16, bfloat16, float64 into each other; sm_80 up.
 #include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, UNROLL = 4;
@@ -48,9 +48,11 @@ template <class In, class Out>
 __device__ __forceinline__ Out converted(In v) {
     if constexpr (is_same<In, Out>) {
         return v;
+    } else if constexpr (is_same<Out, double>) {
+        return to_float(v);
     } else {
         Out result;
-        store1(&result, to_float(v));
+        store1(&result, to_float(v));  // float64 is rounded to float32 first
         return result;
     }
 }

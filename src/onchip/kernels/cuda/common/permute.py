@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Struct, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of, small_divider
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, grid_1d
 from onchip.network.types import DTYPE_BYTES
@@ -68,8 +68,9 @@ def _rows(
 ) -> KernelLaunch:
     """permute_rows(x, y, count, n1..n5, s0..s4)"""
     x_dtype, y_dtype = dtypes
-    names = ELEMENT_TYPES.get(x_dtype, ""), ELEMENT_TYPES.get(y_dtype, "")
-    if x_dtype == y_dtype:  # the widest words that divide a contiguous run
+    if x_dtype != y_dtype:
+        names = FLOATS[x_dtype], FLOATS[y_dtype]
+    else:  # the widest words that divide a contiguous run
         word = math.gcd(16, DTYPE_BYTES[x_dtype] * (shape[-1] if shape else 1))
         names = (WORDS[word],) * 2
         shape = (*shape[:-1], (shape[-1] if shape else 1) * DTYPE_BYTES[x_dtype] // word)
@@ -154,7 +155,8 @@ def _tiles(
         _axes([(shape[axis], in_x[axis]) for axis in outer]), _axes([(shape[axis], in_y[axis]) for axis in outer]),
     )  # fmt: skip
     program = Program(SOURCE, f"permute_tiles<{names}, {index_of(max(tiles, Na + R, Nb + C))}, {VX}, {VY}>")
-    return KernelLaunch(program, grid_1d(min(tiles, MAX_BLOCKS)), arguments, Budget(registers=80))
+    budget = Budget(registers=80, spill_bytes=8 if "float64" in dtypes and dtypes[0] != dtypes[1] else 0)
+    return KernelLaunch(program, grid_1d(min(tiles, MAX_BLOCKS)), arguments, budget)
 
 
 def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -193,7 +195,7 @@ def _even_size(N: int, most: int) -> int:
 def _types(dtypes: tuple[str, str]) -> tuple[str, str]:
     x_dtype, y_dtype = dtypes
     is_copy = x_dtype == y_dtype
-    return (WORDS[DTYPE_BYTES[x_dtype]],) * 2 if is_copy else (ELEMENT_TYPES[x_dtype], ELEMENT_TYPES[y_dtype])
+    return (WORDS[DTYPE_BYTES[x_dtype]],) * 2 if is_copy else (FLOATS[x_dtype], FLOATS[y_dtype])
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -242,4 +244,6 @@ INSTANCES = (
     *(_instance(dtype, dtype, 0, 2, 1, shape=shape) for dtype in ("float16", "float64") for shape in _FOUR_CHANNELS),
     _instance("bfloat16", "float32", 0, 3, 2, 1),
     _instance("float32", "float16", 0, 1, 2, 3),
+    _instance("float64", "float32", 0, 3, 2, 1),
+    _instance("bfloat16", "float64", 0, 1, 2, 3),
 )

@@ -11,9 +11,11 @@ from onchip.kernels.batch_norm import BATCH_NORMS, is_changing_norm
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Memory, Output, Scratch, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Program, Steps
+from onchip.kernels.cuda.gradient.batch_sum import accumulated
 from onchip.kernels.cuda.gradient.channels import BUDGET, SUMS_ORDER, Channels, in_layout
+from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchMean, BatchVariance, ReLU
@@ -27,7 +29,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 
 
 class BatchNormStruct(CStruct):
-    source, c_name = SOURCE, "BatchNorm"
+    source, c_name = SOURCE, "BatchNorm<float>"
     _fields_ = (
         ("partial", c_void_p), ("mean", c_void_p), ("var", c_void_p), ("weight", c_void_p), ("bias", c_void_p),
         ("new_mean", c_void_p), ("new_var", c_void_p), ("unbiased_var", c_void_p), ("eps", c_double),
@@ -67,12 +69,11 @@ class BatchNormLowering:
         return Steps((self.channels.sums(SOURCE, B, Input(0)), launch), self.channels.scratch_bytes(B))
 
 
-class BatchNormKernel(CudaKernel):
+class BatchNormKernel(OneDtypeKernel):
     """The statistics of a batch and the norm by them that follows; and norms by other weights that change."""
 
     name = "batch_norm"
     layers = (BatchMean, *BATCH_NORMS)
-    dtypes = ("float32",)
     order = SUMS_ORDER
 
     def applies(self, net: Network, start: int) -> bool:
@@ -89,7 +90,8 @@ class BatchNormKernel(CudaKernel):
         if norm:
             eps = norm[0].layer.attributes()["eps"]
             roles = [role for role in norm[0].weights if not (statistics and role in ("mean", "var"))]
-            recipes = {role: Recipe.of(as_is, (norm[0].weights[role],), x.row_shape[:1]) for role in roles}
+            shape, dtype = x.row_shape[:1], accumulated(x.dtype)
+            recipes = {role: Recipe.of(as_is, (norm[0].weights[role],), shape, dtype) for role in roles}
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
         claim = self.claim(
             net, first, None, nodes=tuple(node.name for node in nodes), label=f"{self.name}<{kinds}>",
@@ -142,9 +144,11 @@ def _value(net: Network, node: Node, role: str) -> str:
     return value_of(net.weights[node.weights[role]])
 
 
-def _instance(name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1) -> Instance:
+def _instance(
+    name: str, C: int, plane: int, is_nhwc: bool = False, launch: int = 1, dtype: str = "float32"
+) -> Instance:
     outputs = ("new_mean", "new_var", "unbiased_var", "y")
-    lowering = BatchNormLowering(Channels(C, plane, is_nhwc), outputs, ("weight", "bias"), 1e-5, True, True)
+    lowering = BatchNormLowering(Channels(C, plane, is_nhwc, dtype), outputs, ("weight", "bias"), 1e-5, True, True)
     return instance(name, lowering, launch=launch)
 
 
@@ -153,4 +157,8 @@ INSTANCES = (
     _instance("odd channels, NHWC", 15, 49, True), _instance("many pixels", 3, 1 << 22),
     _instance("sums of pixels", 16, 1024, launch=0), _instance("sums of odd pixels", 16, 49, launch=0),
     _instance("sums, NHWC", 16, 1024, True, launch=0), _instance("sums of odd channels", 15, 1, launch=0),
+    _instance("float16", 16, 1024, dtype="float16"), _instance("bfloat16, NHWC", 16, 1024, True, dtype="bfloat16"),
+    _instance("doubles", 16, 1024, dtype="float64"), _instance("doubles, NHWC", 16, 1024, True, dtype="float64"),
+    _instance("sums of doubles", 16, 1024, launch=0, dtype="float64"),
+    _instance("sums, NHWC, float16", 16, 1024, True, 0, "float16"),
 )  # fmt: skip

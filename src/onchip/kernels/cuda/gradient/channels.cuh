@@ -106,11 +106,11 @@ struct Summed {
 };
 
 // V elements; 0 where those of a mask are 0.
-template <bool IS_MASKED, int V>
-__device__ __forceinline__ void load_masked(const float* from, const float* mask, long long at, float (&v)[V]) {
+template <bool IS_MASKED, class T, int V>
+__device__ __forceinline__ void load_masked(const T* from, const T* mask, long long at, acc_t<T> (&v)[V]) {
     load_contiguous(from + at, v);
     if constexpr (IS_MASKED) {
-        float kept[V];
+        acc_t<T> kept[V];
         load_contiguous(mask + at, kept);
 #pragma unroll
         for (int j = 0; j < V; ++j) v[j] = kept[j] != 0 ? v[j] : 0;
@@ -118,15 +118,15 @@ __device__ __forceinline__ void load_masked(const float* from, const float* mask
 }
 
 // partial (C, slices): the sums of a, masked, and of a b. SQUARES: b is a.
-template <class Covered, bool SQUARES, bool IS_MASKED>
+template <class Covered, class T, bool SQUARES, bool IS_MASKED>
 __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
-    channel_sums(const float* a, const float* b, const float* mask, Sums* partial, Slices slices) {
+    channel_sums(const T* a, const T* b, const T* mask, Sums* partial, Slices slices) {
     constexpr int V = Covered::VECTOR, OWN = Covered::OWN;
     __shared__ Sums totals[CHANNEL_THREADS * OWN];  // of each line of threads, the columns of the block
     const Covered covered(slices);
     Sums own[OWN] = {};
     covered.each([&](long long at) {
-        float from_a[V], from_b[V];
+        acc_t<T> from_a[V], from_b[V];
         load_masked<IS_MASKED>(a, mask, at, from_a);
         if constexpr (!SQUARES) load_contiguous(b + at, from_b);
 #pragma unroll

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Scratch, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS, Divider, divider, index_of
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program
@@ -40,10 +41,11 @@ class Channels:
     C: int
     plane: int
     is_nhwc: bool
+    dtype: str = "float32"
 
     @staticmethod
     def of(x: TensorType, is_nhwc: bool) -> Channels:
-        return Channels(x.row_shape[0], x.row_size // x.row_shape[0] if x.row_size else 0, is_nhwc)
+        return Channels(x.row_shape[0], x.row_size // x.row_shape[0] if x.row_size else 0, is_nhwc, x.dtype)
 
     def why_not(self) -> str:
         """Why blocks cannot divide them; "" if they can."""
@@ -57,7 +59,7 @@ class Channels:
     @property
     def vector(self) -> int:
         """Elements per load."""
-        return 4 if (self.C if self.are_columns else self.plane) % 4 == 0 else 1
+        return 4 if (self.C if self.are_columns else self.plane) % 4 == 0 and self.dtype != "float64" else 1
 
     @property
     def lanes(self) -> int:
@@ -81,8 +83,10 @@ class Channels:
         return -(-B * self.plane // self.slice_at(B))
 
     def covered(self, B: int) -> str:
-        """The template argument for B rows."""
-        return f"Columns<{self.vector}>" if self.are_columns else f"Planes<{index_of(B * self.plane)}, {self.vector}>"
+        """The template arguments for B rows: how blocks cover them, and the type of their elements."""
+        index = index_of(B * self.plane)
+        kind = f"Columns<{self.vector}>" if self.are_columns else f"Planes<{index}, {self.vector}>"
+        return f"{kind}, {FLOATS[self.dtype]}"
 
     def struct(self, B: int) -> Struct:
         return Slices.of(

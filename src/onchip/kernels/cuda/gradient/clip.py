@@ -61,7 +61,7 @@ class ClipLowering:
 
 class ClipKernel(CudaKernel):
     name = "clip"
-    layers = (Reshape,)
+    layers = (Reshape, GlobalNorm)
     dtypes = tuple(TYPES)
     order = "per thread, then in a tree, block by block"
 
@@ -72,7 +72,7 @@ class ClipKernel(CudaKernel):
         nodes = _clip_nodes(net, start)
         scale = nodes[-1]
         assert isinstance(scale.layer, ClipScale)
-        gradients = [net.types[node.inputs[0]] for node in nodes if isinstance(node.layer, Reshape)]
+        gradients = [net.types[node.inputs[0]] for node in nodes[: len(scale.inputs)]]
         if len({node.inputs[0] for node in nodes}) != len(nodes):
             yield Refusal(self.name, nodes[0].name, "each gradient once")
             return
@@ -84,26 +84,40 @@ class ClipKernel(CudaKernel):
 
 
 def _clip_nodes(net: Network, start: int) -> tuple[Node, ...]:
-    """The nodes from net.nodes[start] on to a ClipScale: a row of each gradient, the norm of each row, the scale."""
-    nodes = list(itertools.takewhile(lambda node: _is_row(net, node), net.nodes_from(start)))
-    count = len(nodes)
-    if not count or (start and _is_row(net, net.nodes[start - 1])):
+    """The nodes from net.nodes[start] on to a ClipScale: a row of each gradient, unless they come before; the norm of
+    each row; the scale."""
+    rows = list(itertools.takewhile(lambda node: _is_row(net, node), net.nodes_from(start)))
+    norms = list(itertools.takewhile(lambda node: _is_norm(net, node), net.nodes_from(start + len(rows))))
+    before = net.nodes[start - 1 : start] if start else ()
+    if not norms or any(_is_row(net, node) if rows else _is_norm(net, node) for node in before):
         return ()
-    nodes += net.nodes[start + count : start + 2 * count + 1]
-    norms, scale = nodes[count:-1], nodes[-1]
-    fits = (
-        isinstance(scale.layer, ClipScale)
-        and scale.inputs == tuple(node.name for node in norms)
-        and [node.inputs for node in norms] == [(node.name,) for node in nodes[:count]]
-        and all(isinstance(node.layer, GlobalNorm) and node.layer.axes == (1,) for node in norms)
-        and all(len(net.readers(node.name)) == 1 and node.name not in net.kept for node in nodes[:-1])
-    )
-    return tuple(nodes) if fits else ()
+    if rows and [node.inputs for node in norms] != [(node.name,) for node in rows]:
+        return ()
+    scale = net.nodes[start + len(rows) + len(norms)]
+    return (*rows, *norms, scale) if scale.inputs == tuple(node.name for node in norms) else ()
 
 
 def _is_row(net: Network, node: Node) -> bool:
-    """Whether it makes a row of a gradient, of which there is one whatever the batch."""
-    return isinstance(node.layer, Reshape) and not net.types[node.name].is_batched
+    """Whether it makes a row of a gradient, only for its norm."""
+    reader = _only_reader(net, node)
+    return isinstance(node.layer, Reshape) and reader is not None and _is_norm(net, reader)
+
+
+def _is_norm(net: Network, node: Node) -> bool:
+    """Whether it computes the norm of a gradient, of which there is one whatever the batch, only for a ClipScale."""
+    reader = _only_reader(net, node)
+    return (
+        isinstance(node.layer, GlobalNorm)
+        and node.layer.axes == (1,)
+        and len(net.types[node.inputs[0]].row_shape) == 1
+        and reader is not None
+        and isinstance(reader.layer, ClipScale)
+    )
+
+
+def _only_reader(net: Network, node: Node) -> Node | None:
+    readers = net.readers(node.name)
+    return readers[0] if len(readers) == 1 and node.name not in net.kept else None
 
 
 INSTANCES = (

@@ -11,8 +11,9 @@ from pathlib import Path
 from onchip.kernels.cuda.common.arguments import Input, Output, Scratch, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import FLOATS, IDS
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.kernels.cuda.gradient.sort_ids import sort_ids
 from onchip.network.graph import Network
 from onchip.network.layers import Embedding, TokenConv, WeightGrad
@@ -105,7 +106,7 @@ def chunk_bits_of(N: int) -> int:
     return max(MIN_CHUNK_BITS, (N.bit_length() - 1) // 2 - 2)
 
 
-class EmbeddingGradKernel(CudaKernel):
+class EmbeddingGradKernel(OneDtypeKernel):
     name = "embedding_grad"
     layers = (WeightGrad,)
     dtypes = (*IDS, *FLOATS)

@@ -11,14 +11,17 @@ from pathlib import Path
 from onchip.kernels.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, Struct, UInt32
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.permute import permute
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.common.rows import THREADS, RowThreads
+from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network
 from onchip.network.layers import GlobalMax, GlobalMin, InputGrad, SequenceMax
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
@@ -50,6 +53,7 @@ class ExtremeGradLowering:
     """extreme_grad_rows(x, dy, dx, outer, N, lengths) or extreme_grad_columns(x, dy, dx, outer, N, inner, lengths)"""
 
     is_min: bool
+    dtype: str
     row_shape: tuple[int, ...]  # as stored
     axes: tuple[int, ...]  # of the whole array, batch first
     units: int
@@ -61,8 +65,9 @@ class ExtremeGradLowering:
             return Steps(())
         if (middle := middle_of(shape, self.axes)) is not None:
             return Steps((self._launch(middle, Input(0), Output(0)),))
-        order, dtypes = axes_last(len(shape), self.axes), ("float32", "float32")
-        N, moved, nbytes = math.prod(shape[a] for a in self.axes), [shape[a] for a in order], round_up(4 * count, 16)
+        order, dtypes = axes_last(len(shape), self.axes), (self.dtype, self.dtype)
+        N, moved = math.prod(shape[a] for a in self.axes), [shape[a] for a in order]
+        nbytes = round_up(DTYPE_BYTES[self.dtype] * count, 16)
         back = [order.index(axis) for axis in range(len(shape))]
         return Steps(
             (
@@ -74,13 +79,13 @@ class ExtremeGradLowering:
         )
 
     def _launch(self, middle: tuple[int, int, int], x: Argument, dx: Argument) -> KernelLaunch:
-        (outer, N, inner), is_min = middle, str(self.is_min).lower()
-        threads = RowThreads.of(N, "float32")
+        (outer, N, inner), types = middle, f"{str(self.is_min).lower()}, {FLOATS[self.dtype]}"
+        threads = RowThreads.of(N, self.dtype)
         lanes, dy = threads.lanes or THREADS, Input(1 + (self.sequences is not None))
-        name, count = f"rows<{is_min}, {threads.vector}, {lanes}>", outer * lanes
+        name, count = f"rows<{types}, {threads.vector}, {lanes}>", outer * lanes
         sizes: tuple[Argument, ...] = (Int64(outer), UInt32(N))
         if inner > 1:
-            name, sizes, count = f"columns<{is_min}>", (*sizes, Int64(inner)), outer * inner
+            name, sizes, count = f"columns<{types}>", (*sizes, Int64(inner)), outer * inner
         config = grid_1d(min(-(-count // THREADS), self.units * BLOCKS_PER_SM * WAVES))
         program, budget = Program(SOURCE, f"extreme_grad_{name}"), Budget(registers=64)
         return KernelLaunch(program, config, (x, dy, dx, *sizes, self._lengths()), budget)
@@ -91,10 +96,9 @@ class ExtremeGradLowering:
         return LengthsStruct.of(lengths=Input(1), **vars(self.sequences))
 
 
-class ExtremeGradKernel(CudaKernel):
+class ExtremeGradKernel(OneDtypeKernel):
     name = "extreme_grad"
     layers = (InputGrad,)
-    dtypes = ("float32",)
 
     def applies(self, net: Network, start: int) -> bool:
         layer = net.nodes[start].layer
@@ -115,7 +119,7 @@ class ExtremeGradKernel(CudaKernel):
                 is_wide = net.types[node.inputs[1]].dtype == "int64"
                 sequences = Sequences(is_wide, 1 if is_nhwc else x.row_shape[0], of.window, of.stride)
             lowering = ExtremeGradLowering(
-                isinstance(of, GlobalMin), stored_type(x, layout).row_shape,
+                isinstance(of, GlobalMin), x.dtype, stored_type(x, layout).row_shape,
                 tuple(range(1, rank - 1)) if is_nhwc else axes, device.units, sequences,
             )  # fmt: skip
             launches = 1 if middle_of((2, *lowering.row_shape), lowering.axes) else 3
@@ -127,11 +131,13 @@ class ExtremeGradKernel(CudaKernel):
             )  # fmt: skip
 
 
-def _instance(name: str, N: int, inner: int = 1) -> Instance:
+def _instance(name: str, N: int, inner: int = 1, dtype: str = "float32") -> Instance:
     shape = (12, N, inner) if inner > 1 else (12, N)
-    return instance(name, ExtremeGradLowering(False, shape, (2,), 132))
+    return instance(name, ExtremeGradLowering(False, dtype, shape, (2,), 132))
 
 
 INSTANCES = (
     _instance("rows", 196), _instance("odd rows", 49), _instance("long rows", 4096), _instance("columns", 49, 512),
+    _instance("rows of float16", 196, dtype="float16"), _instance("columns, bfloat16", 49, 512, "bfloat16"),
+    _instance("doubles", 196, dtype="float64"), _instance("columns of doubles", 49, 512, "float64"),
 )  # fmt: skip

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
 from onchip.kernels.cuda.common.dtypes import FLOATS
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_batch
+from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
 from onchip.network.types import DTYPE_BYTES
@@ -57,7 +58,7 @@ class LossLowering:
         return Steps((rows, *sums), scratch)
 
 
-class LossKernel(CudaKernel):
+class LossKernel(OneDtypeKernel):
     name = "loss"
     layers = (CrossEntropy, SquaredError, InputGrad)
     order = "per lane, then in a tree; rows by chunk"

@@ -7,7 +7,8 @@
 //         8.2 GB / 4.2 TB/s = 2.0 ms.
 // Order   The windows of an element from last to first: the taps in order.
 // Layout  x and dx NCHW with y and dy, or all of them NHWC.
-// Limits  Any geometry; up to 2^31 elements per row, 2^28 per axis; float32; sm_80 up.
+// Limits  Any geometry; up to 2^31 elements per row, 2^28 per axis; float32, float16, bfloat16, float64;
+//         sm_80 up.
 #include "common/window.cuh"
 
 struct Max {};
@@ -48,18 +49,25 @@ __device__ __forceinline__ int taps_counted(int window, const Axis& axis) {
     return with_pads.count();
 }
 
+template <class T>
+__device__ __forceinline__ T lowest() {
+    if constexpr (is_same<T, f16>) return {0xfc00};
+    else if constexpr (is_same<T, bf16>) return {0xff80};
+    else return -__int_as_float(0x7f800000);
+}
+
 // Whether tap (kh, kw) of a window is its first maximum y, for V channels. x: of the image and the channel.
-template <int V>
-__device__ __forceinline__ void keep_first(const float* x, int h0, int w0, int kh, int kw, const float (&y)[V],
+template <class T, int V>
+__device__ __forceinline__ void keep_first(const T* x, int h0, int w0, int kh, int kw, const acc_t<T> (&y)[V],
                                            const PoolGrad& pool, bool (&is_first)[V]) {
     const Axis &h = pool.h, &w = pool.w;
     for (int i = 0; i <= kh; ++i) {
         const int row = h0 + i * h.dilation, taps = i < kh ? w.taps : kw;
         for (int j = 0; j < taps; ++j) {
             const int column = w0 + j * w.dilation;
-            const bool is_inside = View<float>::is_in(row, h.size) && View<float>::is_in(column, w.size);
-            float other[V];
-            load_or(other, x + row * pool.x.row + column * pool.x.column, is_inside, -__int_as_float(0x7f800000));
+            const bool is_inside = View<T>::is_in(row, h.size) && View<T>::is_in(column, w.size);
+            acc_t<T> other[V];
+            load_or(other, x + row * pool.x.row + column * pool.x.column, is_inside, lowest<T>());
             bool is_left = false;
 #pragma unroll
             for (int v = 0; v < V; ++v) {
@@ -71,9 +79,9 @@ __device__ __forceinline__ void keep_first(const float* x, int h0, int w0, int k
     }
 }
 
-template <class Mode, class Index, bool IS_NHWC, int V>
+template <class Mode, class T, class Index, bool IS_NHWC, int V>
 __global__ void __launch_bounds__(WINDOW_THREADS)
-    pool_grad(const float* x, const float* y, const float* dy, float* dx, const PoolGrad pool) {
+    pool_grad(const T* x, const T* y, const T* dy, T* dx, const PoolGrad pool) {
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
     if (thread >= pool.count) return;
     Index index = static_cast<Index>(thread);
@@ -83,11 +91,11 @@ __global__ void __launch_bounds__(WINDOW_THREADS)
     if (!IS_NHWC) channel = pop_index(index, pool.channels);
     const long long image = index;
     const Axis &h = pool.h, &w = pool.w;
-    const float* x_image = x + image * pool.x.image + channel * pool.x.channel;
+    const T* x_image = x + image * pool.x.image + channel * pool.x.channel;
     const long long y_image = image * pool.y.image + channel * pool.y.channel;
     const long long own = at_h * pool.x.row + at_w * pool.x.column;
 
-    float v[V], sum[V] = {};
+    acc_t<T> v[V], sum[V] = {};
     if constexpr (is_same<Mode, Max>) load_contiguous(x_image + own, v);
     const Covering rows(at_h + h.before, h, pool.stride_h), columns(at_w + w.before, w, pool.stride_w);
     for (int ho = rows.last; ho >= rows.first; --ho) {
@@ -97,9 +105,9 @@ __global__ void __launch_bounds__(WINDOW_THREADS)
             const int kw = tap_of(at_w + w.before, wo, w);
             if (kw < 0) continue;
             const long long at = y_image + ho * pool.y.row + wo * pool.y.column;
-            float d[V];
+            acc_t<T> d[V];
             if constexpr (is_same<Mode, Max>) {
-                float largest[V];
+                acc_t<T> largest[V];
                 bool is_first[V], is_any = false;
                 load_contiguous(y + at, largest);
 #pragma unroll
@@ -111,10 +119,10 @@ __global__ void __launch_bounds__(WINDOW_THREADS)
                 load_contiguous(dy + at, d);
                 keep_first(x_image, ho * h.stride - h.before, wo * w.stride - w.before, kh, kw, largest, pool, is_first);
 #pragma unroll
-                for (int c = 0; c < V; ++c) sum[c] += is_first[c] ? d[c] : 0;
+                for (int c = 0; c < V; ++c) sum[c] += is_first[c] ? d[c] : acc_t<T>(0);
             } else {
                 load_contiguous(dy + at, d);
-                const float divisor = taps_counted<Mode>(ho, h) * taps_counted<Mode>(wo, w);
+                const acc_t<T> divisor = taps_counted<Mode>(ho, h) * taps_counted<Mode>(wo, w);
 #pragma unroll
                 for (int c = 0; c < V; ++c) sum[c] += d[c] / divisor;
             }

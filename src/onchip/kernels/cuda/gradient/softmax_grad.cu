@@ -4,30 +4,45 @@
 //         LANES threads hold a row of both in registers. softmax_grad_rows: a block per long row, two passes.
 //         softmax_grad_columns: a thread per column, two passes.
 // Floor   y and dy are read once, dx is written once: 2^28 elements are 3.2 GB / 4.2 TB/s = 767 us.
-// Order   softmax_grad_lanes: elements in order per thread (V contiguous, stride LANES V), then a tree; float32, as a
-//         thread adds at most 32. The others in float64. Depends on N alone.
+// Order   softmax_grad_lanes: elements in order per thread (V contiguous, stride LANES V), then a tree; in the
+//         accumulator type, as a thread adds at most 32. The others in float64. Depends on N alone.
 // Layout  y, dy, dx (outer, N, inner), row-major.
 // Shared  One value per warp, where a block shares a row.
-// Limits  Any shape with N >= 1; float32; sm_80 up.
+// Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 256;
 
+__device__ __forceinline__ float exponential(float v) { return expf(v); }
+__device__ __forceinline__ double exponential(double v) { return exp(v); }
+
 struct Softmax {
-    static __device__ __forceinline__ float term(float y, float dy) { return y * dy; }
-    static __device__ __forceinline__ float dx(float y, float dy, float sum) { return y * (dy - sum); }
+    template <class A>
+    static __device__ __forceinline__ A term(A y, A dy) {
+        return y * dy;
+    }
+    template <class A>
+    static __device__ __forceinline__ A dx(A y, A dy, A sum) {
+        return y * (dy - sum);
+    }
 };
 struct LogSoftmax {
-    static __device__ __forceinline__ float term(float, float dy) { return dy; }
-    static __device__ __forceinline__ float dx(float y, float dy, float sum) { return dy - expf(y) * sum; }
+    template <class A>
+    static __device__ __forceinline__ A term(A, A dy) {
+        return dy;
+    }
+    template <class A>
+    static __device__ __forceinline__ A dx(A y, A dy, A sum) {
+        return dy - exponential(y) * sum;
+    }
 };
 
 // V      elements per load; divides N
 // LANES  threads per row: within a warp, or a block
 // ITEMS  vectors of V held per thread: N <= LANES * ITEMS * V
-template <class Of, int V, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, 2)
-    softmax_grad_lanes(const float* y, const float* dy, float* dx, long long outer, long long N) {
+template <class Of, class T, int V, int LANES, int ITEMS>
+__global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 1 : 2)
+    softmax_grad_lanes(const T* y, const T* dy, T* dx, long long outer, long long N) {
     constexpr int ROWS = THREADS / LANES;
     const int first_n = threadIdx.x % LANES * V;
     // All threads of a warp run the same number of iterations, for the shuffles.
@@ -35,7 +50,7 @@ __global__ void __launch_bounds__(THREADS, 2)
          first += static_cast<long long>(gridDim.x) * ROWS) {
         const bool is_inside = first + threadIdx.x / LANES < outer;
         const long long at = (is_inside ? first + threadIdx.x / LANES : first) * N + first_n;
-        float v[ITEMS][V], d[ITEMS][V], sum = 0;
+        acc_t<T> v[ITEMS][V], d[ITEMS][V], sum = 0;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
             if (first_n + i * LANES * V < N) {
@@ -62,11 +77,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-template <class Of, int V>
+template <class Of, class T, int V>
 __global__ void __launch_bounds__(THREADS)
-    softmax_grad_rows(const float* y, const float* dy, float* dx, long long outer, long long N) {
+    softmax_grad_rows(const T* y, const T* dy, T* dx, long long outer, long long N) {
     for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
-        float v[V], d[V];
+        acc_t<T> v[V], d[V];
         double total = 0;
         for (long long n = threadIdx.x * V; n < N; n += THREADS * V) {
             load_contiguous(y + row * N + n, v);
@@ -74,7 +89,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < V; ++j) total += Of::term(v[j], d[j]);
         }
-        const float sum = static_cast<float>(reduce_lanes<Sum, THREADS>(total));
+        const acc_t<T> sum = static_cast<acc_t<T>>(reduce_lanes<Sum, THREADS>(total));
         for (long long n = threadIdx.x * V; n < N; n += THREADS * V) {
             load_contiguous(y + row * N + n, v);
             load_contiguous(dy + row * N + n, d);
@@ -85,20 +100,23 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <class Of>
+template <class Of, class T>
 __global__ void __launch_bounds__(THREADS)
-    softmax_grad_columns(const float* y, const float* dy, float* dx, long long outer, long long N, long long inner) {
+    softmax_grad_columns(const T* y, const T* dy, T* dx, long long outer, long long N, long long inner) {
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < outer * inner;
          column += static_cast<long long>(gridDim.x) * THREADS) {
         const long long first = column + column / inner * (N - 1) * inner;
         double total = 0;
 #pragma unroll 4
-        for (long long n = 0; n < N; ++n) total += Of::term(y[first + n * inner], dy[first + n * inner]);
-        const float sum = static_cast<float>(total);
+        for (long long n = 0; n < N; ++n) {
+            const long long at = first + n * inner;
+            total += Of::term(load_acc(y + at), load_acc(dy + at));
+        }
+        const acc_t<T> sum = static_cast<acc_t<T>>(total);
 #pragma unroll 4
         for (long long n = 0; n < N; ++n) {
             const long long at = first + n * inner;
-            dx[at] = Of::dx(y[at], dy[at], sum);
+            store_acc(dx + at, Of::dx(load_acc(y + at), load_acc(dy + at), sum));
         }
     }
 }

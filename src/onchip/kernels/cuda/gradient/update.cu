@@ -3,7 +3,8 @@
 // Idea    A block updates 1,024 elements of one parameter: it reads gradient, moments and weight once and writes the new
 //         ones, mostly over the old: an element depends on no other.
 // Floor   Adam moves 7 floats per element: a million parameters are 28 MB / 4.2 TB/s = 6.7 us.
-// Layout  Every array of a parameter is contiguous and has its dtype; `values` are the optimiser's values of this step.
+// Layout  Every array is contiguous; a weight's moments have the accumulator type of its dtype, its gradient and the
+//         scale any dtype. `values` are the optimiser's values of this step.
 // Limits  MAX_PARAMETERS per launch; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/accumulator.cuh"
 
@@ -22,8 +23,8 @@ struct Parameter {
     const void* scale;  // of the gradient; null: 1
     long long count;
     u32 first_block, kind, decays;  // decays: the gradient has weight_decay w added
-    float rate;                     // of a running average
-    u32 dtype, unused;
+    u32 dtype, gradient_dtype, unused;
+    double rate;                    // of a running average
 };
 struct Parameters {
     Parameter parameter[MAX_PARAMETERS];
@@ -38,15 +39,34 @@ __device__ __forceinline__ T root(T v) {
     else return sqrtf(v);
 }
 
-template <class T>
-__device__ __forceinline__ void update_element(const Parameter& p, const StepValues& values, acc_t<T> scale, long long i) {
+// An element of an array of a dtype that is known at run time.
+template <class A>
+__device__ __forceinline__ A load_any(const void* from, u32 dtype, long long i) {
+    switch (dtype) {
+        case FLOAT32: return static_cast<A>(static_cast<const float*>(from)[i]);
+        case FLOAT16: return load_acc(static_cast<const f16*>(from) + i);
+        case BFLOAT16: return load_acc(static_cast<const bf16*>(from) + i);
+        default: return static_cast<A>(static_cast<const double*>(from)[i]);
+    }
+}
+template <class T, bool IS_ANY>
+__device__ __forceinline__ acc_t<T> load_gradient(const Parameter& p, const void* from, long long i) {
+    if constexpr (IS_ANY) return load_any<acc_t<T>>(from, p.gradient_dtype, i);
+    else return load_acc(static_cast<const T*>(from) + i);
+}
+
+// T       of the weight
+// IS_ANY  the gradient and its scale have another dtype
+template <class T, bool IS_ANY>
+__device__ __forceinline__ void update_element(const Parameter& p, const StepValues& values, acc_t<T> scale,
+                                               long long i) {
     using A = acc_t<T>;
     // The rest is rounded once: 1 - 0.999f is 5e-5 larger than 0.001.
     constexpr A BETA1 = A(0.9), REST1 = A(1 - 0.9), BETA2 = A(0.999), REST2 = A(1 - 0.999), EPS = A(1e-8);
-    const auto load = [i](const void* from) { return load_acc(static_cast<const T*>(from) + i); };
-    const auto store = [i](void* to, A v) { store_acc(static_cast<T*>(to) + i, v); };
+    const auto load = [i](const void* from) { return static_cast<const A*>(from)[i]; };
+    const auto store = [i](void* to, A v) { static_cast<A*>(to)[i] = v; };
     const A lr = values.lr, decay = values.weight_decay;
-    A g = scale * load(p.gradient), w = load(p.weight);
+    A g = scale * load_gradient<T, IS_ANY>(p, p.gradient, i), w = load_acc(static_cast<const T*>(p.weight) + i);
     if (p.decays) g = multiply_add(decay, w, g);
     if (p.kind == AVERAGE) {
         w = multiply_add(A(p.rate), g - w, w);
@@ -64,18 +84,23 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
         if (p.kind == ADAMW) w *= 1 - lr * decay;
         w = w - lr * (m / A(values.first_correction)) / (root(s / A(values.second_correction)) + EPS);
     }
-    store(p.new_weight, w);
+    store_acc(static_cast<T*>(p.new_weight) + i, w);
 }
 
-template <class T>
+template <class T, bool IS_ANY>
 __device__ __forceinline__ void update_block(const Parameter& p, const StepValues& values) {
-    const acc_t<T> scale = p.scale == nullptr ? acc_t<T>(1) : load_acc(static_cast<const T*>(p.scale));
+    const acc_t<T> scale = p.scale == nullptr ? acc_t<T>(1) : load_gradient<T, IS_ANY>(p, p.scale, 0);
     const long long first = static_cast<long long>(blockIdx.x - p.first_block) * THREADS * PER_THREAD;
 #pragma unroll
     for (int j = 0; j < PER_THREAD; ++j) {
         const long long i = first + j * THREADS + threadIdx.x;
-        if (i < p.count) update_element<T>(p, values, scale, i);
+        if (i < p.count) update_element<T, IS_ANY>(p, values, scale, i);
     }
+}
+template <class T>
+__device__ __forceinline__ void update_weight(const Parameter& p, const StepValues& values) {
+    if (p.gradient_dtype == p.dtype) update_block<T, false>(p, values);
+    else update_block<T, true>(p, values);
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -85,9 +110,9 @@ __global__ void __launch_bounds__(THREADS)
     const Parameter& p = all.parameter[index];
     const StepValues now = p.kind == AVERAGE ? StepValues{} : *values;
     switch (p.dtype) {
-        case FLOAT32: return update_block<float>(p, now);
-        case FLOAT16: return update_block<f16>(p, now);
-        case BFLOAT16: return update_block<bf16>(p, now);
-        default: return update_block<double>(p, now);
+        case FLOAT32: return update_weight<float>(p, now);
+        case FLOAT16: return update_weight<f16>(p, now);
+        case BFLOAT16: return update_weight<bf16>(p, now);
+        default: return update_weight<double>(p, now);
     }
 }

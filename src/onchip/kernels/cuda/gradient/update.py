@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from ctypes import c_float, c_int64, c_uint32, c_void_p
+from ctypes import c_double, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onchip.kernels.cuda.common.arguments import NOTHING, Input, Output, Struct,
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.gradient.batch_sum import accumulated
 from onchip.kernels.optimiser_run import ADAM, ParameterUpdate, begins_updates, find_updates
 from onchip.network.graph import Network
 from onchip.network.layers import Mul
@@ -31,8 +32,8 @@ class ParameterStruct(CStruct):
     _fields_ = (
         ("gradient", c_void_p), ("weight", c_void_p), ("new_weight", c_void_p), ("first", c_void_p),
         ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("scale", c_void_p),
-        ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("decays", c_uint32), ("rate", c_float),
-        ("dtype", c_uint32), ("unused", c_uint32),
+        ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("decays", c_uint32),
+        ("dtype", c_uint32), ("gradient_dtype", c_uint32), ("unused", c_uint32), ("rate", c_double),
     )  # fmt: skip
 
 
@@ -47,6 +48,7 @@ class ParameterArrays:
 
     kind: int
     dtype: str
+    gradient_dtype: str
     count: int
     gradient: int
     states: tuple[tuple[str, int], ...]  # old and new
@@ -65,7 +67,8 @@ class ParameterArrays:
             gradient=Input(self.gradient), weight=weight, new_weight=new_weight, first=first, new_first=new_first,
             second=second, new_second=new_second, scale=Weight(self.scale) if self.scale else NOTHING,
             count=self.count, first_block=first_block, kind=self.kind, decays=self.decays, rate=self.rate,
-            dtype=DTYPES[self.dtype], unused=0,
+            dtype=DTYPES[self.dtype], gradient_dtype=DTYPES[self.gradient_dtype],
+            unused=0,
         )  # fmt: skip
 
 
@@ -100,11 +103,9 @@ class UpdateKernel(CudaKernel):
             yield Refusal(self.name, names[0], updates)
             return
         nodes = [net.by_name[name] for name in names]
-        for node in nodes:
-            dtypes = {net.weight_type(name).dtype for role, name in node.weights.items() if role != "values"}
-            if dtypes - {net.types[node.name].dtype}:
-                yield Refusal(self.name, node.name, "a weight, its gradient and its moments of one dtype")
-                return
+        if why := next(filter(None, (_why_not(net, update) for update in updates)), ""):
+            yield Refusal(self.name, names[0], why)
+            return
         weights = [name for node in nodes for role, name in node.weights.items() if role != "values"]
         values = {each.values for each in updates if each.values}
         used = dict.fromkeys([*weights, *values])
@@ -121,6 +122,7 @@ class UpdateKernel(CudaKernel):
             count, scale = math.prod(net.weights[update.states[0][0]].shape), at[update.scale] if update.scale else ""
             return ParameterArrays(
                 update.kind,
+                net.weight_type(update.states[0][0]).dtype,
                 net.types[update.gradient].dtype,
                 count,
                 inputs.index(update.gradient),
@@ -140,8 +142,22 @@ class UpdateKernel(CudaKernel):
         )  # fmt: skip
 
 
+def _why_not(net: Network, update: ParameterUpdate) -> str:
+    """Why the kernel cannot update a weight: for its dtypes. "" if it can."""
+    (weight, _), *moments = update.states
+    dtype, gradient = net.weight_type(weight).dtype, net.types[update.gradient].dtype
+    if {dtype, gradient} - DTYPES.keys():
+        return f"computes on {', '.join(DTYPES)}, not {dtype} and {gradient}"
+    if {net.weight_type(name).dtype for name, _ in moments} - {accumulated(dtype)}:
+        return f"supports moments of {accumulated(dtype)} for a weight of {dtype}"
+    if update.scale and net.weight_type(update.scale).dtype != gradient:
+        return "supports a scale of the gradient's dtype"
+    return ""
+
+
 INSTANCES = (
     instance(
-        "Adam", UpdateLowering((ParameterArrays(ADAM, "float32", 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v")
+        "Adam",
+        UpdateLowering((ParameterArrays(ADAM, "float32", "float32", 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v"),
     ),
 )

@@ -12,9 +12,10 @@ from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, 
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
-from onchip.kernels.cuda.common.kernel import CudaKernel, instance
+from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_rows
+from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchSum, Convolution, GlobalSum, Linear, TransposedConvolution, WeightGrad
 from onchip.network.layers.conv import conv_groups, geometry
@@ -71,7 +72,8 @@ class WeightGradLowering:
     dy: int  # the index of the input; the other is x
     has_bias: bool
     units: int
-    dtype: str = "float32"
+    dtype: str = "float32"  # of x and dy
+    dw_dtype: str = "float32"  # and of the bias' gradient
 
     @property
     def row_terms(self) -> int:
@@ -102,7 +104,7 @@ class WeightGradLowering:
         C = self.N // math.prod(self.windows.taps)
         rows = biases * math.prod(self.windows.sizes_out), self.groups * C * math.prod(self.windows.sizes_in)
         total = accumulated(self.dtype)
-        types = FLOATS[self.dtype], FLOATS[total if splits > 1 else self.dtype]
+        types = FLOATS[self.dtype], FLOATS[total if splits > 1 else self.dw_dtype]
         name = f"weight_grad<{str(bool(self.vectors)).lower()}, {index_of(K + TILE_K)}, {', '.join(types)}>"
         product = KernelLaunch(
             Program(SOURCE, name), LaunchConfig(grid, (THREADS, 1, 1), 0),
@@ -116,12 +118,13 @@ class WeightGradLowering:
         if splits == 1:
             return Steps((product,))
         y2 = Output(1) if self.has_bias else NOTHING
-        added = sum_rows((total, self.dtype), splits, stride, Scratch(0), Output(0), y2, count)
+        added = sum_rows((total, self.dw_dtype), splits, stride, Scratch(0), Output(0), y2, count)
         return Steps((product, added), scratch_bytes=splits * stride * DTYPE_BYTES[total])
 
 
-class WeightGradKernel(CudaKernel):
+class WeightGradKernel(OneDtypeKernel):
     name = "weight_grad"
+    writes_other_dtypes = True
     layers = (WeightGrad,)
     order = "splits of K, each in order"
 
@@ -141,7 +144,7 @@ class WeightGradKernel(CudaKernel):
             flop = sum(net.row_flop(net.by_name[name]) for name in nodes)
             moved = net.types[x].row_bytes + net.types[dy].row_bytes
             splits = lowering.splits(job.batch)[0]
-            written = 4 * lowering.groups * lowering.M * (lowering.N + lowering.has_bias)
+            written = DTYPE_BYTES[lowering.dw_dtype] * lowering.groups * lowering.M * (lowering.N + lowering.has_bias)
             cost = Cost(flop, moved, written * (1 if splits == 1 else 1 + 2 * splits), 1 + (splits > 1), "fp32")
             yield self.claim(net, node, lowering, nodes=nodes, cost=cost, label=_label(net, node, lowering))
 
@@ -156,7 +159,7 @@ def _bias_nodes(net: Network, start: int) -> tuple[str, ...]:
     node = net.nodes[start]
     assert isinstance(node.layer, WeightGrad)
     dy, names = node.inputs[1], list[str]()
-    if isinstance(node.layer.of, TransposedConvolution):
+    if isinstance(node.layer.of, TransposedConvolution) or net.types[dy].dtype != net.types[node.name].dtype:
         return ()
     rank = len(net.types[dy].shape)
     positions = range(1, rank - 1) if isinstance(node.layer.of, Linear) else range(2, rank)
@@ -176,10 +179,11 @@ def _bias_nodes(net: Network, start: int) -> tuple[str, ...]:
 def _lowering(net: Network, node: Node, device: Device, has_bias: bool) -> WeightGradLowering:
     assert isinstance(node.layer, WeightGrad)
     layer, (x, dy) = node.layer.of, (net.types[value] for value in node.inputs)
+    dtypes = x.dtype, net.types[node.name].dtype
     if isinstance(layer, Linear):
         M, N = dy.shape[-1], x.shape[-1]
         vectors = x.row_size // int(N)
-        return WeightGradLowering(int(M), int(N), 1, vectors, Windows(), 1, has_bias, device.units, x.dtype)
+        return WeightGradLowering(int(M), int(N), 1, vectors, Windows(), 1, has_bias, device.units, *dtypes)
     stride, pads, dilation = geometry(layer)
     groups, rank, taps = conv_groups(layer), len(stride), net.types[node.name].shape[3:]
     is_transposed = isinstance(layer, TransposedConvolution)
@@ -190,7 +194,7 @@ def _lowering(net: Network, node: Node, device: Device, has_bias: bool) -> Weigh
     )  # fmt: skip
     M, C = int(positions.shape[1]) // groups, int(image.shape[1]) // groups
     return WeightGradLowering(
-        M, C * math.prod(map(int, taps)), groups, 0, windows, 0 if is_transposed else 1, has_bias, device.units, x.dtype
+        M, C * math.prod(map(int, taps)), groups, 0, windows, 0 if is_transposed else 1, has_bias, device.units, *dtypes
     )
 
 
@@ -204,4 +208,8 @@ INSTANCES = (
     instance("Linear", WeightGradLowering(320, 784, 1, 1, Windows(), 1, True, 132), 4096),
     instance("convolution", WeightGradLowering(16, 54, 1, 0, Windows((28, 28), (28, 28), (3, 3)), 1, True, 132), 64),
     instance("many", WeightGradLowering(16, 54, 1, 0, Windows((28, 28), (28, 28), (3, 3)), 1, True, 132), 1 << 22),
+    instance("doubles", WeightGradLowering(320, 784, 1, 1, Windows(), 1, True, 132, "float64", "float64"), 4096),
+    instance(
+        "float16 to float32", WeightGradLowering(10, 784, 1, 1, Windows(), 1, True, 132, "float16", "float32"), 64
+    ),
 )

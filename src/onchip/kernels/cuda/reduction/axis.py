@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.arguments import Input, Int64, Output
+from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
 from onchip.network.types import TensorType
 
@@ -27,8 +27,10 @@ class Axis:
         at = axis % len(x.shape) - 1
         return cls(math.prod(x.row_shape[:at]), x.row_shape[at], math.prod(x.row_shape[at + 1 :]))
 
-    def steps(self, B: int, units: int, source: Path, name: str, template: str, budget: Budget, *sizes: int) -> Steps:
-        """{name}_rows(x, y, outer, N, sizes...) or {name}_columns(x, y, outer, N, inner, sizes...)"""
+    def steps(
+        self, B: int, units: int, source: Path, name: str, template: str, budget: Budget, *sizes: int, inputs: int = 1
+    ) -> Steps:
+        """{name}_rows(inputs..., y, outer, N, sizes...) or {name}_columns(inputs..., y, outer, N, inner, sizes...)"""
         outer, is_row = B * self.outer, self.inner == 1
         if not outer * self.inner:
             return Steps(())
@@ -36,4 +38,5 @@ class Axis:
         threads = outer * (32 if is_row else self.inner)
         config = grid_1d(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
         shape = (outer, self.N) if is_row else (outer, self.N, self.inner)
-        return Steps((KernelLaunch(program, config, (Input(0), Output(0), *map(Int64, (*shape, *sizes))), budget),))
+        arguments: tuple[Argument, ...] = (*map(Input, range(inputs)), Output(0), *map(Int64, (*shape, *sizes)))
+        return Steps((KernelLaunch(program, config, arguments, budget),))

@@ -9,42 +9,10 @@
 // Order   Irrelevant: ties go to the lowest index. NaN is larger than any value.
 // Layout  x (outer, N, inner), y (outer, k, inner) of x's dtype or int64, row-major.
 // Limits  Any shape with 1 <= k <= N; float32, float16, bfloat16, float64; sm_80 up.
-#include "common/accumulator.cuh"
+#include "reduction/top_k.cuh"
 
 constexpr int THREADS = 256;
-constexpr long long NONE = -1;
 
-template <class W>
-struct Candidate {
-    W v;
-    long long at;
-};
-
-template <bool IS_MIN, class W>
-__device__ __forceinline__ bool comes_first(const Candidate<W>& a, const Candidate<W>& b) {
-    const bool a_nan = a.v != a.v, b_nan = b.v != b.v;
-    if (a_nan != b_nan) return IS_MIN ? b_nan : a_nan;
-    if (!a_nan && a.v != b.v) return IS_MIN ? a.v < b.v : a.v > b.v;
-    return a.at < b.at;
-}
-// The first of two pairs; either may be NONE.
-template <bool IS_MIN, class W>
-__device__ __forceinline__ Candidate<W> first_of(const Candidate<W>& a, const Candidate<W>& b) {
-    if (a.at == NONE) return b;
-    return b.at != NONE && comes_first<IS_MIN>(b, a) ? b : a;
-}
-// The first pair after `last` among elements n, n + step, ..
-template <bool IS_MIN, class T>
-__device__ __forceinline__ Candidate<acc_t<T>> next_of(const T* from, long long n, long long N, int step,
-                                                    long long inner, const Candidate<acc_t<T>>& last) {
-    Candidate<acc_t<T>> best{0, NONE};
-#pragma unroll 4
-    for (; n < N; n += step) {
-        const Candidate<acc_t<T>> next{load_acc(from + n * inner), n};
-        if (last.at == NONE || comes_first<IS_MIN>(last, next)) best = first_of<IS_MIN>(best, next);
-    }
-    return best;
-}
 template <class T, class Y>
 __device__ __forceinline__ Y output_of(const T* from, long long at, long long inner) {
     if constexpr (is_same<Y, long long>) return at;
@@ -56,18 +24,12 @@ template <class T, class Y, bool IS_MIN>
 __global__ void __launch_bounds__(THREADS) top_rows(const T* x, Y* y, long long outer, long long N, long long k) {
     using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * (THREADS / 32);
-    const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
         const T* from = x + row * N;
         Candidate<W> last{0, NONE};
         for (long long r = 0; r < k; ++r) {
-            last = next_of<IS_MIN>(from, lane, N, 32, 1, last);
-#pragma unroll
-            for (int mask = 16; mask > 0; mask /= 2) {
-                const Candidate<W> other{__shfl_xor_sync(~0u, last.v, mask), __shfl_xor_sync(~0u, last.at, mask)};
-                last = first_of<IS_MIN>(last, other);
-            }
-            if (lane == 0) y[row * k + r] = output_of<T, Y>(from, last.at, 1);
+            last = next_in_warp<IS_MIN>(from, N, last);
+            if (threadIdx.x % 32 == 0) y[row * k + r] = output_of<T, Y>(from, last.at, 1);
         }
     }
 }

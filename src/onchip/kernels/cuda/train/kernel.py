@@ -13,8 +13,9 @@ from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
 from onchip.network.graph import Network
+from onchip.network.training import TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Cost, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 
 class TrainSteps(Protocol):
@@ -41,34 +42,37 @@ class MakeLowering(Protocol):
 
 class TrainKernel(CudaKernel):
     make_lowering: ClassVar[MakeLowering]
+    runs_whole_steps = True
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if job.training is None or start != 0:
+        step = net.trained
+        if step is None or start != 0:
             return
-        chain = trained_chain(net, job.training.loss)
+        chain = trained_chain(step)
         if chain is None or (self.architectures and device.arch not in self.architectures):
             return  # mlp_train reports the reason
-        lowering = self.make_lowering(chain, job.training, job.precision, job.batch, device)
+        lowering = self.make_lowering(chain, step.how, job.precision, job.batch, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)
             return
         yield Claim(
-            self.name, f"{self.name}<{chain.label},{job.training.loss}>", chain.nodes, lowering.cost(net), lowering.why,
-            fast_bytes=lowering.fast_bytes, facts=lowering, order=lowering.order,
+            self.name, f"{self.name}<{chain.label},{step.how.loss}>", tuple(node.name for node in net.nodes),
+            lowering.cost(step.network), lowering.why, fast_bytes=lowering.fast_bytes, facts=lowering,
+            order=lowering.order,
         )  # fmt: skip
 
 
 def step_instance(
-    name: str, make: MakeLowering, job: Job, widths: tuple[int, ...],
+    name: str, make: MakeLowering, step: tuple[TrainingStep, Job], widths: tuple[int, ...],
     device: Device | None = None, kernel: str = "", networks: int = 1,
 ) -> Instance:  # fmt: skip
-    """The first launch of a step whose kernel name contains `kernel`; `device` replaces that of the check."""
+    """The first launch of a step of an MLP whose kernel name contains `kernel`; `device` replaces that of the check."""
 
     def launch(checked: Device) -> KernelLaunch:
         chain = find_chain(mlp(*widths), 0, TRAINED)
         assert chain is not None
-        assert job.training is not None
-        lowering = make(chain, job.training, job.precision, job.batch, device or checked)
+        how, job = step
+        lowering = make(chain, how, job.precision, job.batch, device or checked)
         assert not isinstance(lowering, str)
         for each in lowering.for_networks(networks).steps(1).launches:
             if kernel in each.program.name_expression:

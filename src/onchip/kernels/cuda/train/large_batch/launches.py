@@ -46,8 +46,9 @@ from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers,
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.graph import Network
+from onchip.network.training import LOSSES, OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal, TrainingStep
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"
@@ -553,8 +554,8 @@ class MlpTrainKernel(TrainKernel):
     make_lowering = staticmethod(make_lowering)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        training = job.training
-        if training and start == 0 and (why := why_not_trained(net, find_chain(net, 0, TRAINED), training.loss)):
+        step = net.trained
+        if step and start == 0 and (why := why_not_trained(step, find_chain(step.network, 0, TRAINED))):
             yield Refusal(self.name, net.nodes[0].name, why)
         yield from super().claims(net, start, device, job)
 
@@ -564,39 +565,40 @@ class MlpTrainKernel(TrainKernel):
 DIGITS, BACKPROP = (784, 320, 160, 10), (784, 56, 28, 10)
 
 
-def _instance(name: str, kernel: str, job: Job, *widths: int) -> Instance:
-    return step_instance(name, make_lowering, job, widths, kernel=kernel)
+def _instance(name: str, kernel: str, step: tuple[TrainingStep, Job], *widths: int) -> Instance:
+    return step_instance(name, make_lowering, step, widths, kernel=kernel)
 
 
-def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
-    return Job(precision, batch, TrainingStep("cross_entropy", byte_scale=byte_scale))
+def _step(precision: str, batch: int, byte_scale: float = 0.0, clip_norm: float = 0.0) -> tuple[TrainingStep, Job]:
+    return TrainingStep("cross_entropy", clip_norm=clip_norm, byte_scale=byte_scale), Job(precision, batch)
 
 
 INSTANCES = (
     tuple(
-        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *DIGITS)
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _step(precision, batch), *DIGITS)
         for batch, precisions in ((64, PRECISIONS), (4096, ("fp32", "bf16")), (16_384, ("tf32",)))
         for precision in precisions
         for kernel in ("forward", "backward", "gradients")
     )
     + tuple(
         _instance(
-            f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
+            f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _step(precision, batch, 1.0), *DIGITS
         )
         for batch, kernel in ((1024, "split"), (1024, "forward"), (1024, "gradient"))
         for precision in PRECISIONS
     )
     + tuple(
-        _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
+        _instance(kernel, f"_{kernel}", _step("fp32", 60_000, 1.0), *BACKPROP)
+        for kernel in ("rows", "apply", "advance")
     )
     + tuple(
-        _instance(f"gradients {precision}, after bytes_gradient", "_gradients<", _job(precision, 4096, 1.0), *DIGITS)
+        _instance(f"gradients {precision}, after bytes_gradient", "_gradients<", _step(precision, 4096, 1.0), *DIGITS)
         for precision in ("fp32", "bf16")
     )
     + tuple(
-        _instance(f"stream {precision}, {batch:,} rows", "_stream", _job(precision, batch, 1.0), *DIGITS)
+        _instance(f"stream {precision}, {batch:,} rows", "_stream", _step(precision, batch, 1.0), *DIGITS)
         for precision, batch in (("fp32", 4096), ("fp32", 1024), ("tf32", 4096), ("bf16", 1024))
     )
-    + (_instance("squares", "_squares", Job("fp32", 64, TrainingStep("cross_entropy", clip_norm=1.0)), *DIGITS),)
-    + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
+    + (_instance("squares", "_squares", _step("fp32", 64, clip_norm=1.0), *DIGITS),)
+    + tuple(_instance(f"head, {batch:,} rows", "_head", _step("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

@@ -18,8 +18,9 @@ from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, Trai
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
 from onchip.kernels.cuda.train.layer import find_layers, layer_specs
+from onchip.network.training import LOSSES, OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
@@ -225,8 +226,8 @@ class MlpTrainThreeLaunchKernel(TrainKernel):
 
 
 def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance:
-    job = Job(precision, batch, TrainingStep("cross_entropy", byte_scale=1 / 255))
-    return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, job, widths, kernel=kernel)
+    step = TrainingStep("cross_entropy", byte_scale=1 / 255), Job(precision, batch)
+    return step_instance(f"{kernel} {precision}, {batch:,} rows", make_lowering, step, widths, kernel=kernel)
 
 
 INSTANCES = (

@@ -25,8 +25,9 @@ from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.cuda.train.resident.resident import MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
 from onchip.kernels.training import why_unsupported
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "layer_parallel.cu"
@@ -254,22 +255,24 @@ class MlpTrainLayerParallelKernel(TrainKernel):
     make_lowering = staticmethod(make_lowering)
 
 
-def _job(precision: str, batch: int = 64, loss: str = "cross_entropy", optimiser: str = "sgd") -> Job:
-    return Job(precision, batch, TrainingStep(loss, optimiser, byte_scale=1 / 255))
+def _step(
+    precision: str, batch: int = 64, loss: str = "cross_entropy", optimiser: str = "sgd"
+) -> tuple[TrainingStep, Job]:
+    return TrainingStep(loss, optimiser, byte_scale=1 / 255), Job(precision, batch)
 
 
 INSTANCES = (
     *(
-        step_instance(f"digits {precision}", make_lowering, _job(precision), DIGITS, H200)
+        step_instance(f"digits {precision}", make_lowering, _step(precision), DIGITS, H200)
         for precision in ("fp32", "tf32", "bf16")
     ),
     *(
-        step_instance(f"digits {precision}, 8 networks", make_lowering, _job(precision), DIGITS, H200, networks=8)
+        step_instance(f"digits {precision}, 8 networks", make_lowering, _step(precision), DIGITS, H200, networks=8)
         for precision in ("fp32", "bf16")
     ),
-    counting_instance(step_instance("digits fp32", make_lowering, _job("fp32"), DIGITS, H200)),
-    step_instance("digits fp32, adam", make_lowering, _job("fp32", optimiser="adam"), DIGITS, H200),
+    counting_instance(step_instance("digits fp32", make_lowering, _step("fp32"), DIGITS, H200)),
+    step_instance("digits fp32, adam", make_lowering, _step("fp32", optimiser="adam"), DIGITS, H200),
     step_instance(
-        "four layers, momentum", make_lowering, _job("bf16", 32, "mse", "momentum"), (20, 53, 29, 17, 5), H200
+        "four layers, momentum", make_lowering, _step("bf16", 32, "mse", "momentum"), (20, 53, 29, 17, 5), H200
     ),
 )

@@ -10,7 +10,7 @@ from onchip.kernels.cuda.common.arguments import State, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.cuda.train.large_batch.structs import Networks
-from onchip.plan.kernel import LOSSES
+from onchip.network.training import LOSSES
 
 MAX_LAYERS = 15
 DEADLINE_MS = 10_000  # longest wait for another block

@@ -24,8 +24,9 @@ from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.cuda.train.phases import counting_instance
 from onchip.kernels.cuda.train.resident.args import MAX_LAYERS, args_structs, pack_args, template_codes
 from onchip.kernels.training import why_unsupported
+from onchip.network.training import OPTIMISERS, TrainingStep
 from onchip.plan.device import H200, Device
-from onchip.plan.kernel import OPTIMISERS, Job, TrainingStep
+from onchip.plan.kernel import Job
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
@@ -257,17 +258,17 @@ class MlpTrainResidentKernel(TrainKernel):
     make_lowering = staticmethod(make_lowering)
 
 
-def _job(precision: str, batch: int, byte_scale: float = 1 / 255) -> Job:
-    return Job(precision, batch, TrainingStep("cross_entropy", byte_scale=byte_scale))
+def _step(precision: str, batch: int, byte_scale: float = 1 / 255) -> tuple[TrainingStep, Job]:
+    return TrainingStep("cross_entropy", byte_scale=byte_scale), Job(precision, batch)
 
 
 INSTANCES = (
-    step_instance("digits fp32, two groups", make_lowering, _job("fp32", 64), DIGITS, H200),
-    counting_instance(step_instance("digits fp32, two groups", make_lowering, _job("fp32", 64), DIGITS, H200)),
-    step_instance("digits bf16", make_lowering, _job("bf16", 16), DIGITS, H200),
-    step_instance("digits fp32, floats", make_lowering, _job("fp32", 64, 0.0), DIGITS, H200),
-    step_instance("digits fp32, eight networks", make_lowering, _job("fp32", 64), DIGITS, H200, networks=8),
+    step_instance("digits fp32, two groups", make_lowering, _step("fp32", 64), DIGITS, H200),
+    counting_instance(step_instance("digits fp32, two groups", make_lowering, _step("fp32", 64), DIGITS, H200)),
+    step_instance("digits bf16", make_lowering, _step("bf16", 16), DIGITS, H200),
+    step_instance("digits fp32, floats", make_lowering, _step("fp32", 64, 0.0), DIGITS, H200),
+    step_instance("digits fp32, eight networks", make_lowering, _step("fp32", 64), DIGITS, H200, networks=8),
     step_instance(
-        "four layers, adam", make_lowering, Job("tf32", 32, TrainingStep("mse", "adam")), (20, 53, 29, 17, 5), H200
+        "four layers, adam", make_lowering, (TrainingStep("mse", "adam"), Job("tf32", 32)), (20, 53, 29, 17, 5), H200
     ),
 )

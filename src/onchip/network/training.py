@@ -1,0 +1,37 @@
+"""What a step of training computes: the loss and the optimiser, with their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.errors import InputError
+from onchip.network.names import known_name
+from onchip.network.reading import show
+
+LOSSES = ("cross_entropy", "half_sse", "mse")
+OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with the number of state values per weight
+MAX_NORM = 3.4028234e38  # float32's largest
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What a step of training computes from the rows of a batch."""
+
+    loss: str  # one of LOSSES; for "cross_entropy" the network's output is logits
+    optimiser: str = "sgd"  # one of OPTIMISERS
+    label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
+    clip_norm: float = 0.0  # set: gradients are scaled down to this norm
+    is_weighted: bool = False  # rows have weights
+    byte_scale: float = 0.0  # set: rows are bytes times this
+
+    def __post_init__(self) -> None:
+        for name, known in (("loss", LOSSES), ("optimiser", tuple(OPTIMISERS))):
+            object.__setattr__(self, name, known_name(getattr(self, name), known, name, hint=known[0]))
+        for name, most in (("label_smoothing", 1.0), ("clip_norm", MAX_NORM)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= most:
+                raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
+        if not isinstance(self.is_weighted, bool):
+            raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
+        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
+            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")

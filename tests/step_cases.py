@@ -19,9 +19,10 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def one_gradient(layer: Layer, inputs: Mapping[str, TensorType], weights: Arrays) -> Network:
-    """A network of one layer of training steps; its weights are state."""
+    """A network of one layer of training steps; its weights are state, and without any it has an unused one."""
     node = Node("out", layer, tuple(inputs), {role: role for role in weights})
-    return Network(inputs, (node,), ("out",), {**weights}, state=dict.fromkeys(weights, ""))
+    state = weights or {"unused": np.zeros(1, np.float32)}
+    return Network(inputs, (node,), ("out",), {**state}, state=dict.fromkeys(state, ""))
 
 
 def bind(net: Network, kernel: str, batch: int, threads: int = 2) -> CpuStep:

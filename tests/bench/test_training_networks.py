@@ -34,6 +34,14 @@ def test_full_sizes():
     assert {name: trained.build().parameters for name, trained in NETWORKS.items()} == PARAMETERS
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_layer_of_a_step_on_the_cpu_is_computed_by_numpy(name):
+    trained = NETWORKS[name]
+    net = training_step(trained.build(**trained.small), trained.step, trainable=trained.is_trained)
+    groups = plan(net, "cpu", Job(batch=trained.batch)).groups
+    assert "plain" not in [group.claim.kernel for group in groups]
+
+
 def batches(net: Network, loss: str) -> list[tuple[np.ndarray, ...]]:
     """Rows, targets and shares that depend on the rows."""
     rng = np.random.default_rng(0)

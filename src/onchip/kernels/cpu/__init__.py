@@ -13,6 +13,13 @@ from onchip.kernels.cpu.embedding.lookup import LookUpKernel
 from onchip.kernels.cpu.embedding.token_max import TokenMaxKernel
 from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.gemm.weight_grad import WeightGradKernel
+from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
+from onchip.kernels.cpu.gradient.dropout import DropoutKernel
+from onchip.kernels.cpu.gradient.embedding_grad import EmbeddingGradKernel
+from onchip.kernels.cpu.gradient.extreme_grad import ExtremeGradKernel
+from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
+from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
+from onchip.kernels.cpu.gradient.softmax_grad import SoftmaxGradKernel
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
 from onchip.kernels.cpu.layout.resize import ResizeKernel
@@ -64,8 +71,10 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFusedKernel(), ConvFusedKernel(), TokenMaxKernel(), RecurrentKernel(), RecurrentGradKernel(),
     PointwiseKernel(ends_before=conv_begins), RowwiseKernel(), ReduceKernel(), TopKKernel(), NormKernel(),
     SelectKernel(), ResizeKernel(), TapsKernel(), LookUpKernel(), MatMulKernel(), MoveKernel(), SequenceMaxKernel(),
-    ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchSumsKernel(), LossKernel(),
-    UpdateKernel(), StepRowsKernel(), StepCountersKernel(), PlainKernel(),
+    ShortScanKernel(), ScanKernel(), WeightGradKernel(), ConvWeightGradKernel(), BatchNormGradKernel(),
+    BatchSumsKernel(), PoolGradKernel(), ExtremeGradKernel(), NormGradKernel(), SoftmaxGradKernel(),
+    EmbeddingGradKernel(), DropoutKernel(), LossKernel(), UpdateKernel(), StepRowsKernel(), StepCountersKernel(),
+    PlainKernel(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrainKernel(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, ViewKernel("cpu", CpuKernel.precisions), *INFERENCE)

@@ -9,7 +9,7 @@ from emulated_engine import claims_of, one_layer, run_claim
 from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.dtypes import FLOATS
-from onchip.kernels.cuda.common.window import POOLS
+from onchip.kernels.window import POOLS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, Identity, InputGrad, MaxPool1d, MaxPool2d
 from onchip.network.types import TensorType, numpy_dtype

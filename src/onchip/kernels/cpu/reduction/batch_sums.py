@@ -2,7 +2,8 @@
 
 Idea      x is rows of C columns, or of C channels of P pixels each. A task sums some columns over some rows; the sums
           of all tasks of a column are added at the end.
-Order     Rows in order, in partial sums of as many rows as the sizes of x say, in float64; pixels as of sums.py.
+Order     Rows in order, in float64, in partial sums of as many rows as the sizes of x say; pixels as of
+          microkernels/sums.py.
 Floor     Memory: x in.
 """
 
@@ -28,7 +29,7 @@ from onchip.kernels.cpu.compiler.jit import (
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
-from onchip.kernels.cpu.reduction.sums import PRODUCTS, SQUARES, SUM, sum_terms
+from onchip.kernels.cpu.microkernels.sums import PRODUCTS, SQUARES, SUM, sum_terms
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node

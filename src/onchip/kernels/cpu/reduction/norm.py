@@ -1,7 +1,7 @@
 """norm: LayerNorm, RMSNorm and GroupNorm, one normalised part of a row at a time.
 
 Idea      A part is read from memory once: mean, variance and result each read it from cache.
-Order     As of sums.py: it depends on the part's size only.
+Order     As of microkernels/sums.py: it depends on the part's size only.
 Floor     Memory: x in, y out.
 """
 
@@ -16,7 +16,7 @@ from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, float
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
-from onchip.kernels.cpu.reduction.sums import ORDER, SQUARES, SUM, sum_terms
+from onchip.kernels.cpu.microkernels.sums import ORDER, SQUARES, SUM, sum_terms
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network

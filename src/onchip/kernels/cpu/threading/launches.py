@@ -47,6 +47,12 @@ def words(*values: int | Array) -> Array:
     return np.array([each.ctypes.data if isinstance(each, np.ndarray) else each for each in values], np.int64)
 
 
+@compiled(inline=True)
+def operand_at(facts: Array, field: int, operands: int) -> int:
+    """The address of an operand, by the field that holds its index; 0 if the field is -1."""
+    return int_at(operands + facts[field] * 8) if facts[field] >= 0 else 0
+
+
 _call = code_call(4)  # (facts, operands, B, threads)
 
 

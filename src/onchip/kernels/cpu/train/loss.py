@@ -29,7 +29,7 @@ from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.microkernels.exponential import expm1_exp
-from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, operand_at, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
@@ -101,16 +101,15 @@ def _squares(y: Array, target: Array, factor: float, share: np.float32, dx_at: i
     return total * factor
 
 
-@compiled(inline=True)
-def _operand(facts: Array, which: int, operands: int) -> int:
-    return int_at(operands + facts[which] * 8) if facts[which] >= 0 else 0
-
-
 @compiled()
 def _rows(worker: int, part: int, facts: Array, operands: int, B: int, part_rows: int) -> None:
     N, size, total = facts[_N], facts[_CLASS_BYTES], 0.0
-    x, target, dx = _operand(facts, _X, operands), _operand(facts, _TARGET, operands), _operand(facts, _DX, operands)
-    share, losses = _operand(facts, _SHARE, operands), _operand(facts, _LOSSES, operands)
+    x, target, dx = (
+        operand_at(facts, _X, operands),
+        operand_at(facts, _TARGET, operands),
+        operand_at(facts, _DX, operands),
+    )
+    share, losses = operand_at(facts, _SHARE, operands), operand_at(facts, _LOSSES, operands)
     smoothing, factor = np.int32(facts[_SMOOTHING]).view(np.float32), np.int64(facts[_FACTOR]).view(np.float64)
     for r in range(part * part_rows, min(B, (part + 1) * part_rows)):
         z, dx_at, of_row = floats_at(x + r * N * 4, N), dx + r * N * 4 if dx != 0 else 0, _ONE
@@ -135,7 +134,7 @@ def _run(facts_at: int, operands: int, B: int, threads: int) -> None:
     parts = (B + part_rows - 1) // part_rows
     threads = max(1, min(threads, B * facts[_N] // _THREAD_ELEMENTS))
     run_tasks(_rows, (facts, operands, B, part_rows), parts, threads)
-    total, sums = _operand(facts, _TOTAL, operands), doubles_at(facts[_SUMS], _PARTS)
+    total, sums = operand_at(facts, _TOTAL, operands), doubles_at(facts[_SUMS], _PARTS)
     if total != 0:
         loss = 0.0
         for part in range(parts):

@@ -11,24 +11,11 @@ from onchip.kernels.cuda.common.arguments import Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.program import LaunchConfig, grid_1d
-from onchip.network.layers import AvgPool1d, AvgPool2d, Layer, MaxPool1d, MaxPool2d
-from onchip.network.layers.conv import geometry
+from onchip.kernels.window import ONE_ROW, Axis
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 THREADS = 256
-POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 MAX_SIZE = 1 << 28  # axis size: int32 indices cover it and the overhang of a few windows
-
-
-@dataclass(frozen=True)
-class Axis:
-    size: int  # input elements
-    count: int  # outputs
-    taps: int
-    stride: int
-    before: int  # padding before the first element
-    dilation: int
-    end: int  # taps before this index count in an average that includes padding
 
 
 class AxisStruct(CStruct):
@@ -51,7 +38,6 @@ class WindowsStruct(CStruct):
 
 LOOP_ROWS = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
 MAX_FILLED = 1.15  # NCHW: limit on computed outputs, including those past the end, per stored output
-ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -174,17 +160,3 @@ class Windows:
     def _strides(self, C: int, H: int, W: int, h: Axis) -> Struct:
         channel, row, column = (1, W * C, C) if self.is_nhwc else (H * W, W, 1)
         return StridesStruct.of(image=C * H * W, channel=channel, row=row if h is self.h else C * W, column=column)
-
-
-def axes_of(layer: Layer, sizes: tuple[int, ...], counts: tuple[int, ...], taps: tuple[int, ...]) -> tuple[Axis, Axis]:
-    """The axes h and w; 1-D inputs are images of one row."""
-    stride, pads, dilation = geometry(layer)
-    rank = len(sizes)
-    axes = [
-        Axis(
-            sizes[a], counts[a], taps[a], stride[a], pads[a], dilation[a] if taps[a] > 1 else 1,
-            sizes[a] + pads[rank + a],
-        )
-        for a in range(rank)
-    ]  # fmt: skip
-    return (ONE_ROW, axes[0]) if rank == 1 else (axes[0], axes[1])

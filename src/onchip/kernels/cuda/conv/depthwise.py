@@ -15,10 +15,11 @@ from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps
-from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.common.window import Windows
 from onchip.kernels.cuda.conv.direct import bias_recipe, conv_recipes
 from onchip.kernels.layer_kernel import recipe_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.window import Axis, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise
 from onchip.network.layers.conv import conv_groups

@@ -17,7 +17,6 @@ from onchip.kernels.cuda.common.dtypes import ELEMENT_TYPES
 from onchip.kernels.cuda.common.fast_divide import Divider, divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, order_of, round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
-from onchip.kernels.cuda.common.window import POOLS
 from onchip.kernels.cuda.conv.direct import Geometry, bias_recipe, by_axis, geometry_of
 from onchip.kernels.cuda.conv.fusion import (
     ConvKernel,
@@ -37,6 +36,7 @@ from onchip.kernels.cuda.conv.warp_mma import (
 )
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import is_monotonic
+from onchip.kernels.window import POOLS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Convolution, MaxPool1d, MaxPool2d, ToPixels
 from onchip.network.recipe import Array, Recipe, rearranging_op

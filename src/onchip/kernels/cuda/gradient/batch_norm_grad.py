@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from ctypes import c_double, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.batch_norm import BATCH_NORMS
+from onchip.kernels.batch_norm_run import find_gradients
 from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Memory, Output, Scratch, Weight
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import FLOATS
@@ -17,9 +17,9 @@ from onchip.kernels.cuda.gradient.batch_sum import accumulated
 from onchip.kernels.cuda.gradient.channels import BUDGET, SUMS_ORDER, Channels, in_layout
 from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.kernels.layer_kernel import recipe_bytes
-from onchip.network.graph import Network, Node
+from onchip.network.graph import Network
 from onchip.network.layers import BatchNormGrad, Mask, WeightGrad
-from onchip.network.recipe import Recipe, as_is, value_of
+from onchip.network.recipe import Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.layout import has_channels
@@ -80,91 +80,37 @@ class BatchNormGradKernel(OneDtypeKernel):
     order = SUMS_ORDER
 
     def applies(self, net: Network, start: int) -> bool:
-        return bool(_sums(net, start) or isinstance(net.nodes[start].layer, BatchNormGrad) or _mask(net, start))
+        return find_gradients(net, start) is not None
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        mask = _mask(net, start)
-        sums = _sums(net, start + len(mask))
-        dx = _dx(net, start + len(mask) + len(sums), sums)
-        nodes = [*mask, *map(net.by_name.__getitem__, sums), *dx]
-        norm = nodes[len(mask)]
-        x, dy, eps = norm.inputs[0], norm.inputs[-1], _eps(norm)
-        if why := Channels.of(net.types[x], False).why_not():
+        run = find_gradients(net, start)
+        assert run is not None
+        x, norm = net.types[run.norm.inputs[0]], run.norm
+        if why := Channels.of(x, False).why_not():
             yield Refusal(self.name, norm.name, why)
             return
-        roles = ["mean", "var", *(["weight"] if dx else []), *([] if sums else ["d_weight", "d_bias"])]
-        shape, dtype = net.types[x].row_shape[:1], net.types[x].dtype
+        nodes = [net.by_name[name] for name in run.nodes]
+        roles = ["mean", "var", *(["weight"] if run.dx else []), *([] if run.sums else ["d_weight", "d_bias"])]
+        shape, dtype = x.row_shape[:1], x.dtype
         recipes = {role: Recipe.of(as_is, (nodes[-1].weights[role],), shape, accumulated(dtype)) for role in roles}
-        of_sums = {kind: net.types[name].dtype for name, kind in sums.items()}
+        of_sums = {kind: net.types[name].dtype for name, kind in run.sums.items()}
         sum_dtypes = of_sums.get("new_d_weight", dtype), of_sums.get("new_d_bias", dtype)
-        kinds = {x: "x", dy: "dy"} | (
-            {dy: "", **dict(zip(mask[0].inputs, ("dy", "mask"), strict=True))} if mask else {}
-        )
-        passes = bool(sums) * (2 + len(mask)) + len(dx) * (3 + len(mask))
-        label = [
-            *(["Mask"] if mask else []),
-            *(kind.replace("new_", "") for kind in sums.values()),
-            *(["dx"] if dx else []),
-        ]
+        passes = bool(run.sums) * (2 + len(run.mask)) + len(run.dx) * (3 + len(run.mask))
         claim = self.claim(
-            net, norm, None, nodes=tuple(node.name for node in nodes), label=f"{self.name}<{','.join(label)}>",
+            net, norm, None, nodes=run.nodes, label=f"{self.name}<{run.label}>",
             cost=Cost(
-                sum(map(net.row_flop, nodes)), passes * net.types[x].row_bytes, recipe_bytes(recipes),
-                launches=1 + bool(sums), precision="fp32",
+                sum(map(net.row_flop, nodes)), passes * x.row_bytes, recipe_bytes(recipes),
+                launches=1 + bool(run.sums), precision="fp32",
             ),
-            why="one pass for all sums, one for dx" if sums and dx else "single layer", recipes=recipes,
+            why="one pass for all sums, one for dx" if run.sums and run.dx else "single layer", recipes=recipes,
         )  # fmt: skip
-        inputs = tuple(kinds[name] for name in values_read(net, claim))
-        outputs = tuple(sums.get(name, "dx") for name in values_written(net, claim.nodes))
-        for is_nhwc in (False, True) if has_channels(net.types[x]) else (False,):
+        inputs = tuple(run.operands[name] for name in values_read(net, claim))
+        outputs = tuple(run.sums.get(name, "dx") for name in values_written(net, claim.nodes))
+        for is_nhwc in (False, True) if has_channels(x) else (False,):
             lowering = BatchNormGradLowering(
-                Channels.of(net.types[x], is_nhwc), inputs, outputs, tuple(roles), eps, sum_dtypes
+                Channels.of(x, is_nhwc), inputs, outputs, tuple(roles), run.eps, sum_dtypes
             )
             yield in_layout(replace(claim, facts=lowering), net, is_nhwc)
-
-
-def _mask(net: Network, start: int) -> tuple[Node, ...]:
-    """A Mask at `start` of values of one shape, if only the gradients of a batch norm that follow read it."""
-    mask = net.nodes[start]
-    if not isinstance(mask.layer, Mask) or mask.weights or len({net.types[value] for value in mask.inputs}) > 1:
-        return ()
-    sums = _sums(net, start + 1)
-    names = {*sums, *(node.name for node in _dx(net, start + 1 + len(sums), sums))}
-    reads_mask = all(net.by_name[name].inputs[-1] == mask.name != net.by_name[name].inputs[0] for name in names)
-    is_closed = mask.name not in net.kept and {node.name for node in net.readers(mask.name)} == names
-    return (mask,) if names and reads_mask and is_closed and len({*mask.inputs}) == 2 else ()
-
-
-def _sums(net: Network, start: int) -> dict[str, str]:
-    """The gradients of a norm's weights from `start` on, each once: what each is, by name."""
-    found, first = dict[str, str](), next(net.nodes_from(start), None)
-    for node in net.nodes_from(start):
-        if first is None or not isinstance(node.layer, WeightGrad) or not isinstance(node.layer.of, BATCH_NORMS):
-            break
-        is_same = node.inputs == first.inputs and node.weights == first.weights and _eps(node) == _eps(first)
-        if not is_same or f"new_d_{node.layer.role}" in found.values():
-            break
-        found[node.name] = f"new_d_{node.layer.role}"
-    return found
-
-
-def _dx(net: Network, start: int, sums: Mapping[str, str]) -> tuple[Node, ...]:
-    """The BatchNormGrad at `start`, by these sums if there are any."""
-    node = next(net.nodes_from(start), None)
-    if node is None or not isinstance(node.layer, BatchNormGrad):
-        return ()
-    values = {f"new_{role}": value_of(net.weights[node.weights[role]]) for role in ("d_weight", "d_bias")}
-    for name in sums:
-        of = net.by_name[name]
-        same_weights = all(of.weights.get(role) == node.weights[role] for role in ("mean", "var", "weight"))
-        if of.inputs != node.inputs or not same_weights or _eps(of) != _eps(node):
-            return ()
-    return (node,) if not sums or values == {kind: name for name, kind in sums.items()} else ()
-
-
-def _eps(node: Node) -> float:
-    layer = node.layer.of if isinstance(node.layer, WeightGrad) else node.layer
-    return float(layer.attributes()["eps"])
 
 
 def _instance(

@@ -8,8 +8,8 @@ from ctypes import c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, Struct, UInt32
-from onchip.kernels.cuda.common.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.c_struct import CStruct
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import MAX_ELEMENTS

@@ -15,8 +15,9 @@ from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
-from onchip.kernels.cuda.common.window import POOLS, THREADS, Axis, AxisStruct, StridesStruct, Windows, axes_of
+from onchip.kernels.cuda.common.window import THREADS, AxisStruct, StridesStruct, Windows
 from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
+from onchip.kernels.window import POOLS, Axis, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import InputGrad, Layer, MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES, TensorType

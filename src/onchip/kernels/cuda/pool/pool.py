@@ -11,7 +11,8 @@ from onchip.kernels.cuda.common.arguments import Input, Output
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps
-from onchip.kernels.cuda.common.window import POOLS, Axis, Windows, axes_of
+from onchip.kernels.cuda.common.window import Windows
+from onchip.kernels.window import POOLS, Axis, axes_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.arguments import Argument, Input, Int64, Output, Scratch, UInt32
-from onchip.kernels.cuda.common.axes import axes_last, middle_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import small_divider
 from onchip.kernels.cuda.common.kernel import CudaKernel

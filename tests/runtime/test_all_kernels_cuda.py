@@ -118,6 +118,7 @@ def test_all_kernels_are_in_it(precision):
         "top_k_grad",
         "update",
         "weight_grad",
+        "weight_grad_mma",
     }
 
 

@@ -36,6 +36,7 @@ from onchip.kernels.cuda.gradient.step_counters import StepCountersKernel
 from onchip.kernels.cuda.gradient.step_rows import StepRowsKernel
 from onchip.kernels.cuda.gradient.update import UpdateKernel
 from onchip.kernels.cuda.gradient.weight_grad import WeightGradKernel
+from onchip.kernels.cuda.gradient.weight_grad_mma import WeightGradMmaKernel
 from onchip.kernels.cuda.layout.concat import ConcatKernel
 from onchip.kernels.cuda.layout.permute import PermuteKernel
 from onchip.kernels.cuda.layout.select import SelectKernel
@@ -76,7 +77,7 @@ KERNELS: tuple[Kernel, ...] = (
     RecurrentRegisterResidentKernel(), RecurrentMmaKernel(), RecurrentKernel(),
     RecurrentGradResidentKernel(), RecurrentGradKernel(),
     AttentionFusedKernel(), MatMulMmaKernel(), MatMulKernel(),
-    ClipKernel(), LossKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
+    ClipKernel(), LossKernel(), WeightGradMmaKernel(), WeightGradKernel(), BatchSumKernel(), UpdateKernel(),
     ArgReduceKernel(), TopKKernel(), NormKernel(), SelectKernel(), ResizeKernel(), RecipeKernel(),
     EmbeddingGradKernel(),
     BatchNormKernel(), BatchNormGradKernel(), PoolGradKernel(), DropoutKernel(),

@@ -36,12 +36,6 @@ __device__ __forceinline__ void spread_channel(const float* x, u32* windows, int
         windows[i] = two_windows(x + i / pairs, 2 * (i % pairs), steps, first, B, sentence_size);
 }
 
-// ldmatrix.x4.trans: as ldmatrix_x4, each matrix transposed; a lane gets two rows' elements of one column.
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&to)[4], const f16* at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
-}
-
 // y[16 sentences from `first`][64 channels from n0][STEPS] = w windows + bias
 //
 // w (C_out, rows) fp16; windows (rows, 16*STEPS) fp16, of these sentences; y (B, C_out, STEPS) fp32. `tiles` is shared
@@ -83,7 +77,8 @@ __device__ __forceinline__ void convolve(const f16* w, const f16* windows, const
 #pragma unroll
             for (int j = 0; j < STEPS; j += 2) {  // with STEPS odd, the last right half is not used
                 u32 b[4];
-                ldmatrix_x4_trans(b, tile_b + (k + lane % 16) * stride_b(STEPS) + column0 + 8 * j + lane / 16 * 8);
+                const f16* const from = tile_b + (k + lane % 16) * stride_b(STEPS) + column0 + 8 * j + lane / 16 * 8;
+                ldmatrix_x4_trans(b, reinterpret_cast<const char*>(from));
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
                     mma<Fp16>(sums[m][j], a[m], b[0], b[1]);

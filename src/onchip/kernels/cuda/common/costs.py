@@ -106,6 +106,17 @@ class MatMulCosts:
     )  # fmt: skip
 
 
+# -- gradient/ -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class WeightGradCosts:
+    simt_share: float = fitted(0.4, "of the CUDA cores' rate, full tiles", _ESTIMATED)
+    mma_share: float = fitted(0.4, "of the tensor cores' rate, full tiles, without loads", _ESTIMATED)
+    row_instructions: float = fitted(3.0, "per element that a block loads of a Linear", _ESTIMATED)
+    pixel_instructions: float = fitted(12.0, "the same of a convolution, index arithmetic included", _ESTIMATED)
+
+
 # -- mlp/ ------------------------------------------------------------------------------------------------------
 
 _PAIR = "H200: 256-1024-256 over 64 to 65,536 rows for the total; the split between the three is estimated"
@@ -420,6 +431,7 @@ class CudaCosts:
     gemv: GemvCosts = field(default_factory=GemvCosts)
     gemm_simt: GemmSimtCosts = field(default_factory=GemmSimtCosts)
     matmul: MatMulCosts = field(default_factory=MatMulCosts)
+    weight_grad: WeightGradCosts = field(default_factory=WeightGradCosts)
     mlp_fused: MlpFusedCosts = field(default_factory=MlpFusedCosts)
     mlp_tensor_core: MlpTensorCoreCosts = field(default_factory=MlpTensorCoreCosts)
     mlp_pair: MlpPairCosts = field(default_factory=MlpPairCosts)

@@ -10,16 +10,9 @@
 //         dw (groups, M, N), `split_stride` elements between the partial sums of splits.
 // Shared  2 (16 x 68) floats, twice: 17 KB.
 // Limits  Any sizes; float32, float16 and bfloat16 in float32 arithmetic, float64; sm_80 up.
-#include "common/accumulator.cuh"
-#include "common/fast_divide.cuh"
+#include "gradient/weight_grad.cuh"
 
 constexpr int TILE = 64, TILE_K = 16, THREADS = 256, STRIDE = TILE + 4;
-
-struct Windows {
-    Divider positions, width_out, taps, taps_w;  // positions of y, and per line of them; taps, and per line of them
-    int stride_h, stride_w, dilation_h, dilation_w, before_h, before_w, height, width;
-    long long y_row, x_row;  // elements per row of the batch
-};
 
 // 4 elements as they are loaded at once.
 template <class A>
@@ -84,31 +77,23 @@ struct Loader<false, Index, T> {
         for (int i = 0; i < 4; ++i) {
             const int channel = m + line + 16 * i;
             y_at[i] = channel < M ? static_cast<long long>(channel) * windows.positions.size : -1;
-            u32 tap = n + line + 16 * i;
-            const bool is_inside = static_cast<int>(tap) < N;
-            const u32 of_channel = pop_index(tap, windows.taps);
-            u32 h = of_channel;
-            const u32 w = pop_index(h, windows.taps_w);
-            x_at[i] = is_inside ? static_cast<long long>(tap) * windows.height * windows.width : -1;
-            down[i] = static_cast<int>(h) * windows.dilation_h - windows.before_h;
-            right[i] = static_cast<int>(w) * windows.dilation_w - windows.before_w;
+            const u32 at = n + line + 16 * i;
+            const Tap tap(at, windows);
+            const bool is_inside = static_cast<int>(at) < N;
+            x_at[i] = is_inside ? static_cast<long long>(tap.channel) * windows.height * windows.width : -1;
+            down[i] = tap.down, right[i] = tap.right;
         }
     }
     __device__ __forceinline__ void load(long long k, long long end, A (&a)[4], A (&b)[4]) const {
         const bool is_inside = k + lane < end;
-        Index row = is_inside ? static_cast<Index>(k + lane) : 0;
-        const u32 position = pop_index(row, windows.positions);
-        u32 line_out = position;
-        const int column = static_cast<int>(pop_index(line_out, windows.width_out)) * windows.stride_w;
-        const int top = static_cast<int>(line_out) * windows.stride_h;
-        const T *dy_row = dy + row * windows.y_row + position, *x_row = x + row * windows.x_row;
+        const Position<Index> at(is_inside ? k + lane : 0, windows);
+        const T *dy_row = dy + at.row * windows.y_row + at.position, *x_row = x + at.row * windows.x_row;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             a[i] = is_inside && y_at[i] >= 0 ? load_acc(dy_row + y_at[i]) : A(0);
-            const int h = top + down[i], w = column + right[i];
-            const bool is_pixel = is_inside && x_at[i] >= 0 && static_cast<u32>(h) < static_cast<u32>(windows.height) &&
-                                  static_cast<u32>(w) < static_cast<u32>(windows.width);
-            b[i] = is_pixel ? load_acc(x_row + x_at[i] + static_cast<long long>(h) * windows.width + w) : A(0);
+            const int h = at.top + down[i], w = at.column + right[i];
+            const bool has_pixel = is_inside && x_at[i] >= 0 && is_pixel(h, w, windows);
+            b[i] = has_pixel ? load_acc(x_row + x_at[i] + static_cast<long long>(h) * windows.width + w) : A(0);
         }
     }
     __device__ __forceinline__ void store(A (*a_tile)[STRIDE], A (*b_tile)[STRIDE], const A (&a)[4],
@@ -120,13 +105,6 @@ struct Loader<false, Index, T> {
         }
     }
 };
-
-// Partial sums have the accumulator's type.
-template <class Y, class A>
-__device__ __forceinline__ void store_as(Y* at, A v) {
-    if constexpr (is_same<Y, A>) *at = v;
-    else store_acc(at, v);
-}
 
 // grid   tiles of n and m; groups of each split of K
 // Index  of K; bias: null if it has no gradient

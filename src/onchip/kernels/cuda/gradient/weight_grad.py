@@ -8,8 +8,18 @@ from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.arguments import NOTHING, Input, Int64, Output, Scratch, Struct, UInt32
+from onchip.kernels.cuda.common.arguments import (
+    NOTHING,
+    Argument,
+    Input,
+    Int64,
+    Output,
+    Scratch,
+    Struct,
+    UInt32,
+)
 from onchip.kernels.cuda.common.c_struct import CStruct
+from onchip.kernels.cuda.common.costs import costs_of
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.fast_divide import Divider, divider, index_of
 from onchip.kernels.cuda.common.kernel import instance
@@ -24,14 +34,13 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-TILE, TILE_K, THREADS = 64, 16, 256
+TILE, THREADS = 64, 256
 MIN_SPLIT, MAX_SPLIT = 128, 4096  # K per split
 MAX_GRID_Y = (1 << 16) - 1
-BLOCKS_PER_SM = 2  # that the splits should give
 
 
 class WindowsStruct(CStruct):
-    source, c_name = SOURCE, "Windows"
+    source, c_name = SOURCE.with_suffix(".cuh"), "Windows"
     _fields_ = (
         ("positions", Divider), ("width_out", Divider), ("taps", Divider), ("taps_w", Divider), ("stride_h", c_int32),
         ("stride_w", c_int32), ("dilation_h", c_int32), ("dilation_w", c_int32), ("before_h", c_int32),
@@ -61,8 +70,21 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class WeightGradLowering:
-    """dw (groups, M, N), and the bias' gradient (groups M)."""
+class Tile:
+    """What a block computes of dw, and how deep the slices of K are."""
+
+    BM: int
+    BN: int
+    depth: int
+    blocks_per_sm: int  # that the splits should give
+
+    def count(self, M: int, N: int) -> int:
+        return -(-M // self.BM) * -(-N // self.BN)
+
+
+@dataclass(frozen=True)
+class WeightGradGemm:
+    """dw (groups, M, N), and the bias' gradient (groups M): an implicit gemm, split over K."""
 
     M: int  # channels of y per group
     N: int  # channels of x per group, times taps
@@ -79,47 +101,91 @@ class WeightGradLowering:
     def row_terms(self) -> int:
         return self.vectors or math.prod(self.windows.sizes_out)
 
+    @property
+    def row_sizes(self) -> tuple[int, int]:
+        """Elements of a convolution's y and x per row of the batch."""
+        channels = self.N // math.prod(self.windows.taps)
+        return (
+            self.groups * self.M * math.prod(self.windows.sizes_out),
+            self.groups * channels * math.prod(self.windows.sizes_in),
+        )
+
+    @property
+    def written(self) -> int:
+        """Elements of dw and of the bias' gradient."""
+        return self.groups * self.M * (self.N + self.has_bias)
+
+    @property
+    def tile(self) -> Tile:
+        raise NotImplementedError
+
+    @property
+    def computed(self) -> str:
+        """The precision of the flop."""
+        raise NotImplementedError
+
+    def rate(self, B: int, device: Device) -> float:
+        """Estimated share of the device's rate in that precision."""
+        raise NotImplementedError
+
+    def launch(self, K: int, written: str, grid: tuple[int, int, int], arguments: tuple[Argument, ...]) -> KernelLaunch:
+        """written: the dtype of dw"""
+        raise NotImplementedError
+
     def splits(self, B: int) -> tuple[int, int]:
         """The number of splits of K, and K of each."""
-        K = B * self.row_terms
-        tiles = -(-self.M // TILE) * -(-self.N // TILE) * self.groups
-        wanted = max(-(-K // MAX_SPLIT), min(-(-BLOCKS_PER_SM * self.units // tiles), K // MIN_SPLIT), 1)
+        K, tile = B * self.row_terms, self.tile
+        tiles = tile.count(self.M, self.N) * self.groups
+        wanted = max(-(-K // MAX_SPLIT), min(-(-tile.blocks_per_sm * self.units // tiles), K // MIN_SPLIT), 1)
         wanted = min(wanted, max(1, MAX_GRID_Y // self.groups))
-        split = -(-K // wanted // TILE_K) * TILE_K
+        split = -(-K // wanted // tile.depth) * tile.depth
         return -(-K // split), split
 
+    def busy(self, B: int) -> float:
+        """The share of the SMs that have a block."""
+        return min(1.0, self.tile.count(self.M, self.N) * self.groups * self.splits(B)[0] / self.units)
+
+    def template(self, K: int) -> str:
+        """The first template arguments: IS_ROWS, Index."""
+        return f"{str(bool(self.vectors)).lower()}, {index_of(K + self.tile.depth)}"
+
     def at(self, B: int) -> Steps:
-        K, count, biases = B * self.row_terms, self.groups * self.M * self.N, self.groups * self.M
+        K, count = B * self.row_terms, self.groups * self.M * self.N
         if not K * count:
             return Steps(())
-        splits, split = self.splits(B)
-        stride = (count + biases * self.has_bias) if splits > 1 else 0
-        dw, bias = (
-            (Scratch(0), Scratch(count * DTYPE_BYTES[accumulated(self.dtype)]))
-            if splits > 1
-            else (Output(0), Output(1))
-        )
-        tiles_n = -(-self.N // TILE)
-        grid = (tiles_n * -(-self.M // TILE), self.groups * splits, 1)
-        C = self.N // math.prod(self.windows.taps)
-        rows = biases * math.prod(self.windows.sizes_out), self.groups * C * math.prod(self.windows.sizes_in)
-        total = accumulated(self.dtype)
-        types = FLOATS[self.dtype], FLOATS[total if splits > 1 else self.dw_dtype]
-        name = f"weight_grad<{str(bool(self.vectors)).lower()}, {index_of(K + TILE_K)}, {', '.join(types)}>"
-        product = KernelLaunch(
-            Program(SOURCE, name), LaunchConfig(grid, (THREADS, 1, 1), 0),
+        (splits, split), total = self.splits(B), accumulated(self.dtype)
+        stride = self.written if splits > 1 else 0
+        dw, bias = (Scratch(0), Scratch(count * DTYPE_BYTES[total])) if splits > 1 else (Output(0), Output(1))
+        product = self.launch(
+            K, total if splits > 1 else self.dw_dtype, (self.tile.count(self.M, self.N), self.groups * splits, 1),
             (
                 Input(self.dy), Input(1 - self.dy), dw, bias if self.has_bias else NOTHING, UInt32(self.M),
-                UInt32(self.N), UInt32(tiles_n), UInt32(self.groups), Int64(K), Int64(split), Int64(stride),
-                self.windows.struct(*rows),
+                UInt32(self.N), UInt32(-(-self.N // self.tile.BN)), UInt32(self.groups), Int64(K), Int64(split),
+                Int64(stride), self.windows.struct(*self.row_sizes),
             ),
-            Budget(96),
         )  # fmt: skip
         if splits == 1:
             return Steps((product,))
         y2 = Output(1) if self.has_bias else NOTHING
         added = sum_rows((total, self.dw_dtype), splits, stride, Scratch(0), Output(0), y2, count)
         return Steps((product, added), scratch_bytes=splits * stride * DTYPE_BYTES[total])
+
+
+@dataclass(frozen=True)
+class WeightGradLowering(WeightGradGemm):
+    """weight_grad(dy, x, dw, bias, M, N, tiles_n, groups, K, split_k, split_stride, windows)"""
+
+    tile = Tile(TILE, TILE, depth=16, blocks_per_sm=2)
+    computed = "fp32"
+
+    def rate(self, B: int, device: Device) -> float:
+        """Counts tile overhang and idle SMs."""
+        full = self.M * self.N / (self.tile.count(self.M, self.N) * TILE**2)
+        return costs_of(device).weight_grad.simt_share * full * self.busy(B)
+
+    def launch(self, K: int, written: str, grid: tuple[int, int, int], arguments: tuple[Argument, ...]) -> KernelLaunch:
+        program = Program(SOURCE, f"weight_grad<{self.template(K)}, {FLOATS[self.dtype]}, {FLOATS[written]}>")
+        return KernelLaunch(program, LaunchConfig(grid, (THREADS, 1, 1), 0), arguments, Budget(96))
 
 
 class WeightGradKernel(OneDtypeKernel):
@@ -135,23 +201,25 @@ class WeightGradKernel(OneDtypeKernel):
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
+        assert isinstance(node.layer, WeightGrad)
         x, dy = node.inputs
         if x == dy:
             yield Refusal(self.name, node.name, "x and dy are one value")
             return
         for nodes in dict.fromkeys(((node.name,), (node.name, *_bias_nodes(net, start)))):
-            lowering = _lowering(net, node, device, has_bias=len(nodes) > 1)
+            gemm = self.gemm(_lowering(net, node, device, has_bias=len(nodes) > 1), job.precision)
             flop = sum(net.row_flop(net.by_name[name]) for name in nodes)
             moved = net.types[x].row_bytes + net.types[dy].row_bytes
-            splits = lowering.splits(job.batch)[0]
-            written = DTYPE_BYTES[lowering.dw_dtype] * lowering.groups * lowering.M * (lowering.N + lowering.has_bias)
-            cost = Cost(flop, moved, written * (1 if splits == 1 else 1 + 2 * splits), 1 + (splits > 1), "fp32")
-            yield self.claim(net, node, lowering, nodes=nodes, cost=cost, label=_label(net, node, lowering))
+            splits, nbytes = gemm.splits(job.batch)[0], DTYPE_BYTES[gemm.dw_dtype] * gemm.written
+            cost = Cost(
+                flop, moved, nbytes * (1 if splits == 1 else 1 + 2 * splits), 1 + (splits > 1), gemm.computed,
+                gemm.rate(job.batch, device),
+            )  # fmt: skip
+            label = f"{self.name}<{node.layer.of.kind},{gemm.M},{gemm.N}{',bias' if gemm.has_bias else ''}>"
+            yield self.claim(net, node, gemm, nodes=nodes, cost=cost, label=label)
 
-
-def _label(net: Network, node: Node, lowering: WeightGradLowering) -> str:
-    assert isinstance(node.layer, WeightGrad)
-    return f"weight_grad<{node.layer.of.kind},{lowering.M},{lowering.N}{',bias' if lowering.has_bias else ''}>"
+    def gemm(self, lowering: WeightGradLowering, precision: str) -> WeightGradGemm:
+        return lowering
 
 
 def _bias_nodes(net: Network, start: int) -> tuple[str, ...]:

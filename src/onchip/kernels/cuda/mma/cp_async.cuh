@@ -27,3 +27,8 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&to)[4], const char* at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
 }
+// The same, each matrix transposed: lane l receives the 16-bit elements l / 4 of rows l % 4 * 2 and l % 4 * 2 + 1.
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&to)[4], const char* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+}

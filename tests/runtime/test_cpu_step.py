@@ -49,8 +49,8 @@ def run(bound: CpuStep, rows, state) -> dict[str, np.ndarray]:
 def test_every_layer(case):
     net = trained_through(network(case))
     step = training_step(net, TrainingStep("mse", "momentum"))
-    rows = *random_inputs(case, 5), np.random.default_rng(3).standard_normal((5, net.output.row_size), np.float32)
-    rows = *rows, np.full(5, 1 / 5, np.float32)
+    target, share = np.random.default_rng(3).standard_normal((5, net.output.row_size)), np.full(5, 1 / 5)
+    rows = (*random_inputs(case, 5), *(each.astype(net.output.dtype) for each in (target, share)))
     bound, state = CpuStep(plan(step, "cpu", Job(batch=5)), 2), begin(step)
     after = run(bound, rows, state)
     assert_right(step, after, rows, state)

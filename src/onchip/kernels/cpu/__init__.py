@@ -17,9 +17,13 @@ from onchip.kernels.cpu.gradient.batch_norm_grad import BatchNormGradKernel
 from onchip.kernels.cpu.gradient.dropout import DropoutKernel
 from onchip.kernels.cpu.gradient.embedding_grad import EmbeddingGradKernel
 from onchip.kernels.cpu.gradient.extreme_grad import ExtremeGradKernel
+from onchip.kernels.cpu.gradient.loss import LossKernel
 from onchip.kernels.cpu.gradient.norm_grad import NormGradKernel
 from onchip.kernels.cpu.gradient.pool_grad import PoolGradKernel
 from onchip.kernels.cpu.gradient.softmax_grad import SoftmaxGradKernel
+from onchip.kernels.cpu.gradient.step_counters import StepCountersKernel
+from onchip.kernels.cpu.gradient.step_rows import StepRowsKernel
+from onchip.kernels.cpu.gradient.update import UpdateKernel
 from onchip.kernels.cpu.kernel import CpuKernel
 from onchip.kernels.cpu.layout.move import MoveKernel
 from onchip.kernels.cpu.layout.resize import ResizeKernel
@@ -37,11 +41,7 @@ from onchip.kernels.cpu.reduction.top_k import TopKKernel
 from onchip.kernels.cpu.scan.scan import ScanKernel
 from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
-from onchip.kernels.cpu.train.loss import LossKernel
 from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
-from onchip.kernels.cpu.train.step_counters import StepCountersKernel
-from onchip.kernels.cpu.train.step_rows import StepRowsKernel
-from onchip.kernels.cpu.train.update import UpdateKernel
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array

@@ -23,6 +23,7 @@ from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Group, Plan
 from onchip.runtime.cpu.step_weights import StepWeights
+from onchip.runtime.step_inputs import checked_inputs
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import InferenceKernel
@@ -90,7 +91,7 @@ class CpuStep:
         count  runs over the same inputs, of which the last one's outputs are returned
         """
         self._start_helpers(self.threads)
-        inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        inputs = checked_inputs(self.plan.network, inputs, B)
         if B not in self._parts:
             self._prepare(B)
         parts = [self._bound(part, B, inputs) for part in self._parts[B]]

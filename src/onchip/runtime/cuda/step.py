@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from onchip.errors import PlanError
+from onchip.errors import InputError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering, Steps
 from onchip.kernels.cuda.layout.permute import PermuteLowering
@@ -23,6 +23,7 @@ from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.status import Ticket
 from onchip.runtime.cuda.weights import make_weights
+from onchip.runtime.step_inputs import checked_inputs
 
 
 class CudaStep:
@@ -54,11 +55,14 @@ class CudaStep:
         count  as of `enqueue`
         """
         net, gpu = self.plan.network, self.gpu
+        inputs = checked_inputs(net, inputs, B)
+        if B < 1:
+            raise InputError("no rows in the batch", got=str(B), expected="at least 1")
         outputs = {
             name: np.empty((net.types[name].rows(B), *net.types[name].row_shape), numpy_dtype(net.types[name].dtype))
             for name in net.outputs
         }
-        buffers = {name: gpu.upload(np.ascontiguousarray(inputs[name])) for name in net.inputs}
+        buffers = {name: gpu.upload(array) for name, array in inputs.items()}
         buffers |= {name: gpu.reserve(array.nbytes) for name, array in outputs.items()}
         with gpu:
             ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream, count)

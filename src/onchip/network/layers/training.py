@@ -219,3 +219,21 @@ class SquaredError(StepLayer):
         scale = 2 / (output.size // len(output)) if self.is_mean and len(output) else 1
         dx = (output - target) * (scale * dy).reshape(-1, *[1] * (output.ndim - 1))
         return (dx, -dx), {}
+
+
+class Correct(StepLayer):
+    """y (B, N), classes (B,) -> (B,): 1 where the first largest element is the class, else 0; 0 with a NaN."""
+
+    arity: ClassVar[int | None] = 2
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        return CrossEntropy().infer(inputs, weights)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y, classes = xs
+        is_number = ~np.isnan(y).any(axis=1)
+        correct: Array = ((y.argmax(axis=1) == classes) & is_number).astype(y.dtype)
+        return correct

@@ -5,7 +5,7 @@ import pytest
 
 from onchip.errors import InputError
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Mul, SquaredError
+from onchip.network.layers import BatchSum, Correct, CrossEntropy, InputGrad, Mul, SquaredError
 from onchip.network.types import TensorType
 from step_cases import bind, check_step, run
 
@@ -35,6 +35,19 @@ def rows(layer, row, B, class_dtype="int64"):
     x, other = (3 * rng.standard_normal((B, *row), np.float32) for _ in range(2))
     target = rng.integers(0, row[0], B).astype(class_dtype) if isinstance(layer, CrossEntropy) else other
     return x, target, rng.random(B, np.float32), rng.random(B, np.float32) / max(1, B)
+
+
+def correct(N, class_dtype="int64"):
+    inputs = {"y": TensorType(("B", N)), "classes": TensorType(("B",), class_dtype)}
+    node = Node("losses", Correct(), ("y", "classes"))
+    return Network(inputs, (node,), ("losses",), {"s": np.zeros(1, np.float32)}, state={"s": ""})
+
+
+def rows_of_equal_elements(B, N, class_dtype="int64"):
+    """Two or three elements per row are often equal; half of the classes are right."""
+    rng = np.random.default_rng(N)
+    y = rng.integers(0, 3, (B, N)).astype(np.float32)
+    return y, np.where(rng.integers(0, 2, B), y.argmax(1), rng.integers(0, N, B)).astype(class_dtype)
 
 
 @pytest.mark.parametrize("B", BATCHES)
@@ -79,6 +92,28 @@ def test_a_class_out_of_range_is_refused(which, wrong):
     target[4] = wrong
     with pytest.raises(InputError, match="class"):
         run(bind(network(layer, (7,), which), "loss", 6), (x, target, *others))
+
+
+@pytest.mark.parametrize("class_dtype", ["int64", "int32"])
+@pytest.mark.parametrize("N", [1, 2, 10, 1003])
+def test_correct_rows(N, class_dtype):
+    """Of equal largest elements the first counts; a row with a NaN, or with a class that does not exist, is wrong."""
+    y, classes = rows_of_equal_elements(300, N, class_dtype)
+    net = correct(N, class_dtype)
+    got = check_step(net, "loss", (y, classes))["losses"]
+    y[7, N - 1], classes[8], classes[9] = np.nan, -1, N
+    expected = (y.argmax(1) == classes).astype(np.float32)
+    assert 0 < expected.sum() < 300 or N == 1
+    expected[7] = 0
+    assert np.array_equal(np.delete(got, [7, 8, 9]), np.delete(expected, [7, 8, 9]))
+    assert np.array_equal(check_step(net, "loss", (y, classes))["losses"], expected)
+
+
+def test_correct_rows_of_a_batch():
+    nodes = Node("losses", Correct(), ("y", "classes")), Node("total", BatchSum(), ("losses",))
+    net = correct(4).replace(nodes=nodes, outputs=("total",))
+    y, classes = rows_of_equal_elements(300, 4)
+    assert check_step(net, "batch_sums", (y, classes))["total"] == (y.argmax(1) == classes).sum()
 
 
 def test_a_loss_that_is_read_elsewhere_is_its_own_launch():

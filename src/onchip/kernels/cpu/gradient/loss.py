@@ -1,4 +1,5 @@
-"""loss: the loss of each row, the gradient of the network's output, and the loss of the batch, in one pass over rows.
+"""loss: the loss of each row, the gradient of the network's output, and the loss of the batch, in one pass over rows;
+also whether the output of each row is correct.
 
 Idea      A row's softmax serves its loss and its gradient, while it is in cache.
 Order     A row in order, in float64, squares in four interleaved sums; the batch in parts of the rows, by its size.
@@ -32,7 +33,7 @@ from onchip.kernels.cpu.microkernels.exponential import expm1_exp
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, operand_at, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
+from onchip.network.layers import BatchSum, Correct, CrossEntropy, InputGrad, Layer, Mul, SquaredError
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES
@@ -42,7 +43,7 @@ from onchip.plan.kernel import Claim, Job, Refusal
 _PARTS = 64  # of the batch, at most: each has a sum of losses
 _THREAD_ELEMENTS = 1 << 13  # per thread: below this, a thread is not woken
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_CROSS_ENTROPY, _SQUARES = range(2)
+_CROSS_ENTROPY, _SQUARES, _CORRECT = range(3)
 
 # Layout of the array that `_run` reads. X to TOTAL are operands, -1 for none: inputs, then the results that are wanted.
 # SMOOTHING is float32 bits, FACTOR float64 bits.
@@ -102,6 +103,19 @@ def _squares(y: Array, target: Array, factor: float, share: np.float32, dx_at: i
 
 
 @compiled()
+def _correct(y: Array, target: int) -> float:
+    """1 if element `target` is the first largest one: each before it is smaller, none after it is larger."""
+    if target < 0 or target >= len(y):
+        return 0.0
+    is_largest, most = True, y[target]
+    for n in range(target):
+        is_largest &= y[n] < most
+    for n in range(target, len(y)):
+        is_largest &= y[n] <= most  # False for NaN
+    return 1.0 if is_largest else 0.0
+
+
+@compiled()
 def _rows(worker: int, part: int, facts: Array, operands: int, B: int, part_rows: int) -> None:
     N, size, total = facts[_N], facts[_CLASS_BYTES], 0.0
     x, target, dx = (
@@ -115,9 +129,12 @@ def _rows(worker: int, part: int, facts: Array, operands: int, B: int, part_rows
         z, dx_at, of_row = floats_at(x + r * N * 4, N), dx + r * N * 4 if dx != 0 else 0, _ONE
         if share != 0:
             of_row = floats_at(share, B)[r]
-        if facts[_KIND] == _CROSS_ENTROPY:
+        if facts[_KIND] != _SQUARES:
             index = int_at(target + r * 8) if size == 8 else int32_at(target + r * 4)
-            loss = _cross_entropy(z, index, smoothing, of_row, dx_at)
+            if facts[_KIND] == _CORRECT:
+                loss = _correct(z, index)
+            else:
+                loss = _cross_entropy(z, index, smoothing, of_row, dx_at)
         else:
             loss = _squares(z, floats_at(target + r * N * 4, N), factor, of_row, dx_at)
         if losses != 0:
@@ -144,7 +161,7 @@ def _run(facts_at: int, operands: int, B: int, threads: int) -> None:
 
 @dataclass(frozen=True)
 class Facts:
-    layer: CrossEntropy | SquaredError
+    layer: CrossEntropy | SquaredError | Correct
     N: int  # elements per row
     class_bytes: int
     operands: tuple[int, ...]  # of output, target, share, losses, total and gradient; -1 for none
@@ -152,7 +169,7 @@ class Facts:
 
 class LossKernel(CpuKernel):
     name = "loss"
-    layers = (CrossEntropy, SquaredError, InputGrad)
+    layers = (CrossEntropy, SquaredError, Correct, InputGrad)
     order = "rows in order, the batch in parts by its size"
 
     def applies(self, net: Network, start: int) -> bool:
@@ -162,7 +179,7 @@ class LossKernel(CpuKernel):
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
         layer, target = node.layer, net.types[node.inputs[1]]
-        dtypes = ID_DTYPES if _of(layer) is CrossEntropy else ("float32",)
+        dtypes = ID_DTYPES if _of(layer) in (CrossEntropy, Correct) else ("float32",)
         if target.dtype not in dtypes or (isinstance(layer, InputGrad) and layer.index):
             yield Refusal(self.name, node.name, f"gradients of outputs, targets of {' or '.join(dtypes)}")
             return
@@ -172,7 +189,7 @@ class LossKernel(CpuKernel):
     def _claim(self, net: Network, nodes: tuple[Node, ...]) -> Claim:
         first, last, inside = nodes[0], nodes[-1], {node.name for node in nodes}
         loss = first.layer.of if isinstance(first.layer, InputGrad) else first.layer
-        assert isinstance(loss, CrossEntropy | SquaredError)
+        assert isinstance(loss, CrossEntropy | SquaredError | Correct)
         inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
         outputs = [last] if len(nodes) == 1 else [nodes[2], last]
         gradient = last.name if isinstance(last.layer, InputGrad) else ""
@@ -197,6 +214,8 @@ class LossKernel(CpuKernel):
         layer, kind, smoothing, factor = meta.layer, _SQUARES, np.float32(0), 0.5
         if isinstance(layer, CrossEntropy):
             kind, smoothing = _CROSS_ENTROPY, np.float32(layer.smoothing)
+        elif isinstance(layer, Correct):
+            kind = _CORRECT
         elif layer.is_mean:
             factor = 1 / max(1, meta.N)
         numbers = int(smoothing.view(np.int32)), int(np.float64(factor).view(np.int64))

@@ -1,4 +1,5 @@
-// gradient/loss.cu: the loss of each row, times its share of the batch, and the gradient of the network's output.
+// gradient/loss.cu: the loss of each row, times its share of the batch, and the gradient of the network's output;
+// also whether the output of each row is correct.
 //
 // Idea    A warp per row, a block per long row: one pass over it for the maximum, one for the sums, one for dy. The
 //         losses of the batch are summed by gradient/batch_sum.cu.
@@ -76,6 +77,31 @@ struct SquaredError {
         }
         __device__ __forceinline__ A difference(long long j) const { return load_acc(y + j) - load_acc(target + j); }
         __device__ __forceinline__ A gradient(long long j) const { return difference(j) * scale; }
+    };
+};
+
+// 1 if element `target` is the first largest one: each before it is smaller, none after it is larger. No gradient.
+struct Correct {
+    template <class T>
+    using Target = long long;
+
+    template <class T>
+    struct Row {
+        using A = acc_t<T>;
+
+        template <int LANES>
+        __device__ A prepare(const T* y, const long long* targets, long long row, long long N, A, int lane) {
+            const long long target = targets[row];
+            const bool is_class = target >= 0 && target < N;
+            const A most = is_class ? load_acc(y + target) : A(0);
+            A others = is_class ? 0 : 1;  // elements that come first
+            for (long long j = lane; j < N; j += LANES) {
+                const A v = load_acc(y + j);
+                others += !(j < target ? v < most : v <= most);  // counts NaN
+            }
+            return reduce_lanes<Sum, LANES>(others) == 0 ? A(1) : A(0);
+        }
+        __device__ __forceinline__ A gradient(long long) const { return 0; }
     };
 };
 

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, St
 from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_batch
 from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
+from onchip.network.layers import BatchSum, Correct, CrossEntropy, InputGrad, Layer, Mul, SquaredError
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -60,7 +60,7 @@ class LossLowering:
 
 class LossKernel(OneDtypeKernel):
     name = "loss"
-    layers = (CrossEntropy, SquaredError, InputGrad)
+    layers = (CrossEntropy, SquaredError, Correct, InputGrad)
     order = "per lane, then in a tree; rows by chunk"
 
     def applies(self, net: Network, start: int) -> bool:
@@ -70,6 +70,9 @@ class LossKernel(OneDtypeKernel):
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
         y, target = node.inputs[:2]
+        if net.types[target].dtype not in ("int64", net.types[y].dtype):
+            yield Refusal(self.name, node.name, f"classes as int64, not {net.types[target].dtype}")
+            return
         if isinstance(node.layer, InputGrad):
             if len(set(node.inputs)) < len(node.inputs):
                 yield Refusal(self.name, node.name, "separate y, target and share")
@@ -86,7 +89,7 @@ class LossKernel(OneDtypeKernel):
     ) -> Claim:  # fmt: skip
         y = net.types[nodes[0].inputs[0]]
         smoothing = loss.smoothing if isinstance(loss, CrossEntropy) else 0.0
-        name = "CrossEntropy"
+        name = loss.kind
         if isinstance(loss, SquaredError):
             name = f"SquaredError<{str(loss.is_mean).lower()}>"
         lowering = LossLowering(name, y.dtype, y.row_size, smoothing, inputs, writes, device.units)
@@ -127,6 +130,7 @@ def _whole(net: Network, start: int) -> tuple[Node, ...]:
 INSTANCES = (
     instance("classes", LossLowering("CrossEntropy", "float32", 10, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
     instance("many classes", LossLowering("CrossEntropy", "float32", 5000, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
+    instance("correct", LossLowering("Correct", "float32", 10, 0.0, (0, 1, -1), ("losses",), 132)),
     instance("mse", LossLowering("SquaredError<true>", "float32", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
     instance("float64", LossLowering("SquaredError<false>", "float64", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
 )

@@ -11,6 +11,8 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.network.tokens import check_token_ids
+from onchip.runtime.engine import id_limits
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
@@ -28,7 +30,7 @@ class TrainingData:
     held: Array | None = None  # indices to validate on; None: chosen by the options
 
     def checked(self, net: Network, loss: str) -> TrainingData:
-        x = check_rows(as_rows(self.x, net.input.dtype), net.input)
+        x = rows_of(self.x, net)
         y = check_targets(net, len(x), as_targets(self.y, loss), loss)
         return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
 
@@ -40,6 +42,14 @@ class TrainingData:
     def arrays(self) -> dict[str, Array]:
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
         return {"x": self.x, "y": self.y, **weights}
+
+
+def rows_of(x: Any, net: Network) -> Array:
+    """Rows for the network's input; InputError for the first id that is not in its table."""
+    rows = check_rows(as_rows(x, net.input.dtype), net.input)
+    for name, limit in id_limits(net).items():
+        check_token_ids(rows, limit, name=name)
+    return rows
 
 
 def with_validation(
@@ -54,7 +64,7 @@ def with_validation(
     if options["validation"]:
         got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
         raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
-    parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (data.x, validation_data[0])]
+    parts = [rows_of(rows, net) for rows in (data.x, validation_data[0])]
     if not len(parts[1]):
         raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
     targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]

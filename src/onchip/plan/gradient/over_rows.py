@@ -69,10 +69,11 @@ def over_rows(step: Network, N: int, S: int, M: int = 0, *, is_weighted: bool = 
     if is_weighted:
         weight = build.add(WEIGHTS, DataRows(), (ids,), {"data": ROW_WEIGHTS})
         scale = build.as_weight(build.add(SCALE, StepRow(), (SHARE,), at | {"table": SCALES}))
-        renamed = {SHARE: build.add(SHARES, Mul(), (weight,), {"constant": scale})}
     if VALUES in step.state:
         values = build.add(ROW, StepRow(), (SHARE,), at | {"table": TABLE})
         build.weights[VALUES] = build.weights.pop(build.as_weight(values))
+    if is_weighted:  # after all that one kernel reads
+        renamed = {SHARE: build.add(SHARES, Mul(), (weight,), {"constant": scale})}
     for node in step.nodes:
         build.add_node(replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs)))
     state = {name: value for name, value in step.state.items() if name != VALUES} | dict.fromkeys(arrays, "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from onchip.errors import InputError
 from onchip.network.graph import Network
 from onchip.network.layers import Dropout
 from onchip.network.recipe import Recipe, materialise
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import training_step
 from onchip.plan.rewrites import drop_idle
+
+OF_LOGITS = ("cross_entropy",)  # losses that apply a softmax or a sigmoid to the output
 
 
 def step_of(net: Network, how: TrainingStep, decays: bool = False, *, counts: bool = False) -> Network:
@@ -16,7 +19,19 @@ def step_of(net: Network, how: TrainingStep, decays: bool = False, *, counts: bo
     decays  weights decay
     counts  as of training_step
     """
-    return training_step(trained_form(net), how, decays=decays, counts=counts)
+    net = trained_form(net)
+    _check_output(net, how.loss)
+    return training_step(net, how, decays=decays, counts=counts)
+
+
+def _check_output(net: Network, loss: str) -> None:
+    """InputError for an output that the loss computes itself."""
+    last = net.by_name.get(net.outputs[0])
+    if loss in OF_LOGITS and last is not None and last.layer.kind in ("Softmax", "Sigmoid"):
+        raise InputError(
+            f"{loss} expects logits", got=f"layer '{last.name}' ({last.layer.kind}) at the end", expected="its input",
+            hint=f"train without it: the loss computes it{', or loss mse' if last.layer.kind == 'Sigmoid' else ''}",
+        )  # fmt: skip
 
 
 def trained_form(net: Network) -> Network:

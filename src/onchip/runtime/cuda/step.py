@@ -86,7 +86,8 @@ class CudaStep:
         inputs = checked_inputs(net, inputs, B)
         if B < 1:
             raise InputError("no rows in the batch", got=str(B), expected="at least 1")
-        self.bound.at(B)
+        with gpu:  # of this thread, too
+            self.bound.at(B)
         buffers = {name: gpu.upload(array) for name, array in inputs.items()}
         buffers |= {name: gpu.reserve(net.types[name].rows(B) * net.types[name].row_bytes) for name in net.outputs}
         return Batch(B, buffers)

@@ -31,13 +31,14 @@ struct CrossEntropy {
     struct Row {
         using A = acc_t<T>;
         const T* y;
-        A scale, log_sum, spread;
+        A most, log_sum, scale, spread;
         long long target;
 
         template <int LANES>
         __device__ A prepare(const T* values, const long long* targets, long long row, long long N, A p, int lane) {
             y = values, target = targets[row];
-            A most = Largest::identity<A>(), sum = 0, total = 0;
+            A sum = 0, total = 0;
+            most = Largest::identity<A>();
             for (long long j = lane; j < N; j += LANES) most = larger(most, load_acc(y + j));
             most = reduce_lanes<Largest, LANES>(most);
             for (long long j = lane; j < N; j += LANES) {
@@ -46,13 +47,13 @@ struct CrossEntropy {
             }
             sum = reduce_lanes<Sum, LANES>(sum);
             if (p != 0) total = reduce_lanes<Sum, LANES>(total);
-            log_sum = most + logarithm(sum), scale = 1 - p, spread = p / N;
+            log_sum = logarithm(sum), scale = 1 - p, spread = p / N;
             const bool is_class = target >= 0 && target < N;
             const A chosen = is_class ? load_acc(y + target) : A(__int_as_float(0x7fc00000));  // else NaN
-            return log_sum - most - (scale * (chosen - most) + (p != 0 ? spread * total : 0));
+            return log_sum - (scale * (chosen - most) + (p != 0 ? spread * total : 0));
         }
         __device__ __forceinline__ A gradient(long long j) const {
-            return exponential(load_acc(y + j) - log_sum) - (spread + (j == target ? scale : 0));
+            return exponential(load_acc(y + j) - most - log_sum) - (spread + (j == target ? scale : 0));
         }
     };
 };
@@ -109,7 +110,7 @@ struct Correct {
 template <class Loss, class T, int LANES>
 __global__ void __launch_bounds__(THREADS)
     loss(const T* y, const typename Loss::template Target<T>* target, const T* share, T* losses, acc_t<T>* shared, T* dy,
-         long long B, long long N, float p) {
+         long long B, long long N, double p) {
     constexpr int ROWS = THREADS / LANES;
     const int lane = threadIdx.x % LANES;
     const long long step = static_cast<long long>(gridDim.x) * ROWS;

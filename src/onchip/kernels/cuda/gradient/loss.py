@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_float
+from ctypes import c_double
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
@@ -42,12 +42,12 @@ class LossLowering:
         lanes = THREADS if self.N > LONG else 32
         blocks = min(-(-B * lanes // THREADS), self.units * BLOCKS_PER_SM)
         y, target, share = (Input(i) if i >= 0 else NOTHING for i in self.inputs)
-        shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_float(self.smoothing)), "little")
+        shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_double(self.smoothing)), "little")
         rows = KernelLaunch(
             Program(SOURCE, f"loss<{self.loss}, {FLOATS[self.dtype]}, {lanes}>"), grid_1d(blocks),
             (
                 y, target, share, outputs.get("losses", NOTHING), shared, outputs.get("gradient", NOTHING),
-                Int64(B), Int64(self.N), UInt32(bits),
+                Int64(B), Int64(self.N), Int64(bits),
             ),
             Budget(64),
         )  # fmt: skip

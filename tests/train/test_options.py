@@ -1,4 +1,4 @@
-"""Training options: checked on construction; schedules as in torch."""
+"""Training options: checked on construction."""
 
 from fractions import Fraction
 
@@ -101,32 +101,6 @@ def test_numpy_scalars_are_numbers():
     options = TrainOptions.of({"lr": np.float64(0.5), "batch_size": np.int64(7), "epochs": np.int32(2)})
     assert (options.lr, options.batch_size, options.epochs) == (0.5, 7, 2)
     assert {type(value) for value in (options.lr, options.batch_size, options.epochs)} == {int, float}
-
-
-@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
-def test_schedules_are_those_of_torch(schedule):
-    torch = pytest.importorskip("torch")
-    options = TrainOptions(lr=0.3, schedule=schedule, step_every=3, step_factor=0.2, epochs=11)
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    peer = {
-        "constant": lambda: torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0),
-        "step": lambda: torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.2),
-        "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 11),
-    }[schedule]()
-    rates = []
-    for _ in range(11):
-        rates.append(optimiser.param_groups[0]["lr"])
-        optimiser.step()
-        peer.step()
-    assert [options.lr_at(epoch) for epoch in range(11)] == pytest.approx(rates)
-
-
-def test_schedules_go_down():
-    assert [TrainOptions(lr=1, schedule="step", step_every=2).lr_at(e) for e in range(5)] == pytest.approx(
-        [1, 1, 0.1, 0.1, 0.01]
-    )
-    cosine = [TrainOptions(lr=1, schedule="cosine", epochs=4).lr_at(e) for e in range(4)]
-    assert cosine == pytest.approx([1, 0.5 + 0.5 * np.sqrt(0.5), 0.5, 0.5 - 0.5 * np.sqrt(0.5)])
 
 
 def test_other_libraries_names_are_understood():

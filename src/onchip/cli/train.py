@@ -50,6 +50,7 @@ def train(
     weight_decay: opt.WeightDecay = None,
     clip_norm: opt.ClipNorm = None,
     schedule: opt.Schedule = None,
+    warmup: opt.Warmup = None,
     step_every: opt.StepEvery = None,
     step_factor: opt.StepFactor = None,
     batch_size: opt.BatchSize = None,
@@ -80,6 +81,7 @@ def train(
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
+      onchip train digits --data sklearn --lr 0.2 --schedule cosine --warmup 0.5 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b

@@ -75,6 +75,9 @@ WeightDecay = Annotated[
 ]
 ClipNorm = Annotated[float | None, _training("clip_norm", "Largest norm of a batch's gradient; 0: no limit.")]
 Schedule = Annotated[str | None, _training("schedule", f"Learning rate schedule: {', '.join(SCHEDULES)}.")]
+Warmup = Annotated[
+    float | None, _training("warmup", "Epochs, or a part of one, in which the learning rate first grows.")
+]
 StepEvery = Annotated[int | None, _training("step_every", "For step: epochs between drops.")]
 StepFactor = Annotated[float | None, _training("step_factor", "For step: factor of a drop.")]
 BatchSize = Annotated[int | None, _training("batch_size", "Rows per update.")]

@@ -61,6 +61,7 @@ def fit(
     weight_decay: float = TrainOptions.weight_decay,
     clip_norm: float = TrainOptions.clip_norm,
     schedule: str = TrainOptions.schedule,
+    warmup: float = TrainOptions.warmup,
     step_every: int = TrainOptions.step_every,
     step_factor: float = TrainOptions.step_factor,
     batch_size: int = TrainOptions.batch_size,

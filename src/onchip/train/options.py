@@ -16,7 +16,7 @@ from onchip.network.training import LOSSES
 from onchip.plan.kernel import TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "step", "cosine")
+SCHEDULES = ("constant", "step", "cosine", "one_cycle")
 # Between the layers of a new network. Names of TRAINED in kernels/pointwise.py, repeated so that --help needs no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels compute in float32
@@ -37,7 +37,8 @@ class TrainOptions:
     momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
     weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
-    schedule: str = "constant"  # of lr, per epoch; see lr_at
+    schedule: str = "constant"  # of lr; see train/schedule.py
+    warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
     step_every: int = 10  # epochs between the drops of "step"
     step_factor: float = 0.1  # factor of lr at each drop
     batch_size: int = 64  # at most the number of rows; a short last batch is kept
@@ -66,6 +67,7 @@ class TrainOptions:
         _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
         _check_number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        _check_number("warmup", self.warmup, "at least 0", 1, lambda v: v >= 0)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
         if not isinstance(self.shuffle, bool):
@@ -81,6 +83,16 @@ class TrainOptions:
                 "momentum is for sgd", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
                 hint="optimiser='sgd'",
             )  # fmt: skip
+        if self.warmup and self.schedule == "one_cycle":
+            raise InputError(
+                "one_cycle warms up by itself", got=f"warmup={self.warmup} with one_cycle", expected="warmup=0",
+                hint="schedule='cosine'",
+            )  # fmt: skip
+        if self.warmup >= self.epochs:
+            raise InputError(
+                "the run ends before its warm-up", got=f"warmup={self.warmup}, epochs={self.epochs}",
+                expected="a warm-up of fewer epochs", hint="more epochs, or warmup=0.5",
+            )  # fmt: skip
         if self.patience and not self.validation:
             raise InputError(
                 "patience needs validation rows", got=f"patience={self.patience}, validation=0",
@@ -91,14 +103,6 @@ class TrainOptions:
     def of(cls, options: Mapping[str, Any]) -> TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
-
-    def lr_at(self, epoch: int) -> float:
-        """Learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
-        if self.schedule == "step":
-            return self.lr * self.step_factor ** (epoch // self.step_every)
-        if self.schedule == "cosine":
-            return 0.5 * self.lr * (1 + math.cos(math.pi * epoch / self.epochs))
-        return self.lr
 
 
 def canonical_names(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from onchip.runtime.placement import find_device, may_use_gpu, place, training_k
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
 
 _EPOCHS_SHOWN = 10  # in a notebook
@@ -63,7 +64,7 @@ class Epoch:
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
-    lr: float
+    lr: float  # of its last step
     seconds: float  # training time; by the GPU's clock if one trained it
     samples_per_s: float
 
@@ -273,7 +274,8 @@ class TrainingRun:
         self._ahead += epochs * count
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
-        return Epochs(orders, [o.lr_at(epoch_number) for epoch_number in epoch_numbers], o.momentum, o.weight_decay)
+        lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
+        return Epochs(orders, np.stack(lrs), o.momentum, o.weight_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -331,7 +333,7 @@ class TrainingRun:
                 if not np.isfinite(w).all():
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
-            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
+            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.last_lr(self.epoch),
                   self.epoch_seconds, progress.samples_per_s)
         )  # fmt: skip
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
@@ -339,6 +341,10 @@ class TrainingRun:
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
         self._epoch_begins = len(self.losses)
+
+    def last_lr(self, epoch: int) -> float:
+        """The learning rate of the last step of an epoch, counted from 0."""
+        return float(lrs_of(self.options, epoch, self.steps)[-1])
 
     def epoch_loss(self, losses: Array, epoch: int) -> float:
         """The mean loss of an epoch, counted from 0, from the losses of its steps."""

@@ -111,7 +111,9 @@ def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS, turn=0):
                 how = lr, len(losses), options.weight_decay, options.optimiser == "adamw"
                 net = reference.adam_step(net, kept, gradients, *how)
             else:
-                net = reference.sgd_step(net, kept, gradients, lr, options.momentum, options.weight_decay)
+                net = reference.sgd_step(
+                    net, kept, gradients, lr, options.momentum, options.weight_decay, options.nesterov
+                )
         if len(held):
             of_rows = None if weights is None else weights[held]
             made = reference.forward(net, x[held], dtype)

@@ -24,6 +24,9 @@ from onchip.train.options import TrainOptions
         ({"lr": True}, "learning rate"),
         ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.9, "optimiser": "adam"}, "momentum is for sgd"),
+        ({"nesterov": True}, "nesterov is a kind of momentum"),
+        ({"nesterov": True, "optimiser": "adam"}, "nesterov is a kind of momentum"),
+        ({"nesterov": 1, "momentum": 0.9}, "bad nesterov"),
         ({"weight_decay": -1}, "weight decay"),
         ({"clip_norm": -1}, "clip norm"),
         ({"label_smoothing": 1.0}, "label smoothing"),
@@ -101,6 +104,15 @@ def test_numpy_scalars_are_numbers():
     options = TrainOptions.of({"lr": np.float64(0.5), "batch_size": np.int64(7), "epochs": np.int32(2)})
     assert (options.lr, options.batch_size, options.epochs) == (0.5, 7, 2)
     assert {type(value) for value in (options.lr, options.batch_size, options.epochs)} == {int, float}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({}, "sgd"), ({"momentum": 0.9}, "momentum"), ({"momentum": 0.9, "nesterov": True}, "nesterov"),
+     ({"optimiser": "adamw"}, "adamw")],
+)  # fmt: skip
+def test_momentum_is_an_optimiser_of_steps(given, name):
+    assert TrainOptions(**given).step_optimiser == name
 
 
 def test_other_libraries_names_are_understood():

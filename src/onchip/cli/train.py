@@ -47,6 +47,7 @@ def train(
     optimiser: opt.Optimiser = None,
     lr: opt.Lr = None,
     momentum: opt.Momentum = None,
+    nesterov: opt.Nesterov = None,
     weight_decay: opt.WeightDecay = None,
     clip_norm: opt.ClipNorm = None,
     schedule: opt.Schedule = None,

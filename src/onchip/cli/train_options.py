@@ -70,6 +70,10 @@ ClassWeight = Annotated[
 Optimiser = Annotated[str | None, _training("optimiser", f"{', '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
 Lr = Annotated[float | None, _training("lr", "Learning rate.", "--lr", "--learning-rate")]
 Momentum = Annotated[float | None, _training("momentum", "For sgd.")]
+Nesterov = Annotated[
+    bool | None,
+    Option("--nesterov/--no-nesterov", help="With --momentum: Nesterov's, as in torch. [default: no-nesterov]"),
+]
 WeightDecay = Annotated[
     float | None, _training("weight_decay", "Added to the gradient, times the weight; adamw: decoupled.")
 ]

@@ -58,6 +58,7 @@ def fit(
     optimiser: str = TrainOptions.optimiser,
     lr: float = TrainOptions.lr,
     momentum: float = TrainOptions.momentum,
+    nesterov: bool = TrainOptions.nesterov,
     weight_decay: float = TrainOptions.weight_decay,
     clip_norm: float = TrainOptions.clip_norm,
     schedule: str = TrainOptions.schedule,

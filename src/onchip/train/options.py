@@ -35,6 +35,7 @@ class TrainOptions:
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
     lr: float = 0.03
     momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
+    nesterov: bool = False  # for momentum: w = w - lr (gradient + momentum v), as in torch
     weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
     schedule: str = "constant"  # of lr; see train/schedule.py
@@ -70,8 +71,9 @@ class TrainOptions:
         _check_number("warmup", self.warmup, "at least 0", 1, lambda v: v >= 0)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
-        if not isinstance(self.shuffle, bool):
-            raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
+        for name in ("shuffle", "nesterov"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"bad {name}", got=repr(value), expected="true or false", hint=f"{name}=True")
         if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
             name = "label_smoothing" if self.label_smoothing else "class_weight"
             raise InputError(
@@ -82,6 +84,11 @@ class TrainOptions:
             raise InputError(
                 "momentum is for sgd", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
                 hint="optimiser='sgd'",
+            )  # fmt: skip
+        if self.nesterov and not self.momentum:
+            raise InputError(
+                "nesterov is a kind of momentum", got="nesterov=True with momentum=0", expected="a momentum above 0",
+                hint="optimiser='sgd', momentum=0.9",
             )  # fmt: skip
         if self.warmup and self.schedule == "one_cycle":
             raise InputError(
@@ -103,6 +110,11 @@ class TrainOptions:
     def of(cls, options: Mapping[str, Any]) -> TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
+
+    @property
+    def step_optimiser(self) -> str:
+        """The optimiser as a TrainingStep names it."""
+        return ("nesterov" if self.nesterov else "momentum") if self.momentum else self.optimiser
 
 
 def canonical_names(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:

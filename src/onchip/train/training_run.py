@@ -174,12 +174,11 @@ def plan_run(
     for some, what in ((all_rows, "a training row of weight > 0"), (held, "a validation row of weight > 0")):
         if row_weights is not None and len(some) and not row_weights[some].any():
             raise InputError("all row weights are zero", got="only zeros", expected=what)
-    kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     how = TrainingStep(
-        options.loss, kind, options.label_smoothing, options.clip_norm,
+        options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
     step = step_of(net, how, decays=options.weight_decay > 0)

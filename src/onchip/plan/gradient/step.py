@@ -32,6 +32,7 @@ from onchip.network.layers import (
     InputGrad,
     Layer,
     Mul,
+    NesterovDescent,
     Reshape,
     SecondMoment,
     SquaredError,
@@ -203,10 +204,10 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
         of_weight, g = {"weight": name, "values": values}, gradient
         if decays and step.optimiser != "adamw":
             g = build.add(f"{name}.decayed", Decayed(), (g,), of_weight)
-        if step.optimiser == "momentum":
+        if step.optimiser in ("momentum", "nesterov"):
             velocity = _moment(build, f"{name}.velocity", name)
             state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
-            moments[name] = (state[velocity],)
+            moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
             first, second = _moment(build, f"{name}.first", name), _moment(build, f"{name}.second", name)
             state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
@@ -214,8 +215,9 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
             moments[name] = (state[first], state[second])
         else:
             moments[name] = (g,)
-    is_adam = step.optimiser in ("adam", "adamw")
-    layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw") if is_adam else Descent()
+    layer: Layer = NesterovDescent() if step.optimiser == "nesterov" else Descent()
+    if step.optimiser in ("adam", "adamw"):
+        layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw")
     for name, of_name in moments.items():
         state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
     return state

@@ -41,6 +41,10 @@ from onchip.train.options import TrainOptions
         ({"lr": np.array([0.1, 0.2])}, "learning rate"),
         ({"lr": 1e-46}, "learning rate"),
         ({"class_weight": 3}, "class weight"),
+        ({"frozen": 3}, "bad frozen"),
+        ({"frozen": ["a", 3]}, "bad frozen"),
+        ({"frozen": "a,,b"}, "bad frozen"),
+        ({"frozen": [""]}, "bad frozen"),
         ({"step_factor": 0.0}, "step factor"),
         ({"step_every": 0}, "step every"),
         ({"batch_size": 0}, "batch size"),
@@ -74,6 +78,14 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
         TrainOptions.of({"lr": 0.1, name: 1})
     assert caught.value.got == name
     assert nearest in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [("fc1.*", ("fc1.*",)), ("fc1.*, fc2.bias", ("fc1.*", "fc2.bias")), (["a", "b"], ("a", "b")), ("", ()), ([], ())],
+)
+def test_frozen_weights_are_patterns(given, patterns):
+    assert TrainOptions(frozen=given).frozen == patterns
 
 
 @pytest.mark.parametrize("given", ["1, 2.5", [1, 2.5], np.array([1, 2.5])])

@@ -54,6 +54,7 @@ def train(
     warmup: opt.Warmup = None,
     step_every: opt.StepEvery = None,
     step_factor: opt.StepFactor = None,
+    frozen: opt.Frozen = None,
     batch_size: opt.BatchSize = None,
     epochs: opt.Epochs = None,
     validation: opt.Validation = None,

@@ -84,6 +84,9 @@ Warmup = Annotated[
 ]
 StepEvery = Annotated[int | None, _training("step_every", "For step: epochs between drops.")]
 StepFactor = Annotated[float | None, _training("step_factor", "For step: factor of a drop.")]
+Frozen = Annotated[
+    str | None, Option(metavar="NAME,NAME", help="Weights that stay as they are, by patterns: embedding.*,conv1.*")
+]
 BatchSize = Annotated[int | None, _training("batch_size", "Rows per update.")]
 Epochs = Annotated[int | None, _training("epochs", "Passes over the data.")]
 Validation = Annotated[

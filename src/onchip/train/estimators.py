@@ -56,6 +56,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     warmup: float = 0.0
     step_every: int = 10
     step_factor: float = 0.1
+    frozen: Any = ()
     batch_size: int = 64
     epochs: int = 30
     validation: float = 0.0

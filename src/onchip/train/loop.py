@@ -65,6 +65,7 @@ def fit(
     warmup: float = TrainOptions.warmup,
     step_every: int = TrainOptions.step_every,
     step_factor: float = TrainOptions.step_factor,
+    frozen: Any = TrainOptions.frozen,
     batch_size: int = TrainOptions.batch_size,
     epochs: int = TrainOptions.epochs,
     validation: float = TrainOptions.validation,

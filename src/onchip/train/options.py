@@ -42,6 +42,8 @@ class TrainOptions:
     warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
     step_every: int = 10  # epochs between the drops of "step"
     step_factor: float = 0.1  # factor of lr at each drop
+    frozen: Any = ()  # patterns of weights that stay as they are: "embedding.*", or several, in a list or with commas;
+    # * ? [abc] as in a shell. A batch norm whose mean is frozen computes as at inference
     batch_size: int = 64  # at most the number of rows; a short last batch is kept
     epochs: int = 30
     validation: float = 0.0  # share of the rows held out and evaluated after every epoch
@@ -52,6 +54,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
+        object.__setattr__(self, "frozen", _patterns(self.frozen))
         for field in dataclasses.fields(self):  # convert NumPy scalars, common in grids, to Python numbers
             value = getattr(self, field.name)
             if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
@@ -161,6 +164,19 @@ def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | No
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value else ()
+    is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
+    if not is_known:
+        raise InputError(
+            "bad frozen", got=show(value), expected="patterns of the names of weights",
+            hint="frozen='embedding.*', or ['conv1.*', 'conv2.*']",
+        )  # fmt: skip
+    return tuple(value)
 
 
 def _class(label: Any) -> int:

@@ -181,7 +181,7 @@ def plan_run(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
-    step = step_of(net, how, decays=options.weight_decay > 0)
+    step = step_of(net, how, decays=options.weight_decay > 0, frozen=options.frozen)
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, array_weights(step), training_kernels_for(here))

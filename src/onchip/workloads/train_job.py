@@ -66,6 +66,7 @@ class TrainJob:
         words += [f"clip norm {o.clip_norm:g}"] if o.clip_norm else []
         words += [f"label smoothing {o.label_smoothing:g}"] if o.label_smoothing else []
         words += [f"class weight {o.class_weight}"] if o.class_weight is not None else []
+        words += [f"frozen {','.join(o.frozen)}"] if o.frozen else []
         words += [o.schedule] if o.schedule != "constant" else []
         words += [f"warmup {o.warmup:g}"] if o.warmup else []
         return f"{self.net.name} {widths} on {self.data.name}: {', '.join(words)}"

@@ -75,7 +75,7 @@ def training_step(
     """
     check_no_step(net)
     _ = net.output  # a loss needs exactly one output
-    trained = [name for name in _with_gradient(net) if trainable(name)]
+    trained = [name for name in weights_with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     followed = add_forward(build, net, trainable)
     loss, forward = _loss_layer(step), tuple(build.nodes)
@@ -100,7 +100,7 @@ def training_step(
     return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state, trained=of)
 
 
-def _with_gradient(net: Network) -> list[str]:
+def weights_with_gradient(net: Network) -> list[str]:
     """The weights that have gradients, in the network's order."""
     uses = [(role in node.layer.constants, name) for node in net.nodes for role, name in node.weights.items()]
     constant = {name for is_constant, name in uses if is_constant}

@@ -92,6 +92,17 @@ def test_a_step_that_trains_some_weights_is_planned_by_layers(device, net, froze
 
 
 @DEVICES
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [(TrainingStep("mse", "nesterov"), "trains with sgd, momentum, adam, adamw, not nesterov")],
+)
+def test_kernels_of_whole_steps_refuse_what_they_cannot_compute(device, how, why):
+    plan = make_plan(training_step(mlp(7, 5, 4), how), device, kernels_for(device), Job(batch=6))
+    assert plan.whole_step is None
+    assert f"refused: mlp_train at fc1: {why}" in str(plan)
+
+
+@DEVICES
 def test_without_what_it_trains_a_step_is_planned_by_layers(device):
     plan = make_plan(by_layers(step_of(7, 5, 4)), device, kernels_for(device), Job(batch=6))
     assert plan.whole_step is None

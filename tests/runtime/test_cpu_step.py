@@ -60,7 +60,7 @@ def test_every_layer(case):
     assert_right(step, again, rows, {name: after[name] for name in state})
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_many_steps(optimiser):
     rng = np.random.default_rng(0)
     how = TrainingStep("cross_entropy", optimiser, clip_norm=0.5)

@@ -21,6 +21,7 @@ from onchip.runtime.check import FACTOR, ULP, ULPS
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order
+from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
 from row_steps import images, sentences
 
@@ -48,6 +49,8 @@ def data(net: Network, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 OPTIONS = {"lr": 0.05, "batch_size": 8, "epochs": 3, "seed": SEED}
 CASES = {
     "momentum, clipped": (images, {"momentum": 0.9, "clip_norm": 0.5}),
+    "nesterov, warm-up": (sentences, {"momentum": 0.9, "nesterov": True, "warmup": 1.5, "schedule": "cosine"}),
+    "frozen": (images, {"frozen": "c.*,n.mean", "momentum": 0.5}),
     "adamw": (images, {"optimiser": "adamw", "weight_decay": 0.1, "label_smoothing": 0.1, "lr": 0.01}),
     "ids": (sentences, {}),
     "one batch of all rows": (images, {"batch_size": 100, "schedule": "cosine"}),
@@ -61,17 +64,18 @@ def float64_losses(net: Network, x: np.ndarray, y: np.ndarray, dtype: str, **opt
     """The loss of every step, by the reference."""
     sample_weight = options.pop("sample_weight", None)
     o = TrainOptions(**options)
-    how = TrainingStep(o.loss, "momentum" if o.momentum else o.optimiser, o.label_smoothing, o.clip_norm)
-    step = step_of(net, how, decays=o.weight_decay > 0)
+    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm)
+    step = step_of(net, how, decays=o.weight_decay > 0, frozen=o.frozen)
     state, losses, done, B = {name: np.asarray(step.weights[name]) for name in step.state}, [], 0, min(o.batch_size, N)
     row_weights = np.ones(N) if sample_weight is None else np.asarray(sample_weight, np.float64)
     if o.class_weight is not None:
         row_weights = row_weights * np.array(o.class_weight)[y]
     for epoch in range(o.epochs):
+        lrs = lrs_of(o, epoch, -(-N // B))
         order = epoch_order(N, o.seed, epoch) if o.shuffle else np.arange(N)
         for begin in range(0, N, B):
             rows = order[begin : begin + B]
-            now = [o.lr_at(epoch), o.weight_decay, o.momentum, 1 - 0.9 ** (done + 1), 1 - 0.999 ** (done + 1)]
+            now = [lrs[begin // B], o.weight_decay, o.momentum, 1 - 0.9 ** (done + 1), 1 - 0.999 ** (done + 1)]
             state[VALUES] = np.array(now, np.float32)
             if DRAW in state:
                 state[DRAW] = np.array([o.seed, done])

@@ -378,6 +378,12 @@ def test_history_tells_every_epoch():
     assert all(0 <= epoch.validation_accuracy <= 1 and epoch.seconds > 0 for epoch in seen)
 
 
+def test_the_rate_of_an_epoch_is_that_of_its_last_step():
+    options = {"lr": 0.2, "warmup": 1.5, "epochs": 3, "batch_size": 10}
+    result = fit(mlp(4, 3), rows(40, 4), np.arange(40) % 3, device="cpu", **options)
+    assert [epoch.lr for epoch in result.history] == pytest.approx([0.2 * 4 / 6, 0.2, 0.2])
+
+
 def test_a_slope_below_zero_is_trained_by_layers():
     net = sequential(
         TensorType(("B", 2)), [("a", Linear()), ("l", LeakyReLU(-0.1)), ("b", Linear())],

@@ -1,12 +1,16 @@
 """The step of a run as a network, and the kernels that run it whole."""
 
+import re
+from fnmatch import fnmatch
+
 import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Dropout, DropoutMask, Identity, ReLU
+from onchip.network.layers import BatchNorm1d, Dropout, DropoutMask, Identity, ReLU
 from onchip.network.layers.optimiser import BETA1, BETA2
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.training import TrainingStep
@@ -74,3 +78,72 @@ def test_a_dropout_stays():
     drops = net.replace(nodes=(first, Node("drop", Dropout(0.5), ("fc1",)), Node("relu1", ReLU(), ("drop",)), last))
     assert any(isinstance(node.layer, DropoutMask) for node in step_of(drops, TrainingStep("mse")).nodes)
     assert relu.name == "relu1"
+
+
+# -- frozen weights --------------------------------------------------------------------------------------------
+
+
+def with_norm() -> Network:
+    norm = {
+        f"n.{role}": np.abs(rows(1, 6, seed=i))[0] + 0.5 for i, role in enumerate(("mean", "var", "weight", "bias"))
+    }
+    net = random_mlp(7, 6, 4)
+    first, _, last = net.nodes
+    nodes = (first, Node("n", BatchNorm1d(), ("fc1",), {name[2:]: name for name in norm}),
+             Node("relu1", ReLU(), ("n",)), last)  # fmt: skip
+    return net.replace(nodes=nodes, weights={**net.weights, **norm})
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trained"),
+    [
+        ((), {"fc1.weight", "fc1.bias", "n.weight", "n.bias", "n.mean", "n.var", "fc2.weight", "fc2.bias"}),
+        (("fc1.*",), {"n.weight", "n.bias", "n.mean", "n.var", "fc2.weight", "fc2.bias"}),
+        (("fc?.weight", "n.*"), {"fc1.bias", "fc2.bias"}),
+        (("*.mean",), {"fc1.weight", "fc1.bias", "n.weight", "n.bias", "fc2.weight", "fc2.bias"}),
+    ],
+)
+def test_frozen_weights_are_not_state(frozen, trained):
+    step = step_of(with_norm(), TrainingStep("mse", "momentum"), frozen=frozen)
+    assert {name for name in step.state if not name.endswith(".velocity")} - {VALUES} == trained
+    matched = {name for name in with_norm().weights if any(fnmatch(name, pattern) for pattern in frozen)}
+    assert set(step.trained.frozen) == matched
+
+
+def test_a_frozen_norm_computes_as_at_inference():
+    net, x, target = with_norm(), rows(B, 7), rows(B, 4, seed=2)
+    step = step_of(net, TrainingStep("mse"), frozen=("n.mean",))
+    (loss,), _ = reference.run_step(step, (x, target, np.full(B, 1 / B)))
+    assert loss == pytest.approx(reference.batch_loss("mse", reference.forward(net, x, "float64"), target)[0])
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message", "hint"),
+    [
+        (("fc3.*",), "frozen matches no weight", "expected: +a pattern of fc1.weight, fc1.bias, n.mean"),
+        (("fc1.*", "bias"), "frozen matches no weight", r"did you mean \*.bias\?"),
+        (("fc1",), "frozen matches no weight", r"did you mean fc1.\*\?"),
+        (("fc1.wieght",), "frozen matches no weight", "did you mean fc1.weight"),
+        (("*",), "every weight is frozen", "patterns that leave some of fc1.weight, "),
+        (("fc*", "n.weight", "n.bias"), "every weight is frozen", "patterns that leave some"),
+    ],
+)
+def test_patterns_that_freeze_nothing_or_everything(frozen, message, hint):
+    with pytest.raises(InputError, match=message) as refused:
+        step_of(with_norm(), TrainingStep("mse"), frozen=frozen)
+    assert re.search(hint, str(refused.value))
+
+
+def test_a_frozen_weight_may_be_derived():
+    step = step_of(with_derived_weight(random_mlp(7, 6, 4)), TrainingStep("mse"), frozen=("fc1.weight",))
+    assert set(step.state) == {"fc1.bias", "fc2.weight", "fc2.bias", VALUES}
+
+
+def test_fit_freezes_by_name():
+    net = random_mlp(7, 6, 4)
+    with pytest.raises(InputError, match="frozen matches no weight"):
+        fit(net, rows(B, 7), np.arange(B) % 4, device="cpu", frozen="fc9.*")
+    result = fit(net, rows(B, 7), np.arange(B) % 4, device="cpu", frozen="fc2.*,fc1.weight", epochs=2)
+    changed = {name for name, weight in result.network.weights.items() if (weight != net.weights[name]).any()}
+    assert changed == {"fc1.bias"}
+    assert "trains all weights, and 'fc1.weight' is not to be trained" in result.plan.refusals[0].why

@@ -34,7 +34,7 @@ def plan(
     train: Annotated[
         str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
     ] = "",
-    optimiser: Annotated[str, Option(help="With --train: sgd, momentum, adam or adamw.")] = "sgd",
+    optimiser: Annotated[str, Option(help="With --train: sgd, momentum, nesterov, adam or adamw.")] = "sgd",
     without: Without = None,
     tables: Tables = "fp32",
     nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on N machines.")] = None,

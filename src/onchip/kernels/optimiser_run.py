@@ -14,13 +14,14 @@ from onchip.network.layers import (
     FirstMoment,
     Layer,
     Mul,
+    NesterovDescent,
     RunningAverage,
     SecondMoment,
     Velocity,
 )
 from onchip.network.layers.optimiser import Update
 
-DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE = range(5)  # as gradient/update.cu has them
+DESCENT, MOMENTUM, NESTEROV, ADAM, ADAMW, AVERAGE = range(6)  # as gradient/update.cu has them
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | 
     made = {node.name: node for node in nodes}
     found, used = list[ParameterUpdate](), set[str]()
     for node in nodes:
-        if isinstance(node.layer, Descent | AdamStep | RunningAverage):
+        if isinstance(node.layer, Descent | NesterovDescent | AdamStep | RunningAverage):
             parameter, chain = _parameter(made, node)
-            if parameter.gradient in made:
+            if parameter is None or parameter.gradient in made:
                 return f"no optimiser has the layers before '{node.name}'"
             found.append(parameter)
             used.update(chain)
@@ -73,8 +74,11 @@ def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | 
     return found
 
 
-def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate, list[str]]:
-    """What these nodes update, and their names, from the one that computes the new weight; made: all of the run."""
+def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | None, list[str]]:
+    """What these nodes update, and their names, from the one that computes the new weight; made: all of the run.
+
+    None if its moments are of no optimiser.
+    """
     used = [last.name]
 
     def before(value: str, kind: type[Layer], **weights: str) -> Node | None:
@@ -92,9 +96,15 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate, l
     moments: list[tuple[str, str]] = []
     if isinstance(layer, AdamStep):
         first, second = before(g, FirstMoment), before(others[0], SecondMoment)
-        if first is not None and second is not None and first.inputs == second.inputs:
-            kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
-            moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
+        if first is None or second is None or first.inputs != second.inputs:
+            return None, used
+        kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
+        moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
+    elif isinstance(layer, NesterovDescent):
+        ahead = before(others[0], Velocity, values=values)
+        if ahead is None or ahead.inputs != (g,):
+            return None, used
+        kind, moments = NESTEROV, [(ahead.weights["velocity"], ahead.name)]
     elif (velocity := before(g, Velocity, values=values)) is not None:
         kind, (g,), moments = MOMENTUM, velocity.inputs, [(velocity.weights["velocity"], velocity.name)]
     decayed = before(g, Decayed, weight=weight, values=values)

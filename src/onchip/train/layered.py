@@ -77,12 +77,16 @@ class LayeredRun:
     def _batch(self) -> int:
         return min(self.options.batch_size, len(self.train))
 
+    def _training_step(self, counts: bool = False) -> Network:
+        o = self.options
+        return step_of(self.net, self.how, decays=o.weight_decay > 0, frozen=o.frozen, counts=counts)
+
     def _step(self, rows: int) -> Network:
-        step = step_of(self.net, self.how, decays=self.options.weight_decay > 0, counts=True)
+        """The step over the rows of the data set, for as many epochs as are queued at once."""
         count, epochs = len(self.train), epochs_at_once(len(self.train), self._batch)
-        epochs = min(epochs, self.options.epochs)
-        steps = -(-count // self._batch)
-        return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=self.row_weights is not None)
+        epochs, steps = min(epochs, self.options.epochs), -(-count // self._batch)
+        step, is_weighted = self._training_step(counts=True), self.row_weights is not None
+        return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=is_weighted)
 
     def _evaluation(self, of: Plan, backend: Backend, state: Mapping[str, object], rows: int) -> BoundStep | None:
         """What evaluates the held-out rows, with the weights and the data of the training steps."""
@@ -99,7 +103,7 @@ class LayeredRun:
 
     def _refusals(self, plan: Plan) -> list[Refusal]:
         """Why no kernel runs whole steps of this network."""
-        step = step_of(self.net, self.how, decays=self.options.weight_decay > 0)
+        step = self._training_step()
         kernels: list[Kernel] = list(training_kernels_for(plan.device))
         answers = [answer for kernel in kernels for answer in kernel.claims(step, 0, plan.device, plan.job)]
         first = plan.network.nodes[0].name

@@ -16,7 +16,7 @@ from onchip.network.training import LOSSES
 from onchip.plan.kernel import TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "step", "cosine")
+SCHEDULES = ("constant", "step", "cosine", "one_cycle")
 # Between the layers of a new network. Names of TRAINED in kernels/pointwise.py, repeated so that --help needs no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels compute in float32
@@ -35,11 +35,15 @@ class TrainOptions:
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
     lr: float = 0.03
     momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
+    nesterov: bool = False  # for momentum: w = w - lr (gradient + momentum v), as in torch
     weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
-    schedule: str = "constant"  # of lr, per epoch; see lr_at
+    schedule: str = "constant"  # of lr; see train/schedule.py
+    warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
     step_every: int = 10  # epochs between the drops of "step"
     step_factor: float = 0.1  # factor of lr at each drop
+    frozen: Any = ()  # patterns of weights that stay as they are: "embedding.*", or several, in a list or with commas;
+    # * ? [abc] as in a shell. A batch norm whose mean is frozen computes as at inference
     batch_size: int = 64  # at most the number of rows; a short last batch is kept
     epochs: int = 30
     validation: float = 0.0  # share of the rows held out and evaluated after every epoch
@@ -50,6 +54,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
+        object.__setattr__(self, "frozen", _patterns(self.frozen))
         for field in dataclasses.fields(self):  # convert NumPy scalars, common in grids, to Python numbers
             value = getattr(self, field.name)
             if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
@@ -66,10 +71,12 @@ class TrainOptions:
         _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
         _check_number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        _check_number("warmup", self.warmup, "at least 0", 1, lambda v: v >= 0)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
-        if not isinstance(self.shuffle, bool):
-            raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
+        for name in ("shuffle", "nesterov"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"bad {name}", got=repr(value), expected="true or false", hint=f"{name}=True")
         if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
             name = "label_smoothing" if self.label_smoothing else "class_weight"
             raise InputError(
@@ -80,6 +87,21 @@ class TrainOptions:
             raise InputError(
                 "momentum is for sgd", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
                 hint="optimiser='sgd'",
+            )  # fmt: skip
+        if self.nesterov and not self.momentum:
+            raise InputError(
+                "nesterov is a kind of momentum", got="nesterov=True with momentum=0", expected="a momentum above 0",
+                hint="optimiser='sgd', momentum=0.9",
+            )  # fmt: skip
+        if self.warmup and self.schedule == "one_cycle":
+            raise InputError(
+                "one_cycle warms up by itself", got=f"warmup={self.warmup} with one_cycle", expected="warmup=0",
+                hint="schedule='cosine'",
+            )  # fmt: skip
+        if self.warmup >= self.epochs:
+            raise InputError(
+                "the run ends before its warm-up", got=f"warmup={self.warmup}, epochs={self.epochs}",
+                expected="a warm-up of fewer epochs", hint="more epochs, or warmup=0.5",
             )  # fmt: skip
         if self.patience and not self.validation:
             raise InputError(
@@ -92,13 +114,10 @@ class TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
 
-    def lr_at(self, epoch: int) -> float:
-        """Learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
-        if self.schedule == "step":
-            return self.lr * self.step_factor ** (epoch // self.step_every)
-        if self.schedule == "cosine":
-            return 0.5 * self.lr * (1 + math.cos(math.pi * epoch / self.epochs))
-        return self.lr
+    @property
+    def step_optimiser(self) -> str:
+        """The optimiser as a TrainingStep names it."""
+        return ("nesterov" if self.nesterov else "momentum") if self.momentum else self.optimiser
 
 
 def canonical_names(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
@@ -145,6 +164,19 @@ def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | No
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value else ()
+    is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
+    if not is_known:
+        raise InputError(
+            "bad frozen", got=show(value), expected="patterns of the names of weights",
+            hint="frozen='embedding.*', or ['conv1.*', 'conv2.*']",
+        )  # fmt: skip
+    return tuple(value)
 
 
 def _class(label: Any) -> int:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onchip.errors import InputError
 from onchip.network.graph import Network
 from onchip.network.layers import Dropout
+from onchip.network.names import match_names
 from onchip.network.recipe import Recipe, materialise
 from onchip.network.training import TrainingStep
-from onchip.plan.gradient.step import training_step
+from onchip.plan.gradient.step import training_step, weights_with_gradient
 from onchip.plan.rewrites import drop_idle
 
 OF_LOGITS = ("cross_entropy",)  # losses that apply a softmax or a sigmoid to the output
 
 
-def step_of(net: Network, how: TrainingStep, decays: bool = False, *, counts: bool = False) -> Network:
-    """The training step of a network as `fit` runs it: all weights are trained, derived ones too.
+def step_of(
+    net: Network, how: TrainingStep, decays: bool = False, frozen: Sequence[str] = (), *, counts: bool = False
+) -> Network:
+    """The training step of a network as `fit` runs it: derived weights are trained, too.
 
     decays  weights decay
+    frozen  patterns of the names of weights that are not trained
     counts  as of training_step
     """
     net = trained_form(net)
     _check_output(net, how.loss)
-    return training_step(net, how, decays=decays, counts=counts)
+    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
+    kept = match_names(frozen, tuple(used), "frozen")
+    trained = weights_with_gradient(net)
+    if trained and kept.keys() >= set(trained):
+        raise InputError(
+            "every weight is frozen", got=", ".join(frozen), expected="a weight to train",
+            hint=f"patterns that leave some of {', '.join(trained)}",
+        )  # fmt: skip
+    return training_step(net, how, decays=decays, trainable=lambda name: name not in kept, counts=counts)
 
 
 def _check_output(net: Network, loss: str) -> None:

@@ -62,7 +62,7 @@ class StepTrainer:
         self._counts_correct = CORRECT_LOG in net.state
         self._moments = {
             f"{kind}:{name}": f"{name}.{_MOMENTS[kind]}"
-            for kind in STATE_NAMES[bound.how.optimiser]
+            for kind in STATE_NAMES["momentum" if bound.how.optimiser == "nesterov" else bound.how.optimiser]
             for name in bound.weights
             if f"{name}.{_MOMENTS[kind]}" in net.state
         }
@@ -118,7 +118,7 @@ class StepTrainer:
 
     def _values(self, epochs: Epochs) -> Array:
         """The optimiser's values of every step."""
-        lrs = np.repeat(np.asarray(epochs.lrs), self._counts)
+        lrs = epochs.lrs.reshape(-1)
         steps = np.arange(self.steps_done + 1, self.steps_done + 1 + len(lrs))
         same = np.ones(len(lrs))
         columns = lrs, epochs.decay * same, epochs.momentum * same, 1 - BETA1**steps, 1 - BETA2**steps

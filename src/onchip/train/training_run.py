@@ -33,6 +33,7 @@ from onchip.train.layered import LayeredRun, is_layered
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
 from onchip.train.step_trainer import BoundSteps
 
@@ -62,7 +63,7 @@ class Epoch:
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
-    lr: float
+    lr: float  # of its last step
     seconds: float  # training time; by the GPU's clock if one trained it
     samples_per_s: float
 
@@ -168,17 +169,17 @@ def plan_run(
     for some, what in ((all_rows, "a training row of weight > 0"), (held, "a validation row of weight > 0")):
         if row_weights is not None and len(some) and not row_weights[some].any():
             raise InputError("all row weights are zero", got="only zeros", expected=what)
-    kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     how = TrainingStep(
-        options.loss, kind, options.label_smoothing, options.clip_norm,
+        options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
     of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
     if not (text and is_layered(text)):
-        step, job = step_of(net, how, decays=options.weight_decay > 0), Job(options.precision, batch)
+        step = step_of(net, how, decays=options.weight_decay > 0, frozen=options.frozen)
+        job = Job(options.precision, batch)
         try:
             plan, backend, chosen = _plan_whole(step, device, job, threads, text)
             return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
@@ -280,7 +281,8 @@ class TrainingRun:
         self._ahead += epochs * count
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
-        return Epochs(orders, [o.lr_at(epoch_number) for epoch_number in epoch_numbers], o.momentum, o.weight_decay)
+        lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
+        return Epochs(orders, np.stack(lrs), o.momentum, o.weight_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -338,7 +340,7 @@ class TrainingRun:
                 if not np.isfinite(w).all():
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
-            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
+            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.last_lr(self.epoch),
                   self.epoch_seconds, progress.samples_per_s)
         )  # fmt: skip
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
@@ -346,6 +348,10 @@ class TrainingRun:
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
         self._epoch_begins = len(self.losses)
+
+    def last_lr(self, epoch: int) -> float:
+        """The learning rate of the last step of an epoch, counted from 0."""
+        return float(lrs_of(self.options, epoch, self.steps)[-1])
 
     def epoch_loss(self, losses: Array, epoch: int) -> float:
         """The mean loss of an epoch, counted from 0, from the losses of its steps."""

@@ -59,13 +59,18 @@ def sgd_step(
     lr: float,
     momentum: float,
     weight_decay: float = 0.0,
+    nesterov: bool = False,
 ) -> Network:
-    """g += weight_decay w; v = momentum v + g; w -= lr v. Returns the new network; updates `velocity` in place."""
+    """g += weight_decay w; v = momentum v + g; w -= lr v, or, for Nesterov's momentum, w -= lr (g + momentum v).
+
+    Returns the new network; updates `velocity` in place.
+    """
     weights = dict(net.weights)
     for name, gradient in gradients.items():
         w = materialise(name, net.weights).astype(gradient.dtype)
-        velocity[name] = momentum * velocity.get(name, 0) + gradient + weight_decay * w
-        weights[name] = w - lr * velocity[name]
+        g = gradient + weight_decay * w
+        velocity[name] = momentum * velocity.get(name, 0) + g
+        weights[name] = w - lr * (g + momentum * velocity[name] if nesterov else velocity[name])
     return net.replace(weights=weights)
 
 

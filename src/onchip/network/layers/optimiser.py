@@ -74,6 +74,19 @@ class Descent(Update):
         return new
 
 
+class NesterovDescent(Update):
+    """w - lr (g + momentum v), of a gradient g and the velocity v that it led to: Nesterov's momentum, as in torch."""
+
+    arity: ClassVar[int | None] = 2
+    required: ClassVar[tuple[str, ...]] = ("weight", "values")
+    flop_each: ClassVar[int] = 4
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (g, v), values = xs, w["values"]
+        new: Array = w["weight"] - values[LR] * (g + values[MOMENTUM] * v)
+        return new
+
+
 class FirstMoment(Update):
     """m = beta1 m + (1 - beta1) g."""
 

@@ -34,6 +34,7 @@ from onchip.network.layers import (
     InputGrad,
     Layer,
     Mul,
+    NesterovDescent,
     Reshape,
     SecondMoment,
     SquaredError,
@@ -83,7 +84,7 @@ def training_step(
     """
     check_no_step(net)
     _ = net.output  # a loss needs exactly one output
-    trained = [name for name in _with_gradient(net) if trainable(name)]
+    trained = [name for name in weights_with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     followed = add_forward(build, net, trainable)
     forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
@@ -134,7 +135,7 @@ def add_count(build: StepBuilder, net: Network, of: AddedLoss, counts: bool) -> 
     return (build.add(CORRECT, BatchSum(), (build.add("are_correct", Correct(), (output, TARGET)),)),)
 
 
-def _with_gradient(net: Network) -> list[str]:
+def weights_with_gradient(net: Network) -> list[str]:
     """The weights that have gradients, in the network's order."""
     uses = [(role in node.layer.constants, name) for node in net.nodes for role, name in node.weights.items()]
     constant = {name for is_constant, name in uses if is_constant}
@@ -238,10 +239,10 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
         of_weight, g = {"weight": name, "values": values}, gradient
         if decays and step.optimiser != "adamw":
             g = build.add(f"{name}.decayed", Decayed(), (g,), of_weight)
-        if step.optimiser == "momentum":
+        if step.optimiser in ("momentum", "nesterov"):
             velocity = _moment(build, f"{name}.velocity", name)
             state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
-            moments[name] = (state[velocity],)
+            moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
             first, second = _moment(build, f"{name}.first", name), _moment(build, f"{name}.second", name)
             state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
@@ -249,8 +250,9 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
             moments[name] = (state[first], state[second])
         else:
             moments[name] = (g,)
-    is_adam = step.optimiser in ("adam", "adamw")
-    layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw") if is_adam else Descent()
+    layer: Layer = NesterovDescent() if step.optimiser == "nesterov" else Descent()
+    if step.optimiser in ("adam", "adamw"):
+        layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw")
     for name, of_name in moments.items():
         state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
     return state

@@ -305,7 +305,7 @@ class _OneRun:
     def make_ready(self) -> None:
         from onchip.kernels.training import Epochs
 
-        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), (0.0,)))
+        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), np.zeros((1, 0))))
 
     def begin(self, runs: Sequence[Epochs | None]) -> None:
         (self._epochs,) = runs

@@ -51,7 +51,8 @@ def updates(step, decays, weight_dtype, gradient_dtype, scaled=True):
 
 @needs_gxx
 @pytest.mark.parametrize(("optimiser", "decays", "scaled"), [
-    ("sgd", False, False), ("sgd", True, True), ("momentum", True, False), ("adam", True, True), ("adamw", True, True)
+    ("sgd", False, False), ("sgd", True, True), ("momentum", True, False), ("nesterov", True, True),
+    ("adam", True, True), ("adamw", True, True)
 ])  # fmt: skip
 @pytest.mark.parametrize(("weight", "gradient"), DTYPES)
 def test_every_optimiser(monkeypatch, optimiser, decays, scaled, weight, gradient):

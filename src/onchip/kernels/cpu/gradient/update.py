@@ -25,6 +25,7 @@ from onchip.kernels.optimiser_run import (
     AVERAGE,
     DESCENT,
     MOMENTUM,
+    NESTEROV,
     ParameterUpdate,
     begins_updates,
     find_updates,
@@ -83,11 +84,17 @@ def _update(worker: int, task: int, table: Array, operands: int) -> None:
             w[i] = w[i] - lr * (scale * g[i] + decay * w[i])
         return
     v = floats_at(_state(row, _MEAN, operands, first, count), count)
+    momentum = values[optimiser.MOMENTUM]
     if kind == MOMENTUM:
-        momentum = values[optimiser.MOMENTUM]
         for i in range(count):
             v[i] = momentum * v[i] + (scale * g[i] + decay * w[i])
             w[i] = w[i] - lr * v[i]
+        return
+    if kind == NESTEROV:
+        for i in range(count):
+            gradient = scale * g[i] + decay * w[i]
+            v[i] = momentum * v[i] + gradient
+            w[i] = w[i] - lr * (gradient + momentum * v[i])
         return
     s = floats_at(_state(row, _SQUARE, operands, first, count), count)
     keep = _ONE - lr * values[DECAY] if kind == ADAMW else _ONE

@@ -9,7 +9,7 @@
 #include "common/accumulator.cuh"
 
 constexpr int THREADS = 256, PER_THREAD = 4, MAX_PARAMETERS = 36;
-enum Kind : u32 { DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE };
+enum Kind : u32 { DESCENT, MOMENTUM, NESTEROV, ADAM, ADAMW, AVERAGE };
 enum Dtype : u32 { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 
 struct Parameter {
@@ -72,10 +72,10 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
         w = multiply_add(A(p.rate), g - w, w);
     } else if (p.kind == DESCENT) {
         w = w - lr * g;
-    } else if (p.kind == MOMENTUM) {
+    } else if (p.kind == MOMENTUM || p.kind == NESTEROV) {
         const A v = multiply_add(A(values.momentum), load(p.first), g);
         store(p.new_first, v);
-        w = w - lr * v;
+        w = w - lr * (p.kind == NESTEROV ? multiply_add(A(values.momentum), v, g) : v);
     } else {
         const A m = multiply_add(BETA1, load(p.first), REST1 * g);
         const A s = multiply_add(BETA2, load(p.second), REST2 * g * g);

@@ -45,6 +45,7 @@ def test_the_same_seed_is_the_same_step_everywhere():
     ("share", "holds"),
     [
         *((0.1, lambda step, loss=loss: step.how.loss == loss) for loss in ("cross_entropy", "half_sse", "mse")),
+        *((0.05, lambda step, loss=loss: step.how.loss == loss) for loss in ("bce_with_logits", "mae", "huber")),
         *(
             (0.1, lambda step, kind=kind: step.how.optimiser == kind)
             for kind in ("sgd", "momentum", "nesterov", "adam", "adamw")

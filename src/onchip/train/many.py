@@ -26,6 +26,7 @@ from onchip.train.options import TrainOptions
 from onchip.train.recording import EVALUATE, PLAN, RESULT, new_recorder, phase
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
+from onchip.train.targets import check_targets
 from onchip.train.together import start_runs
 from onchip.train.training_data import rows_of
 from onchip.train.training_run import (
@@ -33,7 +34,6 @@ from onchip.train.training_run import (
     FitResult,
     PlannedRun,
     TrainingRun,
-    check_targets,
     plan_run,
 )
 

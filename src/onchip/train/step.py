@@ -13,7 +13,7 @@ from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import training_step, weights_with_gradient
 from onchip.plan.rewrites import drop_idle
 
-OF_LOGITS = ("cross_entropy",)  # losses that apply a softmax or a sigmoid to the output
+OF_LOGITS = ("cross_entropy", "bce_with_logits")  # losses that apply a softmax or a sigmoid to the output
 
 
 def step_of(

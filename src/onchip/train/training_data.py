@@ -16,7 +16,7 @@ from onchip.runtime.engine import id_limits
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
-from onchip.train.training_run import check_targets
+from onchip.train.targets import check_targets
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,11 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.network.graph import Network, Node, TrainedStep, check_no_step
 from onchip.network.layers import (
+    AbsoluteError,
     AdamStep,
     Add,
     BatchSum,
+    BinaryCrossEntropy,
     Cast,
     ClipScale,
     Correct,
@@ -31,6 +33,7 @@ from onchip.network.layers import (
     Descent,
     FirstMoment,
     GlobalNorm,
+    HuberLoss,
     InputGrad,
     Layer,
     Mul,
@@ -147,9 +150,15 @@ def weights_with_gradient(net: Network) -> list[str]:
 
 
 def _loss_layer(step: TrainingStep) -> Layer:
-    if step.loss == "cross_entropy":
-        return CrossEntropy(step.label_smoothing)
-    return SquaredError(is_mean=step.loss == "mse")
+    layers: dict[str, Layer] = {
+        "cross_entropy": CrossEntropy(step.label_smoothing),
+        "half_sse": SquaredError(),
+        "mse": SquaredError(is_mean=True),
+        "bce_with_logits": BinaryCrossEntropy(),
+        "mae": AbsoluteError(),
+        "huber": HuberLoss(),
+    }
+    return layers[step.loss]
 
 
 def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[str]) -> tuple[Node, ...]:

@@ -10,9 +10,12 @@ from onchip.kernels import reference
 from onchip.kernels.cuda.gradient.loss import LossKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
+    AbsoluteError,
     BatchSum,
+    BinaryCrossEntropy,
     Correct,
     CrossEntropy,
+    HuberLoss,
     InputGrad,
     Mul,
     SquaredError,
@@ -24,7 +27,8 @@ from onchip.plan.kernel import Job, Refusal
 CLASSES = TensorType(("B",), "int64")
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 LOSSES = [
-    CrossEntropy(), CrossEntropy(0.1), SquaredError(), SquaredError(is_mean=True),
+    CrossEntropy(), CrossEntropy(0.1), SquaredError(), SquaredError(is_mean=True), BinaryCrossEntropy(),
+    AbsoluteError(), HuberLoss(),
 ]  # fmt: skip
 
 
@@ -51,7 +55,7 @@ def rows(net, layer, B):
         y.reshape(-1)[::7] *= 50
     if isinstance(layer, CrossEntropy):
         return y, rng.integers(0, y.shape[1], B), share
-    return y, target, share
+    return y, np.clip(target, 0, 1) if isinstance(layer, BinaryCrossEntropy) else target, share
 
 
 @needs_gxx

@@ -7,6 +7,7 @@
 // Order   Sums per thread with stride LANES, then a tree over the lanes.
 // Layout  y, dy (B, N); target (B) of classes, or (B, N); share, losses, shared (B). Null pointers are left out.
 // Limits  N >= 1; float32, float16, bfloat16, float64; sm_80 up.
+#include "common/elementwise.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 256;
@@ -79,6 +80,56 @@ struct SquaredError {
         __device__ __forceinline__ A difference(long long j) const { return load_acc(y + j) - load_acc(target + j); }
         __device__ __forceinline__ A gradient(long long j) const { return difference(j) * scale; }
     };
+};
+
+// The mean over a row. Function: the loss of an element and its target, and its derivative.
+template <class Function>
+struct Mean {
+    template <class T>
+    using Target = T;
+
+    template <class T>
+    struct Row {
+        using A = acc_t<T>;
+        const T *y, *target;
+        A scale;
+
+        template <int LANES>
+        __device__ A prepare(const T* values, const T* targets, long long row, long long N, A, int lane) {
+            y = values, target = targets + row * N, scale = A(1) / N;
+            A sum = 0;
+            for (long long j = lane; j < N; j += LANES) sum += Function::loss(load_acc(y + j), load_acc(target + j));
+            return reduce_lanes<Sum, LANES>(sum) * scale;
+        }
+        __device__ __forceinline__ A gradient(long long j) const {
+            return Function::derivative(load_acc(y + j), load_acc(target + j)) * scale;
+        }
+    };
+};
+
+struct BinaryCrossEntropy {
+    template <class A>
+    static __device__ __forceinline__ A loss(A y, A target) {
+        const A above = y < A(0) ? A(0) : y;
+        return above - y * target + log1p_of(exp_of(-abs_of(y)));
+    }
+    template <class A>
+    static __device__ __forceinline__ A derivative(A y, A target) { return exact_sigmoid(y) - target; }
+};
+struct AbsoluteError {
+    template <class A>
+    static __device__ __forceinline__ A loss(A y, A target) { return abs_of(y - target); }
+    template <class A>
+    static __device__ __forceinline__ A derivative(A y, A target) { return sign_of(y - target); }
+};
+struct HuberLoss {
+    template <class A>
+    static __device__ __forceinline__ A loss(A y, A target) {
+        const A inside = derivative(y, target);
+        return inside * (y - target - A(0.5) * inside);
+    }
+    template <class A>
+    static __device__ __forceinline__ A derivative(A y, A target) { return clip(y - target, A(-1), A(1)); }
 };
 
 // 1 if element `target` is the first largest one: each before it is smaller, none after it is larger. No gradient.

@@ -10,11 +10,22 @@ from pathlib import Path
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import instance
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_batch
 from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, Correct, CrossEntropy, InputGrad, Layer, Mul, SquaredError
+from onchip.network.layers import (
+    AbsoluteError,
+    BatchSum,
+    BinaryCrossEntropy,
+    Correct,
+    CrossEntropy,
+    HuberLoss,
+    InputGrad,
+    Layer,
+    Mul,
+    SquaredError,
+)
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -22,6 +33,7 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, BLOCKS_PER_SM = 256, 8
 LONG = 1024  # longest row for one warp
+MEANS = BinaryCrossEntropy, AbsoluteError, HuberLoss
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class LossLowering:
 
 class LossKernel(OneDtypeKernel):
     name = "loss"
-    layers = (CrossEntropy, SquaredError, Correct, InputGrad)
+    layers = (CrossEntropy, SquaredError, *MEANS, Correct, InputGrad)
     order = "per lane, then in a tree; rows by chunk"
 
     def applies(self, net: Network, start: int) -> bool:
@@ -89,7 +101,7 @@ class LossKernel(OneDtypeKernel):
     ) -> Claim:  # fmt: skip
         y = net.types[nodes[0].inputs[0]]
         smoothing = loss.smoothing if isinstance(loss, CrossEntropy) else 0.0
-        name = loss.kind
+        name = f"Mean<{loss.kind}>" if isinstance(loss, MEANS) else loss.kind
         if isinstance(loss, SquaredError):
             name = f"SquaredError<{str(loss.is_mean).lower()}>"
         lowering = LossLowering(name, y.dtype, y.row_size, smoothing, inputs, writes, device.units)
@@ -100,7 +112,7 @@ class LossKernel(OneDtypeKernel):
 
 
 def _is_loss(layer: Layer) -> bool:
-    return isinstance(layer, CrossEntropy | SquaredError)
+    return isinstance(layer, (CrossEntropy, SquaredError, *MEANS))
 
 
 def _whole(net: Network, start: int) -> tuple[Node, ...]:
@@ -127,10 +139,18 @@ def _whole(net: Network, start: int) -> tuple[Node, ...]:
     return tuple(nodes) if fits and is_private else ()
 
 
+def _instance(name: str, loss: str, N: int = 10, dtype: str = "float32", p: float = 0.0) -> Instance:
+    return instance(name, LossLowering(loss, dtype, N, p, (0, 1, 2), ("total", "gradient"), 132))
+
+
 INSTANCES = (
-    instance("classes", LossLowering("CrossEntropy", "float32", 10, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
-    instance("many classes", LossLowering("CrossEntropy", "float32", 5000, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
+    _instance("classes", "CrossEntropy", p=0.1),
+    _instance("many classes", "CrossEntropy", 5000, p=0.1),
+    _instance("mse", "SquaredError<true>"),
+    _instance("doubles", "SquaredError<false>", dtype="float64"),
+    _instance("bce", "Mean<BinaryCrossEntropy>"),
+    _instance("bce of many doubles", "Mean<BinaryCrossEntropy>", 5000, "float64"),
+    _instance("mae", "Mean<AbsoluteError>", dtype="bfloat16"),
+    _instance("huber", "Mean<HuberLoss>"),
     instance("correct", LossLowering("Correct", "float32", 10, 0.0, (0, 1, -1), ("losses",), 132)),
-    instance("mse", LossLowering("SquaredError<true>", "float32", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
-    instance("float64", LossLowering("SquaredError<false>", "float64", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
 )

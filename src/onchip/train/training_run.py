@@ -181,7 +181,7 @@ def plan_run(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
-    step = step_of(net, how, decays=options.weight_decay > 0, frozen=options.frozen)
+    step = step_of(net, how, options.weight_decay, options.frozen)
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, array_weights(step), training_kernels_for(here))
@@ -274,7 +274,7 @@ class TrainingRun:
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
         lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
-        return Epochs(orders, np.stack(lrs), o.momentum, o.weight_decay)
+        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""

@@ -114,6 +114,9 @@ def random_step(seed: int) -> Step:
     frozen = _before_no_gradient(net)
     some = frozen | {name for name in net.weights if pick((True, False, False, False))}
     decays, plain = pick((True, False, False)), TrainingStep(loss, "sgd", smoothing)
+    if decays and seed % 3:
+        factors = np.random.default_rng((seed, 47))
+        decays = {name: float(factors.choice((0.0, 0.5, 2.0))) for name in net.weights}
     try:
         by_descent = training_step(net, plain, trainable=lambda name: name not in some)
     except InputError:  # nothing is left to train, or only weights that no gradient reaches

@@ -77,6 +77,12 @@ def test_frozen_weights_are_a_text_or_a_list(config, text):
     assert TrainOptions.of(options).frozen == ("fc1.*", "fc2.bias")
 
 
+@pytest.mark.parametrize("text", ['"*.bias=0,*=0.1"', '{"*.bias" = 0, "*" = 0.1}'])
+def test_weight_decays_by_name_are_a_text_or_a_table(config, text):
+    options = settings(config(f'model = "digits"\nweight_decay = {text}\n'), {})[1]
+    assert TrainOptions.of(options).weight_decay == (("*.bias", 0.0), ("*", 0.1))
+
+
 def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "digits").mkdir()  # a folder with the name of a workload

@@ -56,6 +56,7 @@ CASES = {
     "one batch of all rows": (images, {"batch_size": 100, "schedule": "cosine"}),
     "batches of one row": (sentences, {"batch_size": 1, "optimiser": "adam", "lr": 0.01}),
     "weighted rows": (images, {"class_weight": [0.5, 2, 1], "sample_weight": np.arange(N) % 4}),
+    "decay by name": (images, {"weight_decay": {"*.bias": 0.0, "*": 0.1}, "optimiser": "adam", "lr": 0.01}),
     "rows in order": (sentences, {"shuffle": False, "weight_decay": 0.01}),
 }  # fmt: skip
 
@@ -65,7 +66,7 @@ def float64_losses(net: Network, x: np.ndarray, y: np.ndarray, dtype: str, **opt
     sample_weight = options.pop("sample_weight", None)
     o = TrainOptions(**options)
     how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm)
-    step = step_of(net, how, decays=o.weight_decay > 0, frozen=o.frozen)
+    step = step_of(net, how, o.weight_decay, o.frozen)
     state, losses, done, B = {name: np.asarray(step.weights[name]) for name in step.state}, [], 0, min(o.batch_size, N)
     row_weights = np.ones(N) if sample_weight is None else np.asarray(sample_weight, np.float64)
     if o.class_weight is not None:
@@ -75,7 +76,7 @@ def float64_losses(net: Network, x: np.ndarray, y: np.ndarray, dtype: str, **opt
         order = epoch_order(N, o.seed, epoch) if o.shuffle else np.arange(N)
         for begin in range(0, N, B):
             rows = order[begin : begin + B]
-            now = [lrs[begin // B], o.weight_decay, o.momentum, 1 - 0.9 ** (done + 1), 1 - 0.999 ** (done + 1)]
+            now = [lrs[begin // B], o.step_decay, o.momentum, 1 - 0.9 ** (done + 1), 1 - 0.999 ** (done + 1)]
             state[VALUES] = np.array(now, np.float32)
             if DRAW in state:
                 state[DRAW] = np.array([o.seed, done])

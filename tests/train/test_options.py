@@ -1,5 +1,7 @@
 """Training options: checked on construction."""
 
+import dataclasses
+import json
 from fractions import Fraction
 
 import numpy as np
@@ -41,6 +43,18 @@ from onchip.train.options import TrainOptions
         ({"lr": np.array([0.1, 0.2])}, "learning rate"),
         ({"lr": 1e-46}, "learning rate"),
         ({"class_weight": 3}, "class weight"),
+        ({"weight_decay": "much"}, "weight decay"),
+        ({"weight_decay": True}, "weight decay"),
+        ({"weight_decay": {}}, "weight decay"),
+        ({"weight_decay": {"*": -1}}, "weight decay"),
+        ({"weight_decay": {"*": "much"}}, "weight decay"),
+        ({"weight_decay": {"*": True}}, "weight decay"),
+        ({"weight_decay": {"": 1}}, "weight decay"),
+        ({"weight_decay": {3: 1}}, "weight decay"),
+        ({"weight_decay": "*.bias=0,1e-4"}, "weight decay"),
+        ({"weight_decay": [0.1, 0.2]}, "weight decay"),
+        ({"weight_decay": [["*", 0.1, 0.2]]}, "weight decay"),
+        ({"weight_decay": {"*": 10**400}}, "weight decay"),
         ({"frozen": 3}, "bad frozen"),
         ({"frozen": ["a", 3]}, "bad frozen"),
         ({"frozen": "a,,b"}, "bad frozen"),
@@ -78,6 +92,24 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
         TrainOptions.of({"lr": 0.1, name: 1})
     assert caught.value.got == name
     assert nearest in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"*.bias": 0, "*": 1e-4}, "*.bias=0, *=1e-4", [["*.bias", 0], ["*", np.float64(1e-4)]],
+     {"*.bias": "0", "*": Fraction(1, 10_000)}],
+)  # fmt: skip
+def test_weight_decays_are_by_name(given):
+    options = TrainOptions(weight_decay=given)
+    assert options.weight_decay == (("*.bias", 0.0), ("*", 1e-4))
+    assert (options.has_decay_groups, options.step_decay) == (True, 1.0)
+    assert TrainOptions.of(json.loads(json.dumps(dataclasses.asdict(options)))) == options
+
+
+@pytest.mark.parametrize("given", [1e-4, "1e-4", np.float64(1e-4)])
+def test_a_weight_decay_of_all_is_a_number(given):
+    options = TrainOptions(weight_decay=given)
+    assert (options.weight_decay, options.has_decay_groups, options.step_decay) == (1e-4, False, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,18 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchNorm1d, Dropout, DropoutMask, Identity, ReLU
+from onchip.network.layers import BatchNorm1d, Decayed, Dropout, DropoutMask, Identity, ReLU
 from onchip.network.layers.optimiser import BETA1, BETA2
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import VALUES
+from onchip.plan.kernel import Job
+from onchip.runtime.cpu.step import CpuStep
+from onchip.runtime.placement import plan
 from onchip.train.loop import fit
+from onchip.train.options import TrainOptions
 from onchip.train.step import step_of
+from training_steps import by_layers
 
 STEPS, B = 5, 12
 LR, DECAY, MOMENTUM = 0.05, 0.01, 0.5
@@ -147,3 +152,48 @@ def test_fit_freezes_by_name():
     changed = {name for name, weight in result.network.weights.items() if (weight != net.weights[name]).any()}
     assert changed == {"fc1.bias"}
     assert "trains all weights, and 'fc1.weight' is not to be trained" in result.plan.refusals[0].why
+
+
+# -- weight decay by name --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weight_decay", "decays"),
+    [
+        (0.0, False),
+        (0.1, True),
+        ((("*.bias", 0.0), ("*", 0.1)), {"fc1.weight": 0.1, "fc2.weight": 0.1}),
+        ((("fc1.*", 0.2), ("*.weight", 0.1)), {"fc1.weight": 0.2, "fc1.bias": 0.2, "fc2.weight": 0.1}),
+        ((("fc2.bias", 0.3),), {"fc2.bias": 0.3}),
+        ((("fc2.bias", 0.3), ("fc2.bias", 0.1)), {"fc2.bias": 0.3}),
+        ((("*", 0.0),), {}),
+    ],
+)
+def test_the_first_pattern_that_matches_decays(weight_decay, decays):
+    step = step_of(random_mlp(7, 6, 4), TrainingStep("mse"), weight_decay)
+    assert step.trained.decays == decays
+    factors = {
+        node.weights["weight"]: node.layer.decay_factor for node in step.nodes if isinstance(node.layer, Decayed)
+    }
+    assert factors == (dict.fromkeys(step.trained.network.weights, 1.0) if decays is True else decays or {})
+
+
+def test_one_pattern_for_all_is_a_plain_number():
+    """With the same bits."""
+    net, x, target = random_mlp(7, 6, 4), rows(B, 7), rows(B, 4, seed=2)
+    states = []
+    for weight_decay in (0.3, (("*", 0.3),)):
+        options = TrainOptions(weight_decay=weight_decay, optimiser="adamw", loss="mse")
+        step = by_layers(step_of(net, TrainingStep("mse", "adamw"), options.weight_decay))
+        bound = CpuStep(plan(step, "cpu", Job(batch=B)), 1)
+        for t in range(1, 4):
+            bound.state[VALUES][...] = 0.1, options.step_decay, 0, 1 - BETA1**t, 1 - BETA2**t
+            bound.run({"x": x, "target": target, "share": np.full(B, 1 / B, np.float32)}, B)
+        states.append({name: array for name, array in bound.state.items() if name != VALUES})
+    assert all(array.tobytes() == states[1][name].tobytes() for name, array in states[0].items())
+
+
+def test_a_pattern_of_no_weight_is_refused():
+    with pytest.raises(InputError, match="weight_decay matches no weight") as refused:
+        step_of(random_mlp(7, 6, 4), TrainingStep("mse"), (("bias", 0.0), ("*", 0.1)))
+    assert refused.value.hint == "did you mean *.bias?"

@@ -80,7 +80,11 @@ Nesterov = Annotated[
     Option("--nesterov/--no-nesterov", help="With --momentum: Nesterov's, as in torch. [default: no-nesterov]"),
 ]
 WeightDecay = Annotated[
-    float | None, _training("weight_decay", "Added to the gradient, times the weight; adamw: decoupled.")
+    str | None,
+    _training(
+        "weight_decay",
+        "Added to the gradient, times the weight; adamw: decoupled. By patterns of names: '*.bias=0,*=1e-4'.",
+    ),
 ]
 ClipNorm = Annotated[float | None, _training("clip_norm", "Largest norm of a batch's gradient; 0: no limit.")]
 Schedule = Annotated[str | None, _training("schedule", f"Learning rate schedule: {', '.join(SCHEDULES)}.")]

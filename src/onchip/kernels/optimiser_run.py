@@ -33,7 +33,7 @@ class ParameterUpdate:
     states: tuple[tuple[str, str], ...]  # the weight, then its moments; each with the value that replaces it
     values: str = ""  # the optimiser's values of the step
     scale: str = ""  # of the gradient
-    decays: bool = False  # the gradient has weight_decay times the weight added
+    decay: float = 0.0  # the factor of weight_decay times the weight that the gradient has added; of ADAMW its own
     rate: float = 0.0  # of a running average
 
 
@@ -92,13 +92,14 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | 
     (g, *others), layer = last.inputs, last.layer
     if isinstance(layer, RunningAverage):
         return ParameterUpdate(AVERAGE, g, ((last.weights["average"], last.name),), rate=layer.momentum), used
-    kind, weight, values = DESCENT, last.weights["weight"], last.weights["values"]
+    kind, weight, values, decay = DESCENT, last.weights["weight"], last.weights["values"], 0.0
     moments: list[tuple[str, str]] = []
     if isinstance(layer, AdamStep):
         first, second = before(g, FirstMoment), before(others[0], SecondMoment)
         if first is None or second is None or first.inputs != second.inputs:
             return None, used
         kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
+        decay = layer.decay_factor if layer.is_decoupled else 0.0
         moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
     elif isinstance(layer, NesterovDescent):
         ahead = before(others[0], Velocity, values=values)
@@ -107,8 +108,9 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | 
         kind, moments = NESTEROV, [(ahead.weights["velocity"], ahead.name)]
     elif (velocity := before(g, Velocity, values=values)) is not None:
         kind, (g,), moments = MOMENTUM, velocity.inputs, [(velocity.weights["velocity"], velocity.name)]
-    decayed = before(g, Decayed, weight=weight, values=values)
-    g = g if decayed is None else decayed.inputs[0]
+    if kind != ADAMW and (decayed := before(g, Decayed, weight=weight, values=values)) is not None:
+        assert isinstance(decayed.layer, Decayed)
+        decay, (g,) = decayed.layer.decay_factor, decayed.inputs
     clipped = before(g, Mul)
     g, scale = (g, "") if clipped is None else (clipped.inputs[0], clipped.weights["constant"])
-    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decayed is not None), used
+    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decay), used

@@ -50,7 +50,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     lr: float = 0.03
     momentum: float = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: Any = 0.0
     clip_norm: float = 0.0
     schedule: str = "constant"
     warmup: float = 0.0

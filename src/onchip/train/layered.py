@@ -79,7 +79,7 @@ class LayeredRun:
 
     def _training_step(self, counts: bool = False) -> Network:
         o = self.options
-        return step_of(self.net, self.how, decays=o.weight_decay > 0, frozen=o.frozen, counts=counts)
+        return step_of(self.net, self.how, o.weight_decay, o.frozen, counts=counts)
 
     def _step(self, rows: int) -> Network:
         """The step over the rows of the data set, for as many epochs as are queued at once."""

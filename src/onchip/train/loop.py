@@ -59,7 +59,7 @@ def fit(
     lr: float = TrainOptions.lr,
     momentum: float = TrainOptions.momentum,
     nesterov: bool = TrainOptions.nesterov,
-    weight_decay: float = TrainOptions.weight_decay,
+    weight_decay: Any = TrainOptions.weight_decay,
     clip_norm: float = TrainOptions.clip_norm,
     schedule: str = TrainOptions.schedule,
     warmup: float = TrainOptions.warmup,

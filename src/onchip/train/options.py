@@ -36,7 +36,9 @@ class TrainOptions:
     lr: float = 0.03
     momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
     nesterov: bool = False  # for momentum: w = w - lr (gradient + momentum v), as in torch
-    weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
+    # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled. By name, with the patterns
+    # of `frozen`: {"*.bias": 0, "*": 1e-4} or "*.bias=0,*=1e-4". The first that matches counts; 0 if none does
+    weight_decay: Any = 0.0
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
     schedule: str = "constant"  # of lr; see train/schedule.py
     warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
@@ -55,6 +57,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
         object.__setattr__(self, "frozen", _patterns(self.frozen))
+        object.__setattr__(self, "weight_decay", _weight_decay(self.weight_decay))
         for field in dataclasses.fields(self):  # convert NumPy scalars, common in grids, to Python numbers
             value = getattr(self, field.name)
             if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
@@ -66,7 +69,8 @@ class TrainOptions:
             object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
         _check_number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
         _check_number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
-        _check_number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
+        for _, value in self.weight_decay if self.has_decay_groups else (("*", self.weight_decay),):
+            _check_number("weight_decay", value, "at least 0", 1e-4, lambda v: v >= 0)
         _check_number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
         _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
@@ -113,6 +117,16 @@ class TrainOptions:
     def of(cls, options: Mapping[str, Any]) -> TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
+
+    @property
+    def has_decay_groups(self) -> bool:
+        """Whether weight_decay is by name: pairs of a pattern and a number, which `step_of` accepts, too."""
+        return isinstance(self.weight_decay, tuple)
+
+    @property
+    def step_decay(self) -> float:
+        """The weight_decay of every step: with groups 1, as theirs are factors of it."""
+        return 1.0 if self.has_decay_groups else float(self.weight_decay)
 
     @property
     def step_optimiser(self) -> str:
@@ -164,6 +178,38 @@ def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | No
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
+
+
+def _weight_decay(value: Any) -> Any:
+    """Parse weight decays by name as a tuple of pairs; a text from the command line also as a number. Others stay."""
+    given = value
+    if isinstance(value, str):
+        if "=" not in value:
+            return _number(value)
+        value = [part.rpartition("=")[::2] for part in value.split(",")]
+    if isinstance(value, Mapping):
+        value = value.items()
+    elif not isinstance(value, list | tuple):
+        return value
+    try:
+        pairs = [(pattern, number) for pattern, number in value]
+    except (TypeError, ValueError):
+        pairs = []
+    names = [pattern.strip() for pattern, _ in pairs if isinstance(pattern, str)]
+    if not all(names) or len(names) < max(1, len(pairs)):
+        raise InputError(
+            "bad weight decay", got=show(given), expected="a number, or one for each pattern of names of weights",
+            hint="weight_decay={'*.bias': 0, '*': 1e-4}",
+        )  # fmt: skip
+    return tuple(zip(names, (_number(number) for _, number in pairs), strict=True))
+
+
+def _number(value: Any) -> Any:
+    """A float, if it is a number or the text of one."""
+    try:
+        return value if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
 
 
 def _patterns(value: Any) -> tuple[str, ...]:

@@ -14,16 +14,19 @@ from onchip.plan.gradient.step import training_step, weights_with_gradient
 from onchip.plan.rewrites import drop_idle
 
 OF_LOGITS = ("cross_entropy", "bce_with_logits")  # losses that apply a softmax or a sigmoid to the output
+WeightDecay = float | tuple[tuple[str, float], ...]  # of all weights; or patterns of names, each with its own
 
 
 def step_of(
-    net: Network, how: TrainingStep, decays: bool = False, frozen: Sequence[str] = (), *, counts: bool = False
-) -> Network:
+    net: Network, how: TrainingStep, weight_decay: WeightDecay = 0.0, frozen: Sequence[str] = (), *,
+    counts: bool = False,
+) -> Network:  # fmt: skip
     """The training step of a network as `fit` runs it: derived weights are trained, too.
 
-    decays  weights decay
-    frozen  patterns of the names of weights that are not trained
-    counts  as of training_step
+    weight_decay  of the step's values; by patterns, a weight decays by the first that matches its name, and the step's
+                  value must be 1
+    frozen        patterns of the names of weights that are not trained
+    counts        as of training_step
     """
     net = trained_form(net)
     _check_output(net, how.loss)
@@ -35,7 +38,17 @@ def step_of(
             "every weight is frozen", got=", ".join(frozen), expected="a weight to train",
             hint=f"patterns that leave some of {', '.join(trained)}",
         )  # fmt: skip
+    decays = _decays(weight_decay, tuple(used))
     return training_step(net, how, decays=decays, trainable=lambda name: name not in kept, counts=counts)
+
+
+def _decays(weight_decay: WeightDecay, names: Sequence[str]) -> bool | dict[str, float]:
+    """As training_step accepts it: whether all weights decay; or those that do, each with its weight decay."""
+    if not isinstance(weight_decay, tuple):
+        return weight_decay > 0
+    first = match_names([pattern for pattern, _ in weight_decay], names, "weight_decay")
+    by_pattern = dict(reversed(weight_decay))
+    return {name: by_pattern[pattern] for name, pattern in first.items() if by_pattern[pattern]}
 
 
 def _check_output(net: Network, loss: str) -> None:

@@ -178,7 +178,7 @@ def plan_run(
     )  # fmt: skip
     of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
     if not (text and is_layered(text)):
-        step = step_of(net, how, decays=options.weight_decay > 0, frozen=options.frozen)
+        step = step_of(net, how, options.weight_decay, options.frozen)
         job = Job(options.precision, batch)
         try:
             plan, backend, chosen = _plan_whole(step, device, job, threads, text)
@@ -282,7 +282,7 @@ class TrainingRun:
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
         lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
-        return Epochs(orders, np.stack(lrs), o.momentum, o.weight_decay)
+        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""

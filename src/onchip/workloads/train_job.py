@@ -62,7 +62,8 @@ class TrainJob:
         o, widths = self.options, "-".join(map(str, self.widths))
         words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
         words += [f"{'Nesterov ' * o.nesterov}momentum {o.momentum:g}"] if o.momentum else []
-        words += [f"weight decay {o.weight_decay:g}"] if o.weight_decay else []
+        groups = o.weight_decay if o.has_decay_groups else [("", o.weight_decay)] * (o.weight_decay > 0)
+        words += [f"weight decay {value:g} {pattern}".strip() for pattern, value in groups]
         words += [f"clip norm {o.clip_norm:g}"] if o.clip_norm else []
         words += [f"label smoothing {o.label_smoothing:g}"] if o.label_smoothing else []
         words += [f"class weight {o.class_weight}"] if o.class_weight is not None else []

@@ -74,13 +74,13 @@ def training_step(
     net: Network,
     step: TrainingStep,
     *,
-    decays: bool = False,
+    decays: bool | Mapping[str, float] = False,
     trainable: Callable[[str], bool] = lambda weight: True,
     counts: bool = False,
 ) -> Network:
     """The network that computes one step of training.
 
-    decays     weights decay by STEP_VALUES' weight_decay
+    decays     weights decay by STEP_VALUES' weight_decay; or weights by name, each with its factor of that
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
     counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
                whole steps do not claim such a step: they count by themselves
@@ -237,17 +237,20 @@ def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
 # -- the optimiser -----------------------------------------------------------------------------------------------
 
 
-def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool) -> dict[str, str]:
+def add_updates(
+    build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool | Mapping[str, float]
+) -> dict[str, str]:
     """Append the update of every weight; returns the state, each with its new value."""
+    factors = decays if isinstance(decays, Mapping) else dict.fromkeys(gradients, float(decays))
     values = build.add_weight(VALUES, np.zeros(len(STEP_VALUES), np.float32))
     state = {values: ""}
     if step.clip_norm:
         gradients = _clipped(build, gradients, step.clip_norm)
     moments: dict[str, tuple[str, ...]] = {}  # new ones by weight
     for name, gradient in gradients.items():
-        of_weight, g = {"weight": name, "values": values}, gradient
-        if decays and step.optimiser != "adamw":
-            g = build.add(f"{name}.decayed", Decayed(), (g,), of_weight)
+        of_weight, g, factor = {"weight": name, "values": values}, gradient, factors.get(name, 0.0)
+        if factor and step.optimiser != "adamw":
+            g = build.add(f"{name}.decayed", Decayed(factor), (g,), of_weight)
         if step.optimiser in ("momentum", "nesterov"):
             velocity = _moment(build, f"{name}.velocity", name)
             state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
@@ -259,10 +262,11 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
             moments[name] = (state[first], state[second])
         else:
             moments[name] = (g,)
-    layer: Layer = NesterovDescent() if step.optimiser == "nesterov" else Descent()
-    if step.optimiser in ("adam", "adamw"):
-        layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw")
     for name, of_name in moments.items():
+        layer: Layer = NesterovDescent() if step.optimiser == "nesterov" else Descent()
+        if step.optimiser in ("adam", "adamw"):
+            factor = factors.get(name, 0.0) if step.optimiser == "adamw" else 0.0
+            layer = AdamStep(is_decoupled=True, decay_factor=factor) if factor else AdamStep()
         state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
     return state
 

@@ -28,7 +28,7 @@ from step_cases import bind, check_step, run
 SHAPES = {"one": (1,), "odd": (3, 5, 7), "chunk": (64, 128), "more": (8193,), "most": (203, 127)}
 
 
-def updates(step: TrainingStep, decays: bool) -> Network:
+def updates(step: TrainingStep, decays: bool | dict[str, float]) -> Network:
     """Parameters whose gradients are sums over the batch of an input each."""
     rng = np.random.default_rng(0)
     inputs = {f"{name}.x": TensorType(("B", *shape)) for name, shape in SHAPES.items()}
@@ -46,7 +46,7 @@ def updates(step: TrainingStep, decays: bool) -> Network:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 2.0])
-@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("decays", [False, True, {"odd": 0.5, "more": 3.0}], ids=["", "decays", "groups"])
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_every_optimiser(optimiser, decays, clip_norm):
     net = updates(TrainingStep("mse", optimiser, clip_norm=clip_norm), decays)

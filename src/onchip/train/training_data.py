@@ -13,7 +13,7 @@ from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.row_weights import check_sample_weight
-from onchip.train.rows import as_rows, as_targets
+from onchip.train.rows import as_rows, as_targets, check_finite
 from onchip.train.targets import check_targets
 
 
@@ -29,7 +29,8 @@ class TrainingData:
 
     def checked(self, net: Network, loss: str) -> TrainingData:
         x = check_rows(as_rows(self.x, net.input.dtype), net.input)
-        y = check_targets(net, len(x), as_targets(self.y, loss), loss)
+        check_finite(x)
+        y = check_targets(net, len(x), as_targets(self.y, loss, net.output.dtype), loss)
         return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
 
     @property
@@ -57,7 +58,9 @@ def with_validation(
     parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (data.x, validation_data[0])]
     if not len(parts[1]):
         raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
-    targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]
+    for part, what in zip(parts, ("rows", "rows to validate on"), strict=True):
+        check_finite(part, what)
+    targets = [as_targets(each, options["loss"], net.output.dtype) for each in (data.y, validation_data[1])]
     targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
     count, held = map(len, parts)
     weights = check_sample_weight(data.sample_weight, count)

@@ -85,15 +85,8 @@ def training_step(
     counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
                whole steps do not claim such a step: they count by themselves
     """
-    check_no_step(net)
-    _ = net.output  # a loss needs exactly one output
-    trained = [name for name in weights_with_gradient(net) if trainable(name)]
-    build = StepBuilder([], dict(net.weights), dict(net.inputs))
-    followed = add_forward(build, net, trainable)
-    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
-    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    build, added, gradients, followed = _gradients(net, step, trainable)
     outputs = (added.loss, *add_count(build, net, added, counts))
-    gradients = _backward(build, forward, output, d_output, trained)
     state = {DRAW: ""} if DRAW in build.weights else {}
     state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     nodes = _needed(build.nodes, build.weights, {*outputs, *state.values()})
@@ -101,6 +94,37 @@ def training_step(
     of = None if counts else TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
     inputs = {**net.inputs, **added.inputs}
     return Network(inputs, nodes, outputs, build.weights, f"{net.name}, a step", state=state, trained=of)
+
+
+def gradients_step(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool], changing: Iterable[str]
+) -> tuple[Network, dict[str, str]]:
+    """A network of the same inputs that returns gradients of the loss; and the output for each trained weight.
+
+    Gradients are neither clipped nor do they contain weight decay.
+
+    changing  weights, by name, that are state: the caller may change them
+    """
+    build, added, gradients, _ = _gradients(net, step, trainable)
+    outputs = tuple(dict.fromkeys(gradients.values()))
+    state = dict.fromkeys(changing, "") | ({DRAW: ""} if DRAW in build.weights else {})
+    nodes = _needed(build.nodes, build.weights, set(outputs))
+    inputs = {**net.inputs, **added.inputs}
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, gradients", state=state), gradients
+
+
+def _gradients(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool]
+) -> tuple[StepBuilder, AddedLoss, dict[str, str], dict[str, str]]:
+    """Nodes that compute the loss and gradients; the loss; gradients by weight; what running statistics follow."""
+    check_no_step(net)
+    _ = net.output  # a loss needs exactly one output
+    trained = [name for name in weights_with_gradient(net) if trainable(name)]
+    build = StepBuilder([], dict(net.weights), dict(net.inputs))
+    followed = add_forward(build, net, trainable)
+    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
+    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    return build, added, _backward(build, forward, output, d_output, trained), followed
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ from training_steps import by_layers, run_step
 MAX_ROWS = 33
 # Of the errors of naive runs with weights a rounding apart, where a single one is exceeded. Adam divides a gradient by
 # its size: where it cancels, rounding decides how far a weight moves.
-FACTORS = {"sgd": 3, "momentum": 3, "adam": 16, "adamw": 16}
+FACTORS = {"sgd": 3, "momentum": 3, "nesterov": 3, "adam": 16, "adamw": 16}
 NUDGED_RUNS, DRAWS = 8, 3
 TOLERANCE = 1e-4  # of a slope
 DIFFERENCES = (1e-5, 1e-6, 1e-7)  # of weights: a kink between two points is far from most of them
@@ -108,10 +108,15 @@ def random_step(seed: int) -> Step:
     net = _with_dropout(_with_shared_weight(net, pick), pick)
     optimiser = pick(("sgd", "momentum", "momentum", "adam", "adamw"))
     smoothing = pick((0.0, 0.1)) if loss == "cross_entropy" else 0.0
+    if optimiser == "momentum" and not seed % 2:
+        optimiser = "nesterov"
     how = TrainingStep(loss, optimiser, smoothing, pick((0.0, 0.0, 0.5)))
     frozen = _before_no_gradient(net)
     some = frozen | {name for name in net.weights if pick((True, False, False, False))}
     decays, plain = pick((True, False, False)), TrainingStep(loss, "sgd", smoothing)
+    if decays and seed % 3:
+        factors = np.random.default_rng((seed, 47))
+        decays = {name: float(factors.choice((0.0, 0.5, 2.0))) for name in net.weights}
     try:
         by_descent = training_step(net, plain, trainable=lambda name: name not in some)
     except InputError:  # nothing is left to train, or only weights that no gradient reaches

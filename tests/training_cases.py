@@ -20,6 +20,7 @@ from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.schedule import lrs_of
 
 
 def case(*widths, n=64, options=None, **training):
@@ -70,6 +71,8 @@ CASES = {
     ),
     "steps down": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="step", step_every=1, step_factor=0.5),
     "cosine": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="cosine", momentum=0.5),
+    "one cycle": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="one_cycle", momentum=0.5),
+    "warm-up": lambda: case(10, 17, 5, batch_size=16, lr=0.05, optimiser="adamw", weight_decay=0.3, warmup=1.5),
     "adamw": lambda: case(23, 37, 6, n=100, batch_size=16, lr=0.01, optimiser="adamw", weight_decay=0.3),
     "weights, smoothing, clipped": lambda: case(10, 17, 5, n=90, lr=0.1, validation=0.25, **extras(90)),
     "weights, clipped, past a block": lambda: case(
@@ -93,7 +96,8 @@ def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS, turn=0):
     train, held = hold_out(len(x), options.validation, seed)
     for epoch in range(epochs):
         order = train[epoch_order(len(train), seed, epoch)] if options.shuffle else train
-        for start in range(0, len(order), options.batch_size):
+        starts = range(0, len(order), options.batch_size)
+        for start, lr in zip(starts, lrs_of(options, epoch, len(starts)), strict=True):
             batch = order[start : start + options.batch_size]
             batch = np.random.default_rng(turn).permutation(batch) if turn else batch
             of_rows = None if weights is None else weights[batch]
@@ -104,11 +108,11 @@ def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS, turn=0):
             if options.clip_norm:
                 gradients = reference.clip_gradients(gradients, options.clip_norm)
             if options.optimiser in ("adam", "adamw"):
-                how = options.lr_at(epoch), len(losses), options.weight_decay, options.optimiser == "adamw"
+                how = lr, len(losses), options.weight_decay, options.optimiser == "adamw"
                 net = reference.adam_step(net, kept, gradients, *how)
             else:
                 net = reference.sgd_step(
-                    net, kept, gradients, options.lr_at(epoch), options.momentum, options.weight_decay
+                    net, kept, gradients, lr, options.momentum, options.weight_decay, options.nesterov
                 )
         if len(held):
             of_rows = None if weights is None else weights[held]

@@ -155,8 +155,8 @@ def test_every_option_reaches_the_training(cli):
     options = {
         "loss": "cross_entropy", "optimiser": "sgd", "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01,
         "clip_norm": 0.5, "label_smoothing": 0.1, "class_weight": "balanced",
-        "schedule": "step", "step_every": 2, "step_factor": 0.5, "batch_size": 100, "epochs": 5, "validation": 0.2,
-        "patience": 4, "seed": 7, "precision": "fp32",
+        "schedule": "step", "warmup": 1, "step_every": 2, "step_factor": 0.5, "batch_size": 100, "epochs": 5,
+        "validation": 0.2, "patience": 4, "seed": 7, "precision": "fp32",
     }  # fmt: skip
     args = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     ran = cli("train", "digits", "--data", "sklearn", "--hidden", "16, 8", "--activation", "Tanh", "--no-shuffle",
@@ -166,7 +166,7 @@ def test_every_option_reaches_the_training(cli):
     assert {name: document[name] for name in options} == options
     assert document["shuffle"] is False
     assert (document["layers"], document["hidden"], document["activation"]) == ([64, 16, 8, 10], [16, 8], "Tanh")
-    assert [epoch["lr"] for epoch in document["history"]] == pytest.approx([0.05, 0.05, 0.025, 0.025, 0.0125])
+    assert [epoch["lr"] for epoch in document["history"]] == pytest.approx([0.05, 0.05, 0.05, 0.025, 0.025])
     assert "mlp_train<64,16,8,10,Tanh" in ran.err
     data = load_data("sklearn")
     alone = fit(digits_network(64, (16, 8), 7, "Tanh"), data.x_train, data.y_train, shuffle=False, **options)

@@ -71,6 +71,18 @@ def test_types_are_the_options_types(config):
     assert isinstance(found["lr"], float)
 
 
+@pytest.mark.parametrize("text", ['"fc1.*,fc2.bias"', '["fc1.*", "fc2.bias"]'])
+def test_frozen_weights_are_a_text_or_a_list(config, text):
+    options = settings(config(f'model = "digits"\nfrozen = {text}\n'), {})[1]
+    assert TrainOptions.of(options).frozen == ("fc1.*", "fc2.bias")
+
+
+@pytest.mark.parametrize("text", ['"*.bias=0,*=0.1"', '{"*.bias" = 0, "*" = 0.1}'])
+def test_weight_decays_by_name_are_a_text_or_a_table(config, text):
+    options = settings(config(f'model = "digits"\nweight_decay = {text}\n'), {})[1]
+    assert TrainOptions.of(options).weight_decay == (("*.bias", 0.0), ("*", 0.1))
+
+
 def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "digits").mkdir()  # a folder with the name of a workload
@@ -100,6 +112,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     ("hidden = [32, 0]\n", ["bad hidden", "[320, 160]"]),
     ('hidden = [32, "16"]\n', ["bad hidden"]),
     ('hidden = "32,x"\n', ["bad hidden widths"]),
+    ("frozen = 1\n", ["bad frozen", '["conv1.*", "conv2.*"]']),
     ("shuffle = 1\n", ["bad shuffle", "true or false"]),
     ("output = 3\n", ["bad output", "a path"]),
     ('[lr]\nvalue = 3\n', ["line 1: bad lr"]),

@@ -203,15 +203,17 @@ def test_rows_with_shares():
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.05])
-@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "adamw"])
-def test_steps_of_an_optimiser(optimiser, clip_norm):
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+@pytest.mark.parametrize("weight_decay", [0.01, {"c.weight": 0.01, "l.bias": 0.03, "l.weight": 0.02}], ids=type)
+def test_steps_of_an_optimiser(optimiser, clip_norm, weight_decay):
     net = sequential(
         TensorType(("B", 2, 5, 5), "float64"),
         [("c", Conv2d()), ("r", ReLU()), ("f", Reshape()), ("l", Linear())],
-        {"c.weight": weight(3, 2, 3, 3), "c.bias": weight(3), "l.weight": weight(4, 27)},
+        {"c.weight": weight(3, 2, 3, 3), "c.bias": weight(3), "l.weight": weight(4, 27), "l.bias": weight(4)},
     )
-    lr, weight_decay, momentum = 0.1, 0.01, 0.9 if optimiser == "momentum" else 0.0
-    step = training_step(net, TrainingStep("cross_entropy", optimiser, clip_norm=clip_norm), decays=True)
+    decays, decay = (weight_decay, 1.0) if isinstance(weight_decay, dict) else (True, weight_decay)
+    lr, momentum = 0.1, 0.9 if optimiser in ("momentum", "nesterov") else 0.0
+    step = training_step(net, TrainingStep("cross_entropy", optimiser, clip_norm=clip_norm), decays=decays)
     expected, moments, state, rng = net, {}, begin(step), np.random.default_rng(2)
     for count in range(1, 5):
         x, y = rng.standard_normal((6, 2, 5, 5)), rng.integers(0, 4, 6)
@@ -221,8 +223,9 @@ def test_steps_of_an_optimiser(optimiser, clip_norm):
         if optimiser in ("adam", "adamw"):
             expected = reference.adam_step(expected, moments, gradients, lr, count, weight_decay, optimiser == "adamw")
         else:
-            expected = reference.sgd_step(expected, moments, gradients, lr, momentum, weight_decay)
-        state |= values(lr, weight_decay, momentum, count)
+            how = lr, momentum, weight_decay, optimiser == "nesterov"
+            expected = reference.sgd_step(expected, moments, gradients, *how)
+        state |= values(lr, decay, momentum, count)
         (got,), state = reference.run_step(step, (x, y, np.full(6, 1 / 6)), state)
         assert got == pytest.approx(loss, rel=1e-12)
         assert_close({name: state[name] for name in net.weights}, dict(expected.weights))

@@ -92,6 +92,21 @@ def test_a_step_that_trains_some_weights_is_planned_by_layers(device, net, froze
 
 
 @DEVICES
+@pytest.mark.parametrize(
+    ("how", "decays", "why"),
+    [
+        (TrainingStep("mse", "nesterov"), False, "trains with sgd, momentum, adam, adamw, not nesterov"),
+        (TrainingStep("mse"), {"fc1.weight": 0.1}, "decays all weights alike, not by name"),
+        (TrainingStep("mse"), {}, "decays all weights alike, not by name"),
+    ],
+)
+def test_kernels_of_whole_steps_refuse_what_they_cannot_compute(device, how, decays, why):
+    plan = make_plan(training_step(mlp(7, 5, 4), how, decays=decays), device, kernels_for(device), Job(batch=6))
+    assert plan.whole_step is None
+    assert f"refused: mlp_train at fc1: {why}" in str(plan)
+
+
+@DEVICES
 @pytest.mark.parametrize("loss", ["bce_with_logits", "mae", "huber"])
 def test_kernels_for_whole_steps_refuse_other_losses(device, loss):
     """Each of them, which with mean squared errors runs one of these batches: none computes another loss instead."""
@@ -135,6 +150,8 @@ def test_a_forged_step_is_refused():
     for change in (
         {"frozen": []},
         {"decays": True},
+        {"decays": {"fc1.weight": 0.1}},
+        {"decays": {"fc1.weight": "much"}},
         {"how": dataclasses.asdict(TrainingStep("mse", "momentum"))},
         {"how": dataclasses.asdict(TrainingStep("cross_entropy", "adam"))},
         {"network": {**document["trained"]["network"], "outputs": ["relu1"]}},
@@ -143,6 +160,14 @@ def test_a_forged_step_is_refused():
         with pytest.raises(FormatError) as refused:
             plan_from_json(json.dumps(forged), weights, KERNELS)
         assert refused.value.got == "nodes of another step"
+
+
+@pytest.mark.parametrize("decays", [False, True, {}, {"fc1.weight": 0.25, "fc2.bias": 1e-3}])
+def test_decays_are_kept(decays):
+    step = training_step(mlp(7, 5, 4), TrainingStep("mse", "adamw"), decays=decays)
+    twin = plan_from_json(plan_to_json(make_plan(step, CPU, KERNELS, Job(batch=6))), array_weights(step), KERNELS)
+    assert twin.network.trained.decays == decays
+    assert twin.network.nodes == step.nodes
 
 
 def test_a_step_in_json_has_the_weights_that_it_is_given():

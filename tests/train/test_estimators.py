@@ -256,7 +256,7 @@ def test_passes_share_the_scale_of_the_first():
 def test_passes_over_the_same_rows_are_the_epochs_of_fit(options):
     x, y = classes(101)
     whole = classifier(epochs=4, **options).fit(x, y)
-    parts = classifier(**options)
+    parts = classifier(schedule="cosine", warmup=2, **options)  # of fit only
     for _ in range(4):
         parts.partial_fit(x, y, classes=["elm", "ash", "beech"])
         parts = pickle.loads(pickle.dumps(parts))  # the optimiser's state is pickled too

@@ -1,5 +1,7 @@
-"""Training options: checked on construction; schedules as in torch."""
+"""Training options: checked on construction."""
 
+import dataclasses
+import json
 from fractions import Fraction
 
 import numpy as np
@@ -24,6 +26,9 @@ from onchip.train.options import TrainOptions
         ({"lr": True}, "learning rate"),
         ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.9, "optimiser": "adam"}, "momentum is for sgd"),
+        ({"nesterov": True}, "nesterov is a kind of momentum"),
+        ({"nesterov": True, "optimiser": "adam"}, "nesterov is a kind of momentum"),
+        ({"nesterov": 1, "momentum": 0.9}, "bad nesterov"),
         ({"weight_decay": -1}, "weight decay"),
         ({"clip_norm": -1}, "clip norm"),
         ({"label_smoothing": 1.0}, "label smoothing"),
@@ -38,6 +43,22 @@ from onchip.train.options import TrainOptions
         ({"lr": np.array([0.1, 0.2])}, "learning rate"),
         ({"lr": 1e-46}, "learning rate"),
         ({"class_weight": 3}, "class weight"),
+        ({"weight_decay": "much"}, "weight decay"),
+        ({"weight_decay": True}, "weight decay"),
+        ({"weight_decay": {}}, "weight decay"),
+        ({"weight_decay": {"*": -1}}, "weight decay"),
+        ({"weight_decay": {"*": "much"}}, "weight decay"),
+        ({"weight_decay": {"*": True}}, "weight decay"),
+        ({"weight_decay": {"": 1}}, "weight decay"),
+        ({"weight_decay": {3: 1}}, "weight decay"),
+        ({"weight_decay": "*.bias=0,1e-4"}, "weight decay"),
+        ({"weight_decay": [0.1, 0.2]}, "weight decay"),
+        ({"weight_decay": [["*", 0.1, 0.2]]}, "weight decay"),
+        ({"weight_decay": {"*": 10**400}}, "weight decay"),
+        ({"frozen": 3}, "bad frozen"),
+        ({"frozen": ["a", 3]}, "bad frozen"),
+        ({"frozen": "a,,b"}, "bad frozen"),
+        ({"frozen": [""]}, "bad frozen"),
         ({"step_factor": 0.0}, "step factor"),
         ({"step_every": 0}, "step every"),
         ({"batch_size": 0}, "batch size"),
@@ -73,6 +94,32 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
     assert nearest in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"*.bias": 0, "*": 1e-4}, "*.bias=0, *=1e-4", [["*.bias", 0], ["*", np.float64(1e-4)]],
+     {"*.bias": "0", "*": Fraction(1, 10_000)}],
+)  # fmt: skip
+def test_weight_decays_are_by_name(given):
+    options = TrainOptions(weight_decay=given)
+    assert options.weight_decay == (("*.bias", 0.0), ("*", 1e-4))
+    assert (options.has_decay_groups, options.step_decay) == (True, 1.0)
+    assert TrainOptions.of(json.loads(json.dumps(dataclasses.asdict(options)))) == options
+
+
+@pytest.mark.parametrize("given", [1e-4, "1e-4", np.float64(1e-4)])
+def test_a_weight_decay_of_all_is_a_number(given):
+    options = TrainOptions(weight_decay=given)
+    assert (options.weight_decay, options.has_decay_groups, options.step_decay) == (1e-4, False, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [("fc1.*", ("fc1.*",)), ("fc1.*, fc2.bias", ("fc1.*", "fc2.bias")), (["a", "b"], ("a", "b")), ("", ()), ([], ())],
+)
+def test_frozen_weights_are_patterns(given, patterns):
+    assert TrainOptions(frozen=given).frozen == patterns
+
+
 @pytest.mark.parametrize("given", ["1, 2.5", [1, 2.5], np.array([1, 2.5])])
 def test_class_weights_are_numbers_in_the_order_of_the_classes(given):
     assert TrainOptions(class_weight=given).class_weight == (1.0, 2.5)
@@ -103,30 +150,13 @@ def test_numpy_scalars_are_numbers():
     assert {type(value) for value in (options.lr, options.batch_size, options.epochs)} == {int, float}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
-def test_schedules_are_those_of_torch(schedule):
-    torch = pytest.importorskip("torch")
-    options = TrainOptions(lr=0.3, schedule=schedule, step_every=3, step_factor=0.2, epochs=11)
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    peer = {
-        "constant": lambda: torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0),
-        "step": lambda: torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.2),
-        "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 11),
-    }[schedule]()
-    rates = []
-    for _ in range(11):
-        rates.append(optimiser.param_groups[0]["lr"])
-        optimiser.step()
-        peer.step()
-    assert [options.lr_at(epoch) for epoch in range(11)] == pytest.approx(rates)
-
-
-def test_schedules_go_down():
-    assert [TrainOptions(lr=1, schedule="step", step_every=2).lr_at(e) for e in range(5)] == pytest.approx(
-        [1, 1, 0.1, 0.1, 0.01]
-    )
-    cosine = [TrainOptions(lr=1, schedule="cosine", epochs=4).lr_at(e) for e in range(4)]
-    assert cosine == pytest.approx([1, 0.5 + 0.5 * np.sqrt(0.5), 0.5, 0.5 - 0.5 * np.sqrt(0.5)])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({}, "sgd"), ({"momentum": 0.9}, "momentum"), ({"momentum": 0.9, "nesterov": True}, "nesterov"),
+     ({"optimiser": "adamw"}, "adamw")],
+)  # fmt: skip
+def test_momentum_is_an_optimiser_of_steps(given, name):
+    assert TrainOptions(**given).step_optimiser == name
 
 
 def test_other_libraries_names_are_understood():

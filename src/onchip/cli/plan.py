@@ -33,7 +33,7 @@ def plan(
     precision: Precision = "fp32",
     io: Io = "",
     train: Annotated[str, Option(metavar="LOSS", show_default=False, help=f"Plan training: {', '.join(LOSSES)}.")] = "",
-    optimiser: Annotated[str, Option(help="With --train: sgd, momentum, adam or adamw.")] = "sgd",
+    optimiser: Annotated[str, Option(help="With --train: sgd, momentum, nesterov, adam or adamw.")] = "sgd",
     without: Without = None,
     tables: Tables = "fp32",
     nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on N machines.")] = None,

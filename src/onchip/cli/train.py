@@ -47,11 +47,14 @@ def train(
     optimiser: opt.Optimiser = None,
     lr: opt.Lr = None,
     momentum: opt.Momentum = None,
+    nesterov: opt.Nesterov = None,
     weight_decay: opt.WeightDecay = None,
     clip_norm: opt.ClipNorm = None,
     schedule: opt.Schedule = None,
+    warmup: opt.Warmup = None,
     step_every: opt.StepEvery = None,
     step_factor: opt.StepFactor = None,
+    frozen: opt.Frozen = None,
     batch_size: opt.BatchSize = None,
     epochs: opt.Epochs = None,
     validation: opt.Validation = None,
@@ -80,6 +83,7 @@ def train(
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
+      onchip train digits --data sklearn --lr 0.2 --schedule cosine --warmup 0.5 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b

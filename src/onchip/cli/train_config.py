@@ -152,6 +152,10 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
         return float(value)
     if name == "hidden" and isinstance(value, list) and all(type(width) is int and width > 0 for width in value):
         return tuple(value)
+    if name == "frozen" and isinstance(value, str | list):
+        return value
+    if name == "weight_decay" and isinstance(value, str | dict):
+        return value
     if name == "class_weight" and isinstance(value, str | list | dict):
         return value
     if name == "hidden" and isinstance(value, str):
@@ -160,7 +164,8 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
         return str(folder / str(value)) if name in _MAYBE_FILES and _is_file(folder / str(value)) else value
     expected = {
         str: 'a string, e.g. "digits"', Path: 'a path, e.g. "out.onnx"', int: "a whole number", float: "a number",
-        bool: "true or false", NoneType: '"balanced", [1, 5] or {1 = 5}',
+        bool: "true or false", tuple: '"embedding.*" or ["conv1.*", "conv2.*"]',
+        NoneType: '"balanced", [1, 5] or {1 = 5}',
     }.get(kind, "whole numbers above 0, e.g. [320, 160]")  # fmt: skip
     raise InputError(f"{where}bad {name}", got=show(value), expected=expected, hint=f"fix {name}")
 

@@ -75,13 +75,27 @@ ClassWeight = Annotated[
 Optimiser = Annotated[str | None, _training("optimiser", f"{', '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
 Lr = Annotated[float | None, _training("lr", "Learning rate.", "--lr", "--learning-rate")]
 Momentum = Annotated[float | None, _training("momentum", "For sgd.")]
+Nesterov = Annotated[
+    bool | None,
+    Option("--nesterov/--no-nesterov", help="With --momentum: Nesterov's, as in torch. [default: no-nesterov]"),
+]
 WeightDecay = Annotated[
-    float | None, _training("weight_decay", "Added to the gradient, times the weight; adamw: decoupled.")
+    str | None,
+    _training(
+        "weight_decay",
+        "Added to the gradient, times the weight; adamw: decoupled. By patterns of names: '*.bias=0,*=1e-4'.",
+    ),
 ]
 ClipNorm = Annotated[float | None, _training("clip_norm", "Largest norm of a batch's gradient; 0: no limit.")]
 Schedule = Annotated[str | None, _training("schedule", f"Learning rate schedule: {', '.join(SCHEDULES)}.")]
+Warmup = Annotated[
+    float | None, _training("warmup", "Epochs, or a part of one, in which the learning rate first grows.")
+]
 StepEvery = Annotated[int | None, _training("step_every", "For step: epochs between drops.")]
 StepFactor = Annotated[float | None, _training("step_factor", "For step: factor of a drop.")]
+Frozen = Annotated[
+    str | None, Option(metavar="NAME,NAME", help="Weights that stay as they are, by patterns: embedding.*,conv1.*")
+]
 BatchSize = Annotated[int | None, _training("batch_size", "Rows per update.")]
 Epochs = Annotated[int | None, _training("epochs", "Passes over the data.")]
 Validation = Annotated[

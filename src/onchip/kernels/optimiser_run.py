@@ -14,13 +14,14 @@ from onchip.network.layers import (
     FirstMoment,
     Layer,
     Mul,
+    NesterovDescent,
     RunningAverage,
     SecondMoment,
     Velocity,
 )
 from onchip.network.layers.optimiser import Update
 
-DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE = range(5)  # as gradient/update.cu has them
+DESCENT, MOMENTUM, NESTEROV, ADAM, ADAMW, AVERAGE = range(6)  # as gradient/update.cu has them
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ParameterUpdate:
     states: tuple[tuple[str, str], ...]  # the weight, then its moments; each with the value that replaces it
     values: str = ""  # the optimiser's values of the step
     scale: str = ""  # of the gradient
-    decays: bool = False  # the gradient has weight_decay times the weight added
+    decay: float = 0.0  # the factor of weight_decay times the weight that the gradient has added; of ADAMW its own
     rate: float = 0.0  # of a running average
 
 
@@ -60,9 +61,9 @@ def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | 
     made = {node.name: node for node in nodes}
     found, used = list[ParameterUpdate](), set[str]()
     for node in nodes:
-        if isinstance(node.layer, Descent | AdamStep | RunningAverage):
+        if isinstance(node.layer, Descent | NesterovDescent | AdamStep | RunningAverage):
             parameter, chain = _parameter(made, node)
-            if parameter.gradient in made:
+            if parameter is None or parameter.gradient in made:
                 return f"no optimiser has the layers before '{node.name}'"
             found.append(parameter)
             used.update(chain)
@@ -73,8 +74,11 @@ def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | 
     return found
 
 
-def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate, list[str]]:
-    """What these nodes update, and their names, from the one that computes the new weight; made: all of the run."""
+def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | None, list[str]]:
+    """What these nodes update, and their names, from the one that computes the new weight; made: all of the run.
+
+    None if its moments are of no optimiser.
+    """
     used = [last.name]
 
     def before(value: str, kind: type[Layer], **weights: str) -> Node | None:
@@ -88,17 +92,25 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate, l
     (g, *others), layer = last.inputs, last.layer
     if isinstance(layer, RunningAverage):
         return ParameterUpdate(AVERAGE, g, ((last.weights["average"], last.name),), rate=layer.momentum), used
-    kind, weight, values = DESCENT, last.weights["weight"], last.weights["values"]
+    kind, weight, values, decay = DESCENT, last.weights["weight"], last.weights["values"], 0.0
     moments: list[tuple[str, str]] = []
     if isinstance(layer, AdamStep):
         first, second = before(g, FirstMoment), before(others[0], SecondMoment)
-        if first is not None and second is not None and first.inputs == second.inputs:
-            kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
-            moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
+        if first is None or second is None or first.inputs != second.inputs:
+            return None, used
+        kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
+        decay = layer.decay_factor if layer.is_decoupled else 0.0
+        moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
+    elif isinstance(layer, NesterovDescent):
+        ahead = before(others[0], Velocity, values=values)
+        if ahead is None or ahead.inputs != (g,):
+            return None, used
+        kind, moments = NESTEROV, [(ahead.weights["velocity"], ahead.name)]
     elif (velocity := before(g, Velocity, values=values)) is not None:
         kind, (g,), moments = MOMENTUM, velocity.inputs, [(velocity.weights["velocity"], velocity.name)]
-    decayed = before(g, Decayed, weight=weight, values=values)
-    g = g if decayed is None else decayed.inputs[0]
+    if kind != ADAMW and (decayed := before(g, Decayed, weight=weight, values=values)) is not None:
+        assert isinstance(decayed.layer, Decayed)
+        decay, (g,) = decayed.layer.decay_factor, decayed.inputs
     clipped = before(g, Mul)
     g, scale = (g, "") if clipped is None else (clipped.inputs[0], clipped.weights["constant"])
-    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decayed is not None), used
+    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decay), used

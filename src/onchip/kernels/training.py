@@ -68,7 +68,7 @@ class Epochs:
     """
 
     orders: Sequence[Array]
-    lrs: Sequence[float]  # one per order
+    lrs: Array  # (orders, steps): the learning rate of every step
     momentum: float = 0.0
     decay: float = 0.0
 
@@ -178,6 +178,10 @@ def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
     net, loss = step.network, step.how.loss
     if loss not in MLP_LOSSES:
         return f"trains with {', '.join(MLP_LOSSES)}, not {loss}"
+    if step.how.optimiser not in STATE_NAMES:
+        return f"trains with {', '.join(STATE_NAMES)}, not {step.how.optimiser}"
+    if isinstance(step.decays, Mapping):
+        return "decays all weights alike, not by name"
     if chain is None or len(chain.nodes) != len(net.nodes):
         rest = net.nodes[0 if chain is None else len(chain.nodes) :]
         node = next((node for node in rest if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), rest[0])
@@ -274,7 +278,7 @@ def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
 
 
 def per_step_values(
-    training: TrainingStep, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
+    training: TrainingStep, N: int, weights: Array, done: int, lrs: Array, momentum: float, decay: float
 ) -> Array:  # fmt: skip
     """(steps, STEP_FLOATS) float32: lr, scale, root, keep, decay and clip per step, N outputs per row.
 
@@ -284,10 +288,10 @@ def per_step_values(
 
     weights  weights_of_batches
     done     steps before these
-    lr       of all steps, or per step
+    lrs      (steps,)
     """
     values = np.zeros((len(weights), STEP_FLOATS), np.float32)
-    values[:, 0], values[:, 1:3], values[:, 3:6] = lr, 1, (momentum, decay, training.clip_norm)
+    values[:, 0], values[:, 1:3], values[:, 3:6] = lrs, 1, (momentum, decay, training.clip_norm)
     if training.loss != "half_sse":
         top, outputs = (2.0, N) if training.loss == "mse" else (1.0, 1)
         values[:, 1] = mean_losses(training.loss, np.full(len(weights), top), weights * outputs)
@@ -295,7 +299,7 @@ def per_step_values(
         step = np.arange(done + 1, done + 1 + len(weights), dtype=np.float64)
         values[:, 0] = values[:, 0].astype(np.float64) / (1.0 - BETA1**step)
         values[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
-        values[:, 3], values[:, 4] = (1 - lr * decay, 0) if training.optimiser == "adamw" else (1, decay)
+        values[:, 3], values[:, 4] = (1 - lrs * decay, 0) if training.optimiser == "adamw" else (1, decay)
     return values
 
 

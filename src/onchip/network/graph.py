@@ -45,7 +45,8 @@ class TrainedStep:
 
     network: Network
     how: TrainingStep
-    decays: bool = False  # weights decay by the step's weight_decay
+    # Weights decay by the step's weight_decay; or those by name, each by its factor of that.
+    decays: bool | Mapping[str, float] = False
     frozen: tuple[str, ...] = ()  # the weights of the network that are not to be trained
 
 

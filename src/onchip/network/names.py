@@ -4,7 +4,7 @@ Names of values and weights: unique.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from onchip.errors import InputError, OnchipError
 
@@ -34,6 +34,27 @@ def known_name(
             return other
     near = did_you_mean(name, names) if isinstance(name, str) else ""
     raise error(f"unknown {what}", got=str(name), expected=", ".join(names), hint=near or hint)
+
+
+def match_names(patterns: Sequence[str], names: Sequence[str], what: str) -> dict[str, str]:
+    """Each name that a pattern matches ("fc1.*"; * ? [abc] as in a shell), with the first one that does.
+
+    InputError for a pattern that matches no name.
+
+    what  the patterns, for the message: "frozen"
+    """
+    from fnmatch import fnmatchcase
+
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            wider = (other for other in (f"*.{pattern}", f"{pattern}.*", f"*{pattern}*"))
+            near = next((other for other in wider if any(fnmatchcase(name, other) for name in names)), "")
+            raise InputError(
+                f"{what} matches no weight", got=pattern, expected=f"a pattern of {', '.join(names)}",
+                hint=f"did you mean {near}?" if near else did_you_mean(pattern, names),
+            )  # fmt: skip
+    first = ((name, next((each for each in patterns if fnmatchcase(name, each)), None)) for name in names)
+    return {name: pattern for name, pattern in first if pattern is not None}
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

@@ -9,7 +9,8 @@ from onchip.network.names import known_name
 from onchip.network.reading import show
 
 LOSSES = ("cross_entropy", "half_sse", "mse", "bce_with_logits", "mae", "huber")
-OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with the number of state values per weight
+# With the number of state values per weight; "nesterov" is momentum whose step looks ahead.
+OPTIMISERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 MAX_NORM = 3.4028234e38  # float32's largest
 
 

@@ -221,9 +221,10 @@ def _job(entry: Mapping[str, Any]) -> Job:
 def _trained_to_json(trained: TrainedStep | None) -> dict[str, Any] | None:
     if trained is None:
         return None
+    decays = dict(trained.decays) if isinstance(trained.decays, Mapping) else trained.decays
     return {
         "network": json.loads(graph_to_json(trained.network)), "how": dataclasses.asdict(trained.how),
-        "decays": trained.decays, "frozen": trained.frozen,
+        "decays": decays, "frozen": trained.frozen,
     }  # fmt: skip
 
 
@@ -232,7 +233,8 @@ def _trained_from_json(entry: Mapping[str, Any], net: Network) -> Network:
     of = graph_from_json(json.dumps(entry["network"]), net.weights)
     of = of.replace(weights=_reached(of))  # without those that the step adds
     how, frozen = TrainingStep(**entry["how"]), frozenset(entry["frozen"])
-    step = training_step(of, how, decays=bool(entry["decays"]), trainable=lambda name: name not in frozen)
+    decays = entry["decays"] if isinstance(entry["decays"], dict) else bool(entry["decays"])
+    step = training_step(of, how, decays=decays, trainable=lambda name: name not in frozen)
     if (step.inputs, step.nodes, step.outputs, step.state) != (net.inputs, net.nodes, net.outputs, net.state):
         raise FormatError("not a plan", got="nodes of another step", expected="those of the step that it describes")
     return dataclasses.replace(net, trained=step.trained)

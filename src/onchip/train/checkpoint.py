@@ -26,7 +26,7 @@ from onchip.train.checkpoint_check import NAMES, check_content
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
-VERSION = 4
+VERSION = 5
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"

@@ -49,7 +49,7 @@ def check_content(header: Mapping[str, Any], arrays: Mapping[str, Array], run: T
         real(entry["loss"], f"{where}: loss")
         _share(entry["accuracy"], f"{where}: accuracy", has_classes)
         _share(entry["validation_accuracy"], f"{where}: validation accuracy", has_classes and len(run.held) > 0)
-        _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
+        _near(entry["lr"], f"{where}: lr", run.last_lr(i), options.lr)
         real(entry["seconds"], f"{where}: seconds")
         real(entry["samples_per_s"], f"{where}: rows per second")
         held_loss = entry["validation_loss"]

@@ -49,11 +49,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     optimiser: str = "sgd"
     lr: float = 0.03
     momentum: float = 0.0
-    weight_decay: float = 0.0
+    nesterov: bool = False
+    weight_decay: Any = 0.0
     clip_norm: float = 0.0
     schedule: str = "constant"
+    warmup: float = 0.0
     step_every: int = 10
     step_factor: float = 0.1
+    frozen: Any = ()
     batch_size: int = 64
     epochs: int = 30
     validation: float = 0.0
@@ -160,7 +163,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if options.shuffle:
             order = epoch_order(len(x), options.seed, done)
             x, targets, weights = x[order], targets[order], None if weights is None else weights[order]
-        one = replace(options, epochs=1, schedule="constant", validation=0.0, patience=0, shuffle=False)
+        alone: dict[str, Any] = {"schedule": "constant", "warmup": 0.0, "validation": 0.0, "patience": 0}
+        one = replace(options, epochs=1, shuffle=False, **alone)
         state = self._state if done else None
         if state is not None and self._kind(options) != self._trained_as:
             raise InputError(
@@ -217,7 +221,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
         The first call needs `classes`: all labels that later calls may contain. k passes over the same rows equal `fit`
-        with epochs=k. `schedule`, `validation` and `patience` apply to `fit` only.
+        with epochs=k. `schedule`, `warmup`, `validation` and `patience` apply to `fit` only.
         """
         is_first = not hasattr(self, "network_")
         if is_first and classes is None:
@@ -291,7 +295,8 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
-        k passes over the same rows equal `fit` with epochs=k. `schedule`, `validation` and `patience` are for `fit`.
+        k passes over the same rows equal `fit` with epochs=k. `schedule`, `warmup`, `validation` and `patience` are for
+        `fit`.
         """
         return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")), sample_weight)
 

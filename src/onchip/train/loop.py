@@ -58,11 +58,14 @@ def fit(
     optimiser: str = TrainOptions.optimiser,
     lr: float = TrainOptions.lr,
     momentum: float = TrainOptions.momentum,
-    weight_decay: float = TrainOptions.weight_decay,
+    nesterov: bool = TrainOptions.nesterov,
+    weight_decay: Any = TrainOptions.weight_decay,
     clip_norm: float = TrainOptions.clip_norm,
     schedule: str = TrainOptions.schedule,
+    warmup: float = TrainOptions.warmup,
     step_every: int = TrainOptions.step_every,
     step_factor: float = TrainOptions.step_factor,
+    frozen: Any = TrainOptions.frozen,
     batch_size: int = TrainOptions.batch_size,
     epochs: int = TrainOptions.epochs,
     validation: float = TrainOptions.validation,
@@ -107,7 +110,8 @@ def fit(
     other       learning_rate and optimizer are accepted as aliases; any other name is an error with a suggestion
 
     The row order is train.order.epoch_order(n, seed, epoch). Same seed, same kind of machine: same bits.
-    Dropout layers are ignored during training; the run logs that.
+    Dropouts drop by the seed, the number of the step and of the layer: the same elements on every device, and in a
+    resumed run. Batch norms use the statistics of the batch, and move their running averages by a tenth per step.
     """
     arguments = locals()  # the parameters above, by name
     options = {field.name: arguments[field.name] for field in fields(TrainOptions)}

@@ -16,7 +16,7 @@ from onchip.network.training import LOSSES
 from onchip.plan.kernel import TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "step", "cosine")
+SCHEDULES = ("constant", "step", "cosine", "one_cycle")
 # Between the layers of a new network. Names of TRAINED in kernels/pointwise.py, repeated so that --help needs no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels compute in float32
@@ -35,11 +35,17 @@ class TrainOptions:
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
     lr: float = 0.03
     momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
-    weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
+    nesterov: bool = False  # for momentum: w = w - lr (gradient + momentum v), as in torch
+    # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled. By name, with the patterns
+    # of `frozen`: {"*.bias": 0, "*": 1e-4} or "*.bias=0,*=1e-4". The first that matches counts; 0 if none does
+    weight_decay: Any = 0.0
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
-    schedule: str = "constant"  # of lr, per epoch; see lr_at
+    schedule: str = "constant"  # of lr; see train/schedule.py
+    warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
     step_every: int = 10  # epochs between the drops of "step"
     step_factor: float = 0.1  # factor of lr at each drop
+    frozen: Any = ()  # patterns of weights that stay as they are: "embedding.*", or several, in a list or with commas;
+    # * ? [abc] as in a shell. A batch norm whose mean is frozen computes as at inference
     batch_size: int = 64  # at most the number of rows; a short last batch is kept
     epochs: int = 30
     validation: float = 0.0  # share of the rows held out and evaluated after every epoch
@@ -50,6 +56,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
+        object.__setattr__(self, "frozen", _patterns(self.frozen))
+        object.__setattr__(self, "weight_decay", _weight_decay(self.weight_decay))
         for field in dataclasses.fields(self):  # convert NumPy scalars, common in grids, to Python numbers
             value = getattr(self, field.name)
             if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
@@ -61,15 +69,18 @@ class TrainOptions:
             object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
         _check_number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
         _check_number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
-        _check_number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
+        for _, value in self.weight_decay if self.has_decay_groups else (("*", self.weight_decay),):
+            _check_number("weight_decay", value, "at least 0", 1e-4, lambda v: v >= 0)
         _check_number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
         _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
         _check_number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        _check_number("warmup", self.warmup, "at least 0", 1, lambda v: v >= 0)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
-        if not isinstance(self.shuffle, bool):
-            raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
+        for name in ("shuffle", "nesterov"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"bad {name}", got=repr(value), expected="true or false", hint=f"{name}=True")
         if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
             name = "label_smoothing" if self.label_smoothing else "class_weight"
             raise InputError(
@@ -80,6 +91,21 @@ class TrainOptions:
             raise InputError(
                 "momentum is for sgd", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
                 hint="optimiser='sgd'",
+            )  # fmt: skip
+        if self.nesterov and not self.momentum:
+            raise InputError(
+                "nesterov is a kind of momentum", got="nesterov=True with momentum=0", expected="a momentum above 0",
+                hint="optimiser='sgd', momentum=0.9",
+            )  # fmt: skip
+        if self.warmup and self.schedule == "one_cycle":
+            raise InputError(
+                "one_cycle warms up by itself", got=f"warmup={self.warmup} with one_cycle", expected="warmup=0",
+                hint="schedule='cosine'",
+            )  # fmt: skip
+        if self.warmup >= self.epochs:
+            raise InputError(
+                "the run ends before its warm-up", got=f"warmup={self.warmup}, epochs={self.epochs}",
+                expected="a warm-up of fewer epochs", hint="more epochs, or warmup=0.5",
             )  # fmt: skip
         if self.patience and not self.validation:
             raise InputError(
@@ -92,13 +118,20 @@ class TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
 
-    def lr_at(self, epoch: int) -> float:
-        """Learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
-        if self.schedule == "step":
-            return self.lr * self.step_factor ** (epoch // self.step_every)
-        if self.schedule == "cosine":
-            return 0.5 * self.lr * (1 + math.cos(math.pi * epoch / self.epochs))
-        return self.lr
+    @property
+    def has_decay_groups(self) -> bool:
+        """Whether weight_decay is by name: pairs of a pattern and a number, which `step_of` accepts, too."""
+        return isinstance(self.weight_decay, tuple)
+
+    @property
+    def step_decay(self) -> float:
+        """The weight_decay of every step: with groups 1, as theirs are factors of it."""
+        return 1.0 if self.has_decay_groups else float(self.weight_decay)
+
+    @property
+    def step_optimiser(self) -> str:
+        """The optimiser as a TrainingStep names it."""
+        return ("nesterov" if self.nesterov else "momentum") if self.momentum else self.optimiser
 
 
 def canonical_names(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
@@ -145,6 +178,51 @@ def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | No
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
+
+
+def _weight_decay(value: Any) -> Any:
+    """Parse weight decays by name as a tuple of pairs; a text from the command line also as a number. Others stay."""
+    given = value
+    if isinstance(value, str):
+        if "=" not in value:
+            return _number(value)
+        value = [part.rpartition("=")[::2] for part in value.split(",")]
+    if isinstance(value, Mapping):
+        value = value.items()
+    elif not isinstance(value, list | tuple):
+        return value
+    try:
+        pairs = [(pattern, number) for pattern, number in value]
+    except (TypeError, ValueError):
+        pairs = []
+    names = [pattern.strip() for pattern, _ in pairs if isinstance(pattern, str)]
+    if not all(names) or len(names) < max(1, len(pairs)):
+        raise InputError(
+            "bad weight decay", got=show(given), expected="a number, or one for each pattern of names of weights",
+            hint="weight_decay={'*.bias': 0, '*': 1e-4}",
+        )  # fmt: skip
+    return tuple(zip(names, (_number(number) for _, number in pairs), strict=True))
+
+
+def _number(value: Any) -> Any:
+    """A float, if it is a number or the text of one."""
+    try:
+        return value if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value else ()
+    is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
+    if not is_known:
+        raise InputError(
+            "bad frozen", got=show(value), expected="patterns of the names of weights",
+            hint="frozen='embedding.*', or ['conv1.*', 'conv2.*']",
+        )  # fmt: skip
+    return tuple(value)
 
 
 def _class(label: Any) -> int:

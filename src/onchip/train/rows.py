@@ -24,10 +24,14 @@ def as_array(x: Any) -> Any:
 
 
 def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
-    """Convert other float types and numeric tables to an array of this float type; log the conversion once."""
+    """Convert other float types and numeric tables to an array of this float type, and other integers to this one, if
+    it can hold them; log the conversion of floats once."""
     array, wanted = as_array(x), numpy_dtype(dtype)
-    if not isinstance(array, np.ndarray) or array.dtype == wanted or "float" not in dtype:
+    if not isinstance(array, np.ndarray) or array.dtype == wanted:
         return array
+    if "float" not in dtype:
+        fits = array.dtype.kind in "iu" and "int" in dtype and _fits(array, np.iinfo(wanted))
+        return array.astype(wanted) if fits else array
     is_table = x is not array
     if array.dtype.kind != "f" and not (is_table and array.dtype.kind in "iub"):
         return array
@@ -35,6 +39,10 @@ def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
     with np.errstate(over="ignore"):  # infinities are reported later
         converted: Array = array.astype(wanted)
     return converted
+
+
+def _fits(array: Array, limits: np.iinfo[Any]) -> bool:
+    return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 
 
 def as_targets(y: Any, loss: str, dtype: str) -> Any:

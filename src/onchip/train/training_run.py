@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.cache import print_unless_quiet
-from onchip.errors import InputError, KernelError
+from onchip.errors import InputError, KernelError, PlanError
 from onchip.kernels.training import (
     Epochs,
     SharedData,
@@ -22,22 +21,23 @@ from onchip.kernels.training import (
     weights_of_batches,
 )
 from onchip.network.graph import Network
-from onchip.network.layers import Dropout
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
 from onchip.network.training import TrainingStep
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
-from onchip.runtime.backend import Bound
+from onchip.runtime.backend import Backend, Bound
 from onchip.runtime.placement import find_device, may_use_gpu, place, training_kernels_for
+from onchip.train.layered import LayeredRun, is_layered
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
+from onchip.train.step_trainer import BoundSteps
 
 _EPOCHS_SHOWN = 10  # in a notebook
-LEFT_OUT = (Dropout,)  # layers ignored during training; `fit` and the README's table document it
 REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
 
 
@@ -63,7 +63,7 @@ class Epoch:
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
-    lr: float
+    lr: float  # of its last step
     seconds: float  # training time; by the GPU's clock if one trained it
     samples_per_s: float
 
@@ -129,7 +129,7 @@ class PlannedRun:
     net: Network
     options: TrainOptions
     plan: Plan
-    bound: Bound
+    bound: Bound | BoundSteps
     chosen: str
     train: Array  # row indices to train on
     held: Array  # row indices to validate on
@@ -138,8 +138,8 @@ class PlannedRun:
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two can be trained in the same launches."""
         ours, theirs = self.plan, other.plan
-        assert ours.whole_step is not None
-        assert theirs.whole_step is not None
+        if ours.whole_step is None or theirs.whole_step is None:
+            return False
         is_same = (ours.job, ours.device, self.chosen) == (theirs.job, theirs.device, other.chosen)
         is_same &= ours.whole_step.how == theirs.whole_step.how
         return is_same and [g.claim.facts for g in ours.groups] == [g.claim.facts for g in theirs.groups]
@@ -156,10 +156,6 @@ def plan_run(
     held    indices of x to validate on; None: a share of `rows`
     text    a plan as JSON, to use instead of planning here
     """
-    for node in net.nodes:
-        if isinstance(node.layer, LEFT_OUT):
-            note = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) is ignored during training"
-            print_unless_quiet(note)
     all_rows = np.arange(len(x)) if rows is None else rows
     row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
@@ -173,22 +169,34 @@ def plan_run(
     for some, what in ((all_rows, "a training row of weight > 0"), (held, "a validation row of weight > 0")):
         if row_weights is not None and len(some) and not row_weights[some].any():
             raise InputError("all row weights are zero", got="only zeros", expected=what)
-    kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     how = TrainingStep(
-        options.loss, kind, options.label_smoothing, options.clip_norm,
+        options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale,
     )  # fmt: skip
-    step = step_of(net, how, decays=options.weight_decay > 0)
-    if text:
-        here, backend, chosen = find_device(device, threads)
-        plan = plan_from_json(text, array_weights(step), training_kernels_for(here))
-    else:
+    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
+    if not (text and is_layered(text)):
+        step = step_of(net, how, options.weight_decay, options.frozen)
         job = Job(options.precision, batch)
-        plan, backend, chosen = place(step, device, job, threads, kernels_for=training_kernels_for)
-    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+        try:
+            plan, backend, chosen = _plan_whole(step, device, job, threads, text)
+            return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+        except PlanError:
+            if text:
+                raise
+    plan, backend, chosen = of_layers.plan(len(x), device, threads, text)
+    bound = of_layers.bind(plan, backend, x, y, shared)
+    return PlannedRun(net, options, plan, bound, chosen, all_rows, held, row_weights)
+
+
+def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text: str) -> tuple[Plan, Backend, str]:
+    """The plan of a kernel that runs whole steps; PlanError if there is none."""
+    if not text:
+        return place(step, device, job, threads, kernels_for=training_kernels_for)
+    here, backend, chosen = find_device(device, threads)
+    return plan_from_json(text, array_weights(step), training_kernels_for(here)), backend, chosen
 
 
 def flat_rows(x: Array) -> Array:
@@ -273,7 +281,8 @@ class TrainingRun:
         self._ahead += epochs * count
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
-        return Epochs(orders, [o.lr_at(epoch_number) for epoch_number in epoch_numbers], o.momentum, o.weight_decay)
+        lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
+        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -331,7 +340,7 @@ class TrainingRun:
                 if not np.isfinite(w).all():
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
-            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
+            Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.last_lr(self.epoch),
                   self.epoch_seconds, progress.samples_per_s)
         )  # fmt: skip
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
@@ -339,6 +348,10 @@ class TrainingRun:
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
         self._epoch_begins = len(self.losses)
+
+    def last_lr(self, epoch: int) -> float:
+        """The learning rate of the last step of an epoch, counted from 0."""
+        return float(lrs_of(self.options, epoch, self.steps)[-1])
 
     def epoch_loss(self, losses: Array, epoch: int) -> float:
         """The mean loss of an epoch, counted from 0, from the losses of its steps."""

@@ -61,12 +61,15 @@ class TrainJob:
         """Network, data and the most important options."""
         o, widths = self.options, "-".join(map(str, self.widths))
         words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
-        words += [f"momentum {o.momentum:g}"] if o.momentum else []
-        words += [f"weight decay {o.weight_decay:g}"] if o.weight_decay else []
+        words += [f"{'Nesterov ' * o.nesterov}momentum {o.momentum:g}"] if o.momentum else []
+        groups = o.weight_decay if o.has_decay_groups else [("", o.weight_decay)] * (o.weight_decay > 0)
+        words += [f"weight decay {value:g} {pattern}".strip() for pattern, value in groups]
         words += [f"clip norm {o.clip_norm:g}"] if o.clip_norm else []
         words += [f"label smoothing {o.label_smoothing:g}"] if o.label_smoothing else []
         words += [f"class weight {o.class_weight}"] if o.class_weight is not None else []
+        words += [f"frozen {','.join(o.frozen)}"] if o.frozen else []
         words += [o.schedule] if o.schedule != "constant" else []
+        words += [f"warmup {o.warmup:g}"] if o.warmup else []
         return f"{self.net.name} {widths} on {self.data.name}: {', '.join(words)}"
 
 

@@ -61,11 +61,11 @@ class TrainingCase:
         return self.steps * self.step_floor_ms()
 
     def step_floor_ms(self) -> float:
-        kind = "momentum" if self.options.momentum else self.options.optimiser
         batch = min(self.options.batch_size, len(self.x))
         as_bytes = bytes_of(self.x) if self.device != "cpu" else None  # a GPU stores bytes as bytes: less to read
         scale = as_bytes[1] if as_bytes else 0.0
-        step = step_of(self.net(0), TrainingStep(self.options.loss, kind, byte_scale=scale))
+        how = TrainingStep(self.options.loss, self.options.step_optimiser, byte_scale=scale)
+        step = step_of(self.net(0), how)
         return plan(step, self.device, Job(self.options.precision, batch)).floor_us / 1e3
 
     def seeded(self, seed: int) -> TrainOptions:

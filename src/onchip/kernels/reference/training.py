@@ -76,15 +76,25 @@ def sgd_step(
     gradients: Mapping[str, Array],
     lr: float,
     momentum: float,
-    weight_decay: float = 0.0,
+    weight_decay: float | Mapping[str, float] = 0.0,
+    nesterov: bool = False,
 ) -> Network:
-    """g += weight_decay w; v = momentum v + g; w -= lr v. Returns the new network; updates `velocity` in place."""
+    """g += weight_decay w; v = momentum v + g; w -= lr v, or, for Nesterov's momentum, w -= lr (g + momentum v).
+
+    Returns the new network; updates `velocity` in place.
+    """
     weights = dict(net.weights)
     for name, gradient in gradients.items():
         w = materialise(name, net.weights).astype(gradient.dtype)
-        velocity[name] = momentum * velocity.get(name, 0) + gradient + weight_decay * w
-        weights[name] = w - lr * velocity[name]
+        g = gradient + _decay_of(name, weight_decay) * w
+        velocity[name] = momentum * velocity.get(name, 0) + g
+        weights[name] = w - lr * (g + momentum * velocity[name] if nesterov else velocity[name])
     return net.replace(weights=weights)
+
+
+def _decay_of(name: str, weight_decay: float | Mapping[str, float]) -> float:
+    """Of all weights, or by name; 0 for another name."""
+    return weight_decay.get(name, 0.0) if isinstance(weight_decay, Mapping) else weight_decay
 
 
 def adam_step(
@@ -93,7 +103,7 @@ def adam_step(
     gradients: Mapping[str, Array],
     lr: float,
     step: int,
-    weight_decay: float = 0.0,
+    weight_decay: float | Mapping[str, float] = 0.0,
     is_decoupled: bool = False,
 ) -> Network:
     """Step 1, 2, ... of Adam (betas 0.9 and 0.999, eps 1e-8); updates `moments` (m, s by weight) in place.
@@ -105,8 +115,9 @@ def adam_step(
     weights = dict(net.weights)
     for name, gradient in gradients.items():
         w = materialise(name, net.weights).astype(gradient.dtype)
-        g = gradient if is_decoupled else gradient + weight_decay * w
-        w = w * (1 - lr * weight_decay) if is_decoupled else w
+        decay = _decay_of(name, weight_decay)
+        g = gradient if is_decoupled else gradient + decay * w
+        w = w * (1 - lr * decay) if is_decoupled else w
         m, s = moments.get(name, (np.zeros_like(g), np.zeros_like(g)))
         m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g * g
         moments[name] = (m, s)

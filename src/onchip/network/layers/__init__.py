@@ -76,6 +76,7 @@ from onchip.network.layers.optimiser import (
     Decayed,
     Descent,
     FirstMoment,
+    NesterovDescent,
     RunningAverage,
     SecondMoment,
     Velocity,
@@ -121,10 +122,10 @@ __all__ = [
     "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual",
     "GroupNorm", "HardSigmoid", "HardSwish", "HuberLoss", "Identity", "InputGrad", "Interleave", "Layer", "LayerNorm",
     "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Logged", "Mask", "MatMul", "Max", "MaxPool1d",
-    "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad", "Permute", "Pow", "RMSNorm",
-    "ReLU", "Reciprocal", "Recurrent", "RecurrentGrad", "Reshape", "Round", "RowIds", "RowNorm", "RunningAverage",
-    "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus",
-    "Softsign", "Sqrt", "SquaredError", "StepLayer", "StepRow", "Sub", "Tanh", "Tile", "ToInts", "ToPixels",
+    "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "NesterovDescent", "Ordered", "PReLU", "Pad", "Permute",
+    "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "RecurrentGrad", "Reshape", "Round", "RowIds", "RowNorm",
+    "RunningAverage", "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
+    "Softplus", "Softsign", "Sqrt", "SquaredError", "StepLayer", "StepRow", "Sub", "Tanh", "Tile", "ToInts", "ToPixels",
     "TokenConv", "TopK", "TransposedConvolution", "Velocity", "WeightGrad",
 ]  # fmt: skip
 

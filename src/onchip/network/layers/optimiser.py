@@ -41,14 +41,16 @@ class Update(StepLayer, abstract=True):
         return self.flop_each * inputs[0].row_size
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Decayed(Update):
-    """g + weight_decay w: a gradient with the decay that belongs to the loss."""
+    """g + decay_factor weight_decay w: a gradient with the decay that belongs to the loss."""
 
+    decay_factor: float = 1.0  # of this weight
     required: ClassVar[tuple[str, ...]] = ("weight", "values")
     flop_each: ClassVar[int] = 2
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
-        g: Array = xs[0] + w["values"][DECAY] * w["weight"]
+        g: Array = xs[0] + self.decay_factor * w["values"][DECAY] * w["weight"]
         return g
 
 
@@ -71,6 +73,19 @@ class Descent(Update):
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
         new: Array = w["weight"] - w["values"][LR] * xs[0]
+        return new
+
+
+class NesterovDescent(Update):
+    """w - lr (g + momentum v), of a gradient g and the velocity v that it led to: Nesterov's momentum, as in torch."""
+
+    arity: ClassVar[int | None] = 2
+    required: ClassVar[tuple[str, ...]] = ("weight", "values")
+    flop_each: ClassVar[int] = 4
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        (g, v), values = xs, w["values"]
+        new: Array = w["weight"] - values[LR] * (g + values[MOMENTUM] * v)
         return new
 
 
@@ -99,10 +114,11 @@ class SecondMoment(Update):
 class AdamStep(Update):
     """w - lr (m / first_correction) / (sqrt(s / second_correction) + eps), of the moments m and s.
 
-    is_decoupled  of AdamW: the weight first decays, w (1 - lr weight_decay)
+    is_decoupled  of AdamW: the weight first decays, w (1 - lr decay_factor weight_decay)
     """
 
     is_decoupled: bool = False
+    decay_factor: float = 1.0  # of this weight
     arity: ClassVar[int | None] = 2
     required: ClassVar[tuple[str, ...]] = ("weight", "values")
     flop_each: ClassVar[int] = 8
@@ -110,7 +126,7 @@ class AdamStep(Update):
     def forward(self, xs: Arrays, w: Weights) -> Array:
         (m, s), values, weight = xs, w["values"], w["weight"]
         if self.is_decoupled:
-            weight = weight * (1 - values[LR] * values[DECAY])
+            weight = weight * (1 - values[LR] * (self.decay_factor * values[DECAY]))
         new: Array = weight - values[LR] * (m / values[FIRST]) / (np.sqrt(s / values[SECOND]) + EPS)
         return new
 

@@ -5,13 +5,14 @@
     target  what the loss compares the output with: classes (B,), or (B, ...) like the output
     share   (B,): the share of each row in the loss, 1 / B for a mean
 
-Its first output is the loss, one number; the trainable weights, and the optimiser's moments, are its state. It is
-planned and run like every other network.
+Its first output is the loss, one number; a second one, if requested, the number of correct predictions. The trainable
+weights, and the optimiser's moments, are its state. It is planned and run like every other network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from onchip.network.layers import (
     BinaryCrossEntropy,
     Cast,
     ClipScale,
+    Correct,
     CrossEntropy,
     Decayed,
     Descent,
@@ -35,6 +37,7 @@ from onchip.network.layers import (
     InputGrad,
     Layer,
     Mul,
+    NesterovDescent,
     Reshape,
     SecondMoment,
     SquaredError,
@@ -63,46 +66,79 @@ from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_av
 
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
-LOSS = "loss"
+LOSS, CORRECT = "loss", "correct"
 ADDED_AT_ONCE = 7  # gradients of a value with many readers
 
 
 def training_step(
-    net: Network, step: TrainingStep, *, decays: bool = False, trainable: Callable[[str], bool] = lambda weight: True
+    net: Network,
+    step: TrainingStep,
+    *,
+    decays: bool | Mapping[str, float] = False,
+    trainable: Callable[[str], bool] = lambda weight: True,
+    counts: bool = False,
 ) -> Network:
     """The network that computes one step of training.
 
-    decays     weights decay by STEP_VALUES' weight_decay
+    decays     weights decay by STEP_VALUES' weight_decay; or weights by name, each with its factor of that
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
+    counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
+               whole steps do not claim such a step: they count by themselves
     """
     check_no_step(net)
     _ = net.output  # a loss needs exactly one output
-    trained = [name for name in _with_gradient(net) if trainable(name)]
+    trained = [name for name in weights_with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     followed = add_forward(build, net, trainable)
-    loss, forward = _loss_layer(step), tuple(build.nodes)
-    classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
-    shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
-    target, share = TensorType(shape, classes_or_rows), TensorType((BATCH,), net.output.dtype)
-    for name, kind in ((TARGET, target), (SHARE, share)):
+    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
+    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    outputs = (added.loss, *add_count(build, net, added, counts))
+    gradients = _backward(build, forward, output, d_output, trained)
+    state = {DRAW: ""} if DRAW in build.weights else {}
+    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
+    nodes = _needed(build.nodes, build.weights, {*outputs, *state.values()})
+    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
+    of = None if counts else TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
+    inputs = {**net.inputs, **added.inputs}
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, a step", state=state, trained=of)
+
+
+@dataclass(frozen=True)
+class AddedLoss:
+    """What `add_loss` appends."""
+
+    layer: Layer
+    losses: str  # the loss of every row
+    loss: str  # of the batch
+    inputs: Mapping[str, TensorType]
+
+
+def add_loss(build: StepBuilder, net: Network, step: TrainingStep) -> AddedLoss:
+    """Append the loss of a batch, after the nodes of the network."""
+    layer = _loss_layer(step)
+    target = TensorType((BATCH,), "int64")
+    if not isinstance(layer, CrossEntropy):
+        target = TensorType(net.output.shape, net.output.dtype)
+    inputs = {TARGET: target, SHARE: TensorType((BATCH,), net.output.dtype)}
+    for name, kind in inputs.items():
         if name in build.types:
             raise InputError(f"a value of the network is called '{name}'", got=name, expected="another name")
         build.types[name] = kind
     (output,) = net.outputs
-    losses = build.add("losses", loss, (output, TARGET))
-    total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
-    d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
-    gradients = _backward(build, forward, output, d_output, trained)
-    state = {DRAW: ""} if DRAW in build.weights else {}
-    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
-    inputs = {**net.inputs, TARGET: target, SHARE: share}
-    nodes = _needed(build.nodes, build.weights, {total, *state.values()})
-    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
-    of = TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
-    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state, trained=of)
+    losses = build.add("losses", layer, (output, TARGET))
+    shared = build.add("shared_losses", Mul(), (losses, SHARE))
+    return AddedLoss(layer, losses, build.add(LOSS, BatchSum(), (shared,)), inputs)
 
 
-def _with_gradient(net: Network) -> list[str]:
+def add_count(build: StepBuilder, net: Network, of: AddedLoss, counts: bool) -> tuple[str, ...]:
+    """Append the number of correct predictions, if it is wanted and there are any."""
+    if not (counts and isinstance(of.layer, CrossEntropy)):
+        return ()
+    (output,) = net.outputs
+    return (build.add(CORRECT, BatchSum(), (build.add("are_correct", Correct(), (output, TARGET)),)),)
+
+
+def weights_with_gradient(net: Network) -> list[str]:
     """The weights that have gradients, in the network's order."""
     uses = [(role in node.layer.constants, name) for node in net.nodes for role, name in node.weights.items()]
     constant = {name for is_constant, name in uses if is_constant}
@@ -201,21 +237,24 @@ def _total(build: StepBuilder, name: str, parts: list[str]) -> str:
 # -- the optimiser -----------------------------------------------------------------------------------------------
 
 
-def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool) -> dict[str, str]:
+def add_updates(
+    build: StepBuilder, step: TrainingStep, gradients: Mapping[str, str], decays: bool | Mapping[str, float]
+) -> dict[str, str]:
     """Append the update of every weight; returns the state, each with its new value."""
+    factors = decays if isinstance(decays, Mapping) else dict.fromkeys(gradients, float(decays))
     values = build.add_weight(VALUES, np.zeros(len(STEP_VALUES), np.float32))
     state = {values: ""}
     if step.clip_norm:
         gradients = _clipped(build, gradients, step.clip_norm)
     moments: dict[str, tuple[str, ...]] = {}  # new ones by weight
     for name, gradient in gradients.items():
-        of_weight, g = {"weight": name, "values": values}, gradient
-        if decays and step.optimiser != "adamw":
-            g = build.add(f"{name}.decayed", Decayed(), (g,), of_weight)
-        if step.optimiser == "momentum":
+        of_weight, g, factor = {"weight": name, "values": values}, gradient, factors.get(name, 0.0)
+        if factor and step.optimiser != "adamw":
+            g = build.add(f"{name}.decayed", Decayed(factor), (g,), of_weight)
+        if step.optimiser in ("momentum", "nesterov"):
             velocity = _moment(build, f"{name}.velocity", name)
             state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
-            moments[name] = (state[velocity],)
+            moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
             first, second = _moment(build, f"{name}.first", name), _moment(build, f"{name}.second", name)
             state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
@@ -223,9 +262,11 @@ def add_updates(build: StepBuilder, step: TrainingStep, gradients: Mapping[str, 
             moments[name] = (state[first], state[second])
         else:
             moments[name] = (g,)
-    is_adam = step.optimiser in ("adam", "adamw")
-    layer = AdamStep(is_decoupled=decays and step.optimiser == "adamw") if is_adam else Descent()
     for name, of_name in moments.items():
+        layer: Layer = NesterovDescent() if step.optimiser == "nesterov" else Descent()
+        if step.optimiser in ("adam", "adamw"):
+            factor = factors.get(name, 0.0) if step.optimiser == "adamw" else 0.0
+            layer = AdamStep(is_decoupled=True, decay_factor=factor) if factor else AdamStep()
         state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
     return state
 

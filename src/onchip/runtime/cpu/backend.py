@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onchip.kernels.cpu.train.mlp import Trainer
     from onchip.kernels.training import Epochs, JointTrainer, LaunchTime, SharedData, Trained
     from onchip.runtime.cpu.chunks import Chunks
+    from onchip.runtime.cpu.step import CpuStep
 
 
 def core_count() -> int:
@@ -166,6 +167,14 @@ class CpuBackend:
     def bind(self, plan: Plan) -> CpuBound:
         return CpuBound(plan, self.threads, self._ranks)
 
+    def bind_step(self, plan: Plan, state: Mapping[str, Array] | None = None) -> CpuStep:
+        from onchip.runtime.cpu.step import CpuStep
+
+        return CpuStep(plan, self.threads, state)
+
+    def hold_array(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
 
 class CpuBound:
     """A plan on the CPU. NumPy in, NumPy out."""
@@ -296,7 +305,7 @@ class _OneRun:
     def make_ready(self) -> None:
         from onchip.kernels.training import Epochs
 
-        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), (0.0,)))
+        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), np.zeros((1, 0))))
 
     def begin(self, runs: Sequence[Epochs | None]) -> None:
         (self._epochs,) = runs

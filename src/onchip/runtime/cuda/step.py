@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from onchip.kernels.cuda.recipes.derived import DerivedLowering, derivation_of
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
 from onchip.network.graph import changing_weights
 from onchip.network.recipe import Array, Recipe, materialise, value_of
-from onchip.network.types import numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.build_cost import canonical, dtype_of, is_alias, recipe_rates_of, shape_of
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
@@ -26,21 +26,39 @@ from onchip.runtime.cuda.weights import make_weights
 from onchip.runtime.step_inputs import checked_inputs
 
 
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The inputs and outputs of B rows, on the GPU."""
+
+    B: int
+    buffers: Mapping[str, Buffer]
+
+
 class CudaStep:
     """The state is `state`, by name: memory on the GPU that runs read and write, in the order of their stream.
 
     From the second run with B rows on a stream, all launches are one graph. Runs of one call share graphs, too.
     """
 
-    def __init__(self, gpu: Gpu, plan: Plan) -> None:
+    is_asynchronous = True
+
+    def __init__(self, gpu: Gpu, plan: Plan, state: Mapping[str, Buffer] | None = None) -> None:
+        """state  of another step, by name: this one reads and writes the same memory"""
         plan.check_layers()
-        net = plan.network
+        net, shared = plan.network, state or {}
         self.gpu, self.plan = gpu, plan
-        self.state = {name: gpu.upload(materialise(name, net.weights)) for name in net.state}
+        self.state = {name: shared.get(name) or gpu.upload(materialise(name, net.weights)) for name in net.state}
         builder = _Builder(gpu, plan, self.state)
         self.bound = BoundPlan(gpu, plan, builder.groups(), builder.memory)
         self.bound.max_arena_bytes = gpu.device.memory_bytes  # a batch is never split: its rows depend on each other
         self.bound.at(plan.job.batch)  # compiles the kernels
+        self._begun, self._done = gpu.event(), gpu.event()
+        self._in_flight: list[Ticket] = []
+
+    @property
+    def nbytes(self) -> int:
+        """The memory on the GPU that it holds, with the state that it shares."""
+        return self.bound.memory_bytes
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int, count: int = 1) -> Ticket:
         """Run B > 0 rows. pointers: of the network's inputs and outputs, 16-byte aligned, in the network's order.
@@ -54,24 +72,48 @@ class CudaStep:
 
         count  as of `enqueue`
         """
+        batch = self.hold(inputs, B)
+        self.begin(batch, count)
+        self.wait()
+        net = self.plan.network
+        return {
+            name: self.gpu.download(batch.buffers[name], np.empty(*_form(net.types[name], B))) for name in net.outputs
+        }
+
+    def hold(self, inputs: Mapping[str, Array], B: int) -> Batch:
+        """B host rows of the network's inputs, by name, on the GPU; compiles the kernels for as many."""
         net, gpu = self.plan.network, self.gpu
         inputs = checked_inputs(net, inputs, B)
         if B < 1:
             raise InputError("no rows in the batch", got=str(B), expected="at least 1")
-        outputs = {
-            name: np.empty((net.types[name].rows(B), *net.types[name].row_shape), numpy_dtype(net.types[name].dtype))
-            for name in net.outputs
-        }
+        with gpu:  # of this thread, too
+            self.bound.at(B)
         buffers = {name: gpu.upload(array) for name, array in inputs.items()}
-        buffers |= {name: gpu.reserve(array.nbytes) for name, array in outputs.items()}
-        with gpu:
-            ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream, count)
-        ticket.wait()
-        return {name: gpu.download(buffers[name], array) for name, array in outputs.items()}
+        buffers |= {name: gpu.reserve(net.types[name].rows(B) * net.types[name].row_bytes) for name in net.outputs}
+        return Batch(B, buffers)
 
-    def read_state(self) -> dict[str, Array]:
+    def begin(self, batch: Batch, count: int = 1) -> None:
+        """Enqueue runs over the same rows, after those that were begun before."""
+        with self.gpu:
+            if not self._in_flight:
+                self._begun.record()
+            pointers = {name: buffer.pointer for name, buffer in batch.buffers.items()}
+            self._in_flight.append(self.enqueue(pointers, batch.B, self.gpu.stream, count))
+            self._done.record()
+
+    def wait(self) -> float:
+        """Wait for the runs that were begun; returns how many seconds they took. Raises the errors that they found."""
+        tickets, self._in_flight = self._in_flight, []
+        for ticket in tickets:
+            ticket.wait()
+        with self.gpu:
+            return self._done.ms_since(self._begun) / 1e3 if tickets else 0.0
+
+    def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """Copies of the state, by name; of all, or of these."""
         weights = self.plan.network.weights
-        arrays = {name: np.empty(weights[name].shape, dtype_of(name, weights)) for name in self.state}
+        wanted = self.state if names is None else names
+        arrays = {name: np.empty(weights[name].shape, dtype_of(name, weights)) for name in wanted}
         return {name: self.gpu.download(self.state[name], array) for name, array in arrays.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> None:
@@ -79,6 +121,11 @@ class CudaStep:
             for name, array in arrays.items():
                 self.gpu.write(self.state[name], np.ascontiguousarray(array), self.gpu.stream)
             self.gpu.synchronise()
+
+
+def _form(kind: TensorType, B: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the dtype of a value of B rows."""
+    return (kind.rows(B), *kind.row_shape), numpy_dtype(kind.dtype)
 
 
 @dataclass(frozen=True)

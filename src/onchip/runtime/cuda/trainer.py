@@ -166,8 +166,7 @@ class CudaTrainer:
     def begin(self, epochs: Epochs) -> list[tuple[Array, int]]:
         """Upload the optimiser values of each step; returns the epochs's orders, each with its first step."""
         self._weights = weights = self._weights_of_steps(epochs.orders)
-        count, lrs = weights.shape[1], np.repeat(epochs.lrs, weights.shape[1])
-        rates = lrs, epochs.momentum, epochs.decay
+        count, rates = weights.shape[1], (epochs.lrs.reshape(-1), epochs.momentum, epochs.decay)
         values = per_step_values(self._training, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
         with self._gpu:
             self._gpu.write(self.memory["per_step_values"], values, self._stream)

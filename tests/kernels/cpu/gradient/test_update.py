@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Abs, BatchSum, Descent, GlobalSum, Mul, RunningAverage, Velocity
+from onchip.network.layers import (
+    Abs,
+    AdamStep,
+    BatchSum,
+    Descent,
+    GlobalSum,
+    Mul,
+    NesterovDescent,
+    RunningAverage,
+    Velocity,
+)
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import value_weight
 from onchip.network.training import TrainingStep
@@ -18,7 +28,7 @@ from step_cases import bind, check_step, run
 SHAPES = {"one": (1,), "odd": (3, 5, 7), "chunk": (64, 128), "more": (8193,), "most": (203, 127)}
 
 
-def updates(step: TrainingStep, decays: bool) -> Network:
+def updates(step: TrainingStep, decays: bool | dict[str, float]) -> Network:
     """Parameters whose gradients are sums over the batch of an input each."""
     rng = np.random.default_rng(0)
     inputs = {f"{name}.x": TensorType(("B", *shape)) for name, shape in SHAPES.items()}
@@ -36,8 +46,8 @@ def updates(step: TrainingStep, decays: bool) -> Network:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 2.0])
-@pytest.mark.parametrize("decays", [False, True])
-@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("decays", [False, True, {"odd": 0.5, "more": 3.0}], ids=["", "decays", "groups"])
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_every_optimiser(optimiser, decays, clip_norm):
     net = updates(TrainingStep("mse", optimiser, clip_norm=clip_norm), decays)
     rng = np.random.default_rng(1)
@@ -76,16 +86,21 @@ def test_a_new_state_that_is_also_an_output():
 
 VELOCITY, WEIGHT = {"velocity": "mean", "values": VALUES}, {"weight": "weight", "values": VALUES}
 NO_OPTIMISER = [
-    # two velocities; a velocity that another layer reads; an average of clipped values
+    # two velocities; a velocity that another layer reads; moments of no optimiser; an average of clipped values
     (Node("v", Velocity(), ("g",), VELOCITY), Node("v2", Velocity(), ("v",), VELOCITY),
      Node("w", Descent(), ("v2",), WEIGHT)),
     (Node("v", Velocity(), ("g",), VELOCITY), Node("w", Descent(), ("v",), WEIGHT), Node("n", Abs(), ("v",))),
+    (Node("v", Velocity(), ("g",), VELOCITY), Node("w", NesterovDescent(), ("v", "g"), WEIGHT)),
+    (Node("w", NesterovDescent(), ("g", "g"), WEIGHT),),
+    (Node("w", AdamStep(), ("g", "g"), WEIGHT),),
     (Node("number", GlobalSum((1,)), ("g",)), Node("scaled", Mul(), ("g",), {"constant": "number"}),
      Node("w", RunningAverage(), ("scaled",), {"average": "weight"})),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("nodes", NO_OPTIMISER, ids=["two velocities", "read", "scaled average"])
+@pytest.mark.parametrize("nodes", NO_OPTIMISER, ids=[
+    "two velocities", "read", "gradient and velocity exchanged", "no velocity", "no moments", "scaled average"
+])  # fmt: skip
 def test_what_no_optimiser_has_is_refused(nodes):
     net = average(*nodes, state={"weight": "w", VALUES: ""}, outputs=("g", nodes[-1].name))
     planned = plan(net, "cpu", Job(batch=4))

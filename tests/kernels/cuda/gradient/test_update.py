@@ -20,6 +20,7 @@ from onchip.plan.kernel import Job, Refusal
 from onchip.plan.plan import values_read, values_written
 
 SHAPES = {"one": (1,), "odd": (3, 5, 7), "more": (1025,)}
+GROUPS = {"one": 0.5, "more": 3.0}  # factors of the weight decay
 DTYPES = [(weight, gradient) for weight in FLOATS for gradient in FLOATS]
 
 
@@ -51,7 +52,8 @@ def updates(step, decays, weight_dtype, gradient_dtype, scaled=True):
 
 @needs_gxx
 @pytest.mark.parametrize(("optimiser", "decays", "scaled"), [
-    ("sgd", False, False), ("sgd", True, True), ("momentum", True, False), ("adam", True, True), ("adamw", True, True)
+    ("sgd", False, False), ("sgd", True, True), ("momentum", True, False), ("nesterov", True, True),
+    ("adam", True, True), ("adamw", True, True), ("momentum", GROUPS, True), ("adamw", GROUPS, False),
 ])  # fmt: skip
 @pytest.mark.parametrize(("weight", "gradient"), DTYPES)
 def test_every_optimiser(monkeypatch, optimiser, decays, scaled, weight, gradient):

@@ -25,6 +25,7 @@ from onchip.kernels.optimiser_run import (
     AVERAGE,
     DESCENT,
     MOMENTUM,
+    NESTEROV,
     ParameterUpdate,
     begins_updates,
     find_updates,
@@ -42,9 +43,9 @@ _ZERO, _ONE, _EPS = np.float32(0), np.float32(1), np.float32(EPS)
 _BETA1, _REST1, _BETA2, _REST2 = (np.float32(value) for value in (BETA1, 1 - BETA1, BETA2, 1 - BETA2))
 
 # A parameter in the table that `_run` reads: its kind, size and first task; the operand that is its gradient; addresses
-# of the clip scale and the step's values, or 0; whether its gradient decays; the rate of a running average, as bits.
+# of the clip scale and the step's values, or 0; its factor of weight_decay and the rate of a running average, as bits.
 # Then the weight, first and second moment: address of the state, operand that is the new one.
-_KIND, _SIZE, _BEGIN, _GRADIENT, _SCALE, _VALUES, _DECAYS, _RATE, _WEIGHT, _MEAN, _SQUARE = (*range(9), 10, 12)
+_KIND, _SIZE, _BEGIN, _GRADIENT, _SCALE, _VALUES, _FACTOR, _RATE, _WEIGHT, _MEAN, _SQUARE = (*range(9), 10, 12)
 _COLUMNS = 14
 
 
@@ -77,20 +78,28 @@ def _update(worker: int, task: int, table: Array, operands: int) -> None:
         return
     values = floats_at(row[_VALUES], len(STEP_VALUES))
     scale = floats_at(row[_SCALE], 1)[0] if row[_SCALE] else _ONE
-    decay, lr = values[DECAY] if row[_DECAYS] else _ZERO, values[LR]
+    decay, lr = np.int32(row[_FACTOR]).view(np.float32) * values[DECAY], values[LR]
     if kind == DESCENT:
         for i in range(count):
             w[i] = w[i] - lr * (scale * g[i] + decay * w[i])
         return
     v = floats_at(_state(row, _MEAN, operands, first, count), count)
+    momentum = values[optimiser.MOMENTUM]
     if kind == MOMENTUM:
-        momentum = values[optimiser.MOMENTUM]
         for i in range(count):
             v[i] = momentum * v[i] + (scale * g[i] + decay * w[i])
             w[i] = w[i] - lr * v[i]
         return
+    if kind == NESTEROV:
+        for i in range(count):
+            gradient = scale * g[i] + decay * w[i]
+            v[i] = momentum * v[i] + gradient
+            w[i] = w[i] - lr * (gradient + momentum * v[i])
+        return
     s = floats_at(_state(row, _SQUARE, operands, first, count), count)
-    keep = _ONE - lr * values[DECAY] if kind == ADAMW else _ONE
+    keep = _ONE
+    if kind == ADAMW:
+        keep, decay = _ONE - lr * decay, _ZERO
     rate, root = lr / values[FIRST], _ONE / values[SECOND]
     for i in range(count):
         gradient = scale * g[i] + decay * w[i]
@@ -155,10 +164,11 @@ class UpdateKernel(CpuKernel):
         rows, tasks = [], 0
         for each in meta.parameters:
             states = [field for old, new in each.states for field in (arrays[old], at[new])]
-            size, rate = arrays[each.states[0][0]].size, int(np.float32(each.rate).view(np.int32))
+            size = arrays[each.states[0][0]].size
+            factor, rate = (int(np.float32(number).view(np.int32)) for number in (each.decay, each.rate))
             row = words(
                 each.kind, size, tasks, at[each.gradient], arrays.get(each.scale, 0), arrays.get(each.values, 0),
-                each.decays, rate, *states, *(0,) * (_COLUMNS - _WEIGHT - len(states)),
+                factor, rate, *states, *(0,) * (_COLUMNS - _WEIGHT - len(states)),
             )  # fmt: skip
             rows.append(row)
             tasks += -(-size // _CHUNK)

@@ -148,13 +148,13 @@ class Trainer:
 
     def train(self, epochs: Epochs) -> Trained:
         orders = zip(epochs.orders, epochs.lrs, strict=True)
-        return [self._steps(order, lr, epochs.momentum, epochs.decay) for order, lr in orders]
+        return [self._steps(order, lrs, epochs.momentum, epochs.decay) for order, lrs in orders]
 
-    def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
+    def _steps(self, order: Array, lrs: Array, momentum: float, decay: float) -> tuple[Array, Array]:
         weights = weights_of_batches(order, self.batch, self.row_weights)
         losses, correct = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
         D_out = self.chain.layers[-1].D_out
-        values = per_step_values(self.training, D_out, weights, self.steps_done, lr, momentum, decay)
+        values = per_step_values(self.training, D_out, weights, self.steps_done, lrs, momentum, decay)
         data = self._data(order)
         options = self.batch, self.loss_code, KINDS[self.training.optimiser], address(values), len(weights)
         times = address(self._times) if self._times is not None else 0

@@ -9,7 +9,7 @@
 #include "common/accumulator.cuh"
 
 constexpr int THREADS = 256, PER_THREAD = 4, MAX_PARAMETERS = 36;
-enum Kind : u32 { DESCENT, MOMENTUM, ADAM, ADAMW, AVERAGE };
+enum Kind : u32 { DESCENT, MOMENTUM, NESTEROV, ADAM, ADAMW, AVERAGE };
 enum Dtype : u32 { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 
 struct Parameter {
@@ -22,9 +22,8 @@ struct Parameter {
     void* new_second;
     const void* scale;  // of the gradient; null: 1
     long long count;
-    u32 first_block, kind, decays;  // decays: the gradient has weight_decay w added
-    u32 dtype, gradient_dtype, unused;
-    double rate;                    // of a running average
+    u32 first_block, kind, dtype, gradient_dtype;
+    double decay, rate;  // factor of weight_decay; rate of a running average
 };
 struct Parameters {
     Parameter parameter[MAX_PARAMETERS];
@@ -65,17 +64,17 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
     constexpr A BETA1 = A(0.9), REST1 = A(1 - 0.9), BETA2 = A(0.999), REST2 = A(1 - 0.999), EPS = A(1e-8);
     const auto load = [i](const void* from) { return static_cast<const A*>(from)[i]; };
     const auto store = [i](void* to, A v) { static_cast<A*>(to)[i] = v; };
-    const A lr = values.lr, decay = values.weight_decay;
+    const A lr = values.lr, decay = A(p.decay) * A(values.weight_decay);
     A g = scale * load_gradient<T, IS_ANY>(p, p.gradient, i), w = load_acc(static_cast<const T*>(p.weight) + i);
-    if (p.decays) g = multiply_add(decay, w, g);
+    if (p.decay != 0 && p.kind != ADAMW) g = multiply_add(decay, w, g);
     if (p.kind == AVERAGE) {
         w = multiply_add(A(p.rate), g - w, w);
     } else if (p.kind == DESCENT) {
         w = w - lr * g;
-    } else if (p.kind == MOMENTUM) {
+    } else if (p.kind == MOMENTUM || p.kind == NESTEROV) {
         const A v = multiply_add(A(values.momentum), load(p.first), g);
         store(p.new_first, v);
-        w = w - lr * v;
+        w = w - lr * (p.kind == NESTEROV ? multiply_add(A(values.momentum), v, g) : v);
     } else {
         const A m = multiply_add(BETA1, load(p.first), REST1 * g);
         const A s = multiply_add(BETA2, load(p.second), REST2 * g * g);

@@ -32,8 +32,8 @@ class ParameterStruct(CStruct):
     _fields_ = (
         ("gradient", c_void_p), ("weight", c_void_p), ("new_weight", c_void_p), ("first", c_void_p),
         ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("scale", c_void_p),
-        ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("decays", c_uint32),
-        ("dtype", c_uint32), ("gradient_dtype", c_uint32), ("unused", c_uint32), ("rate", c_double),
+        ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("dtype", c_uint32),
+        ("gradient_dtype", c_uint32), ("decay", c_double), ("rate", c_double),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class ParameterArrays:
     gradient: int
     states: tuple[tuple[str, int], ...]  # old and new
     scale: str
-    decays: bool
+    decay: float
     rate: float
 
     @property
@@ -66,9 +66,8 @@ class ParameterArrays:
         return ParameterStruct.of(
             gradient=Input(self.gradient), weight=weight, new_weight=new_weight, first=first, new_first=new_first,
             second=second, new_second=new_second, scale=Weight(self.scale) if self.scale else NOTHING,
-            count=self.count, first_block=first_block, kind=self.kind, decays=self.decays, rate=self.rate,
+            count=self.count, first_block=first_block, kind=self.kind, decay=self.decay, rate=self.rate,
             dtype=DTYPES[self.dtype], gradient_dtype=DTYPES[self.gradient_dtype],
-            unused=0,
         )  # fmt: skip
 
 
@@ -128,7 +127,7 @@ class UpdateKernel(CudaKernel):
                 inputs.index(update.gradient),
                 states,
                 scale,
-                update.decays,
+                update.decay,
                 update.rate,
             )
 
@@ -158,6 +157,6 @@ def _why_not(net: Network, update: ParameterUpdate) -> str:
 INSTANCES = (
     instance(
         "Adam",
-        UpdateLowering((ParameterArrays(ADAM, "float32", "float32", 1 << 20, 0, (("w0", 0),), "", False, 0.0),), "v"),
+        UpdateLowering((ParameterArrays(ADAM, "float32", "float32", 1 << 20, 0, (("w0", 0),), "", 0.0, 0.0),), "v"),
     ),
 )

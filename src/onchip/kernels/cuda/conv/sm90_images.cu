@@ -157,7 +157,8 @@ conv_sm90_images(const __grid_constant__ TensorMap x_map, const __grid_constant_
             if (lane == 0) empty[iteration % STAGES].arrive();
         };
         u32 iteration = 0, round = 0;
-        if (RESIDUAL && is_first) wait_on_dependent_grids();  // the previous kernel may have written the residual
+        // The previous kernel may write the residual, and read the memory of y: a tile in the padding loads no pixel.
+        if (is_first) wait_on_dependent_grids();
         for (u32 tile_index = blockIdx.x; tile_index < tiles; tile_index += gridDim.x, ++round) {
             const Tile tile(cells, tile_index);
             const Unit* const units = cells.units + warpgroup * LOCAL_UNITS;

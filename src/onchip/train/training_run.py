@@ -179,7 +179,7 @@ def plan_run(
     scale = found[1] if found else 0.0
     how = TrainingStep(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
-        is_weighted=row_weights is not None, byte_scale=scale,
+        is_weighted=row_weights is not None, byte_scale=scale, ema=options.ema,
     )  # fmt: skip
     step = step_of(net, how, options.weight_decay, options.frozen)
     if text:

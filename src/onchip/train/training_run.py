@@ -174,7 +174,7 @@ def plan_run(
     scale = found[1] if found else 0.0
     how = TrainingStep(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
-        is_weighted=row_weights is not None, byte_scale=scale,
+        is_weighted=row_weights is not None, byte_scale=scale, ema=options.ema,
     )  # fmt: skip
     of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
     if not (text and is_layered(text)):

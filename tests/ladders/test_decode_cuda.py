@@ -210,7 +210,7 @@ def test_floors(monkeypatch):
 # -- bank conflicts ------------------------------------------------------------------------------------------
 
 NCU = """#!/bin/sh
-case "$*" in *"--replay-mode application-range "*) ;; *) echo "every launch is profiled"; exit 1;; esac
+case "$*" in *"--replay-mode app-range "*) ;; *) echo "every launch is profiled"; exit 1;; esac
 echo '==PROF== Connected to process 7 (/usr/bin/python)'
 echo '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
 echo '"0","7","range","{ld}","","1,000"'

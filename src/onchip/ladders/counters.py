@@ -36,9 +36,9 @@ def bank_conflicts(ladder: str, B: int, rungs: Sequence[str]) -> dict[str, int]:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu not found", hint="install NVIDIA Nsight Compute")
-    # application-range: if the metrics need several passes, each starts the command again. -P: without it, modules in
+    # app-range: if the metrics need several passes, each starts the command again. -P: without it, modules in
     # the current folder would be imported.
-    command = [ncu, "--replay-mode", "application-range", "--clock-control", "none", "--profile-from-start", "off",
+    command = [ncu, "--replay-mode", "app-range", "--clock-control", "none", "--profile-from-start", "off",
                "--metrics", ",".join(METRICS), "--csv",
                sys.executable, "-P", "-m", "onchip.ladders.counters", ladder, str(B), *rungs]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)

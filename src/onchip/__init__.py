@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onchip.formats.load import save
+    from onchip.formats.torch.to_torch import to_torch
     from onchip.measure.profile import profile
     from onchip.network.build import mlp
     from onchip.network.graph import Network
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
     "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
+    "to_torch",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
@@ -43,6 +45,7 @@ _HOME = {
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
     "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
+    "to_torch": "formats.torch.to_torch",
 }  # fmt: skip
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from onchip.train.training_run import LEFT_OUT
-
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
@@ -113,13 +111,6 @@ def test_what_pages_show_of_the_code_is_so():
     made = runpy.run_path(str(ROOT / "docs" / "make_pages.py"))["pages"]()
     for path, text in made.items():
         assert path.read_text() == text, f"{path.name} is out of date: python docs/make_pages.py"
-
-
-def test_the_readme_says_what_training_leaves_out():
-    """The table marks layers that `fit` ignores, such as Dropout."""
-    (column,) = re.findall(r"^\| \*\*shapes\*\*.*\| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    left_out = {layer.__name__ for layer in LEFT_OUT}
-    assert left_out == set(re.findall(r"(\w+) \(ignored", column))
 
 
 def test_every_example_is_in_the_list_of_examples():

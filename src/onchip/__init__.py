@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onchip.formats.load import save
+    from onchip.formats.torch.to_torch import to_torch
     from onchip.measure.profile import profile
     from onchip.network.build import mlp
     from onchip.network.graph import Network
@@ -36,7 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
     "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
-    "training_step",
+    "to_torch", "training_step",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
@@ -45,7 +46,7 @@ _HOME = {
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
     "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
-    "training_step": "train.training_step",
+    "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",
 }  # fmt: skip
 
 

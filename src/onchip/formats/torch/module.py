@@ -25,6 +25,7 @@ from onchip.formats.torch.functions import plain_functions
 from onchip.formats.value_names import name_values
 from onchip.network.graph import Network
 from onchip.network.names import free_name
+from onchip.network.recipe import Array
 from onchip.network.text import plural
 
 OPSET = 17
@@ -95,7 +96,7 @@ def take_module(module: Any, example: Any) -> TorchModule:
             "not a model", got=type(module).__name__, expected="a file, a workload's name, a Network or a torch module",
             hint="" if importlib.util.find_spec("torch") else "pip install 'onchip[torch]' for torch modules",
         )  # fmt: skip
-    module = _unwrapped(torch, module)
+    module = unwrapped(torch, module)
     name = type(module).__name__
     if example is None:
         raise InputError(
@@ -135,6 +136,13 @@ def read_torch(source: TorchModule) -> Network:
     Inputs are named after the forward's arguments, outputs after the keys or fields of its result. The module is
     traced; if that fails, torch's newer exporter is tried, which takes seconds.
     """
+    (net,) = read_with_values(source, [{}])
+    return net
+
+
+def read_with_values(source: TorchModule, replaced: Sequence[Mapping[str, Array]]) -> list[Network]:
+    """The network of a module that is exported once, read with each of these sets of arrays in place of the parameters
+    and buffers of the same names."""
     torch, install = sys.modules["torch"], ""
     try:
         traced = _traced(torch, source)
@@ -143,12 +151,12 @@ def read_torch(source: TorchModule) -> Network:
     except Exception as error:  # raised by the module's forward or by the exporter
         errors = [error]
     else:
-        return _network(source, *traced)
+        return [_network(source, *traced, arrays) for arrays in replaced]
     try:
         with source.called():
             outputs = _output_names(torch, source.module(*source.inputs))
             data = export_module(torch, source.module, source.inputs, _graph_names(source))
-        return _network(source, data, outputs)
+        return [_network(source, data, outputs, arrays) for arrays in replaced]
     except NoExporterError as error:
         install = f"{error}; or "
     except Exception as error:
@@ -162,9 +170,11 @@ def read_torch(source: TorchModule) -> Network:
     ) from errors[0]  # fmt: skip
 
 
-def _network(source: TorchModule, data: bytes, outputs: Sequence[str]) -> Network:
+def _network(source: TorchModule, data: bytes, outputs: Sequence[str], replaced: Mapping[str, Array]) -> Network:
     try:
-        net = read_model(parse_model(data)).replace(name=source.name)
+        model = parse_model(data)
+        operands = {tensor.name: replaced[tensor.name] for tensor in model.graph.initializer if tensor.name in replaced}
+        net = read_model(model, operands=operands).replace(name=source.name)
         return name_values(net, dict(zip(_graph_names(source), source.names, strict=True)), outputs)
     except FormatError as error:  # from the reader, which knows the node but not the module
         raise InputError(
@@ -180,7 +190,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__.lstrip('_')}: {what}"
 
 
-def _unwrapped(torch: Any, module: Any) -> Any:
+def unwrapped(torch: Any, module: Any) -> Any:
     """The module inside torch.compile, DataParallel or DistributedDataParallel, with the user's weight names."""
     wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     while isinstance(module, wrappers) or "_orig_mod" in module._modules:

@@ -79,7 +79,7 @@ def train_seeds(
             return result
         result = replace(result, network=job.standard.fold(result.network))
         y = compile(result.network, device, threads=threads)(x_test)
-        return score_outputs(result, y, job.data.y_test, job.data.y_train)
+        return score_outputs(result, y, job.data.y_test, job.data.y_train, job.options.loss)
 
     return SeedResults(seeds, tuple(tested(result) for result in results))
 

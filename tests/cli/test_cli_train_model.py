@@ -9,7 +9,7 @@ import onchip
 from onchip.errors import OutputError
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, ArgMax, Floor, LayerNorm, Linear, ReLU
+from onchip.network.layers import Add, ArgMax, Conv2d, Floor, LayerNorm, Linear, ReLU
 from onchip.network.meaning import Meaning
 from onchip.network.types import TensorType
 from onchip.train.checkpoint import Checkpoints
@@ -117,6 +117,19 @@ def test_a_run_that_was_cut_short_resumes_with_the_same_bits(cli, tmp_path, monk
     resumed, _ = told_by(cli, *IMAGES, "--checkpoint", "run", "--resume", "-o", "resumed.onnx")
     assert resumed["epoch_losses"] == whole["epoch_losses"]
     assert (tmp_path / "resumed.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+def test_targets_are_reshaped_to_the_output(cli, tmp_path, files):
+    layers = [("c", Conv2d((1, 1), (1, 1, 1, 1)))]
+    net = sequential(TensorType(("B", 3, 8, 8)), layers, {"c.weight": weight(3, 3, 3, 3)})
+    onchip.save(net, tmp_path / "auto.onnx")
+    args = ["train", "auto.onnx", "--data", "x.npy", "--labels", "x.npy", "--loss", "mse", *QUICK]
+    told, err = told_by(cli, *args)
+    assert "targets are not scaled, as that cannot be folded into the network: the last layer is 'c' (Conv2d)" in err
+    result, y, truth = alone(net, files["x"], files["x"], loss="mse")
+    assert told["epoch_losses"] == list(result.epoch_losses)
+    assert told["test_mse"] == pytest.approx(np.square(y - truth).mean())
+    assert told_by(cli, *args, "--seeds", 2)[0]["results"][0]["test_mse"] == told["test_mse"]
 
 
 def test_seeds_begin_with_the_same_weights(cli):

@@ -72,7 +72,14 @@ def train_and_test(
     x_train, y_train = standard.apply(data.x_train, data.y_train)
     x_train, x_test = fit_rows(x_train, net, data), fit_rows(data.x_test, net, data)
     result = fit(
-        net, x_train, y_train, device=device, threads=threads, on_progress=on_progress, **how, **asdict(options)
+        net,
+        x_train,
+        fit_targets(y_train, net),
+        device=device,
+        threads=threads,
+        on_progress=on_progress,
+        **how,
+        **asdict(options),
     )
     result = replace(result, network=standard.fold(result.network))
     y = compile(result.network, device, threads=threads)(x_test)
@@ -142,6 +149,12 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
             hint=f"{other}, or a network for {x.shape[1]} inputs",
         )  # fmt: skip
     return x.reshape(len(x), *net.input.row_shape)
+
+
+def fit_targets(y: Array, net: Network) -> Array:
+    """Reshape target values to the network's output, if they have its size; classes stay as they are."""
+    is_fit = y.ndim == 2 and y.shape[1] == net.output.row_size
+    return y.reshape(len(y), *net.output.row_shape) if is_fit else y
 
 
 def with_meaning(net: Network, data: Dataset) -> Network:

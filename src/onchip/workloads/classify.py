@@ -15,6 +15,7 @@ from onchip.formats.load import SUFFIXES
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.runtime.engine import compile
+from onchip.train.given_network import shape_targets
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
 from onchip.train.standardise import Standard
@@ -74,7 +75,7 @@ def train_and_test(
     result = fit(
         net,
         x_train,
-        fit_targets(y_train, net),
+        shape_targets(y_train, net),
         device=device,
         threads=threads,
         on_progress=on_progress,
@@ -149,12 +150,6 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
             hint=f"{other}, or a network for {x.shape[1]} inputs",
         )  # fmt: skip
     return x.reshape(len(x), *net.input.row_shape)
-
-
-def fit_targets(y: Array, net: Network) -> Array:
-    """Reshape target values to the network's output, if they have its size; classes stay as they are."""
-    is_fit = y.ndim == 2 and y.shape[1] == net.output.row_size
-    return y.reshape(len(y), *net.output.row_shape) if is_fit else y
 
 
 def with_meaning(net: Network, data: Dataset) -> Network:

@@ -10,9 +10,10 @@ import numpy as np
 from onchip.errors import KernelError
 from onchip.network.text import columns
 from onchip.runtime.engine import compile
+from onchip.train.given_network import shape_targets
 from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult
-from onchip.workloads.classify import Trained, fit_rows, fit_targets, score_outputs
+from onchip.workloads.classify import Trained, fit_rows, score_outputs
 from onchip.workloads.train_job import TrainJob
 
 
@@ -69,7 +70,7 @@ def train_seeds(
     jobs = [job.seeded(seed) for seed in seeds]
     x_train, y_train = job.standard.apply(job.data.x_train, job.data.y_train)
     x_train, x_test = (fit_rows(x, job.net, job.data) for x in (x_train, job.data.x_test))
-    y_train = fit_targets(y_train, job.net)
+    y_train = shape_targets(y_train, job.net)
     runs = [Run(each.net, each.options) for each in jobs]
     results = fit_runs(runs, x_train, y_train, device=device, threads=threads, on_progress=on_progress, spread=spread)
     if all(isinstance(result, KernelError) for result in results):

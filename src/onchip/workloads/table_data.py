@@ -22,6 +22,7 @@ from onchip.formats.arrays.row_files import map_npy, open_rows
 from onchip.formats.tables.csv_rows import POSITIONS, csv_columns, is_float, read_csv
 from onchip.network.recipe import Array
 from onchip.train.order import hold_out
+from onchip.train.rows import as_ids
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_cache import CachedTable, read_cached
 
@@ -185,20 +186,7 @@ def _as_ids(x: Array, path: Path, dtype: str) -> Array:
     """x as integers of this dtype, unless that is float32; InputError for the first value that is none."""
     if dtype == "float32":
         return x
-    least, most, limit = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max), ""
-    if _is_csv(str(path)):
-        least, most, limit = max(least, -_MAX_CSV_ID), min(most, _MAX_CSV_ID), f", at most {_MAX_CSV_ID:,} in a .csv"
-    if x.dtype.kind == "f":
-        is_id = (x >= least) & (x < most + 1) & (x == np.floor(x))
-    else:
-        is_id = (x >= least) & (x <= most)
-    if not is_id.all():
-        row, *position = np.argwhere(~is_id)[0].tolist()
-        raise InputError(
-            f"{path}: the rows are not ids", got=f"{x[(row, *position)]} in row {row}",
-            expected=f"integers that {dtype} holds{limit}", hint="ids in an .npy or idx file of integers",
-        )  # fmt: skip
-    return x.astype(dtype, copy=False)
+    return as_ids(x, dtype, f"{path}: the rows", most=_MAX_CSV_ID if _is_csv(str(path)) else None)
 
 
 def _kind_of_rows(path: Path, dtype: str) -> tuple[float, bool, tuple[int, ...]]:

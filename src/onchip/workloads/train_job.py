@@ -17,6 +17,7 @@ from onchip.kernels.training import bytes_of
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name
+from onchip.train.given_network import check_trainable
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.standardise import (
     Standard,
@@ -122,7 +123,7 @@ def train_job(
         standard, notes = _standard(data, options, scale)
     else:
         net = load(model)  # before the data: a wrong name fails at once
-        _check_trainable(net)
+        check_trainable(net)
         has_set = is_named and (source.data is not None or source.labels is None)
         data = _named_data(model, digits, source) if has_set else _users_data(source, options, net)
         data, notes = _for_network(data, net, model)
@@ -201,19 +202,6 @@ def _standard(
             targets = columns_of(data.y_train, what="target")
             notes.append("targets standardised: losses refer to these; folded into the last layer")
     return Standard(rows, targets, raw), notes
-
-
-def _check_trainable(net: Network) -> None:
-    """InputError unless the network has one input, one output and parameters."""
-    for what, names in (("input", net.inputs), ("output", net.outputs)):
-        if len(names) != 1:
-            raise InputError(
-                f"network '{net.name}' has {len(names)} {what}s", got=", ".join(names), expected=f"one {what}",
-                hint=f"a network with one {what}",
-            )  # fmt: skip
-    if not net.parameters:
-        got, expected = "a network without parameters", "weights that can change"
-        raise InputError("nothing to train", got=got, expected=expected, hint=f"onchip train {NEW} for a new network")
 
 
 def _for_network(data: Dataset, net: Network, model: str) -> tuple[Dataset, list[str]]:

@@ -84,7 +84,7 @@ def train(
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
-      onchip train digits --data sklearn --lr 0.2 --schedule cosine --warmup 0.5 --epochs 5
+      onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
       onchip train digits.onnx --data sklearn --epochs 2 -o further.onnx
 
@@ -98,7 +98,7 @@ def train(
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
-      onchip train cnn.onnx --data images.npy --labels labels.npy -o trained.onnx
+      onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
 
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how

@@ -44,7 +44,6 @@ def layers_table() -> str:
     from onchip.network.layers import LAYERS
     from onchip.plan.device import KNOWN
     from onchip.runtime.cpu.backend import this_cpu
-    from onchip.train.training_run import LEFT_OUT
 
     on_cpu = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
     on_gpu = {kind for kind in LAYERS if _is_planned(kind, KNOWN["h200"], CUDA)}
@@ -53,8 +52,6 @@ def layers_table() -> str:
     for title, kinds in _families(LAYERS):
         names = ", ".join(sorted(kinds, key=str.lower))
         cells = [f"**{title}**: {names}", *(_which(kinds, some) for some in (on_cpu, on_gpu, trained))]
-        for kind in {layer.__name__ for layer in LEFT_OUT} & trained:
-            cells[-1] = re.sub(rf"\b{kind}\b", f"{kind} (ignored)", cells[-1])
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -93,28 +90,28 @@ def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
 
 
 def _can_train(kind: str) -> bool:
-    """Whether an MLP with this layer between its Linears can be trained on the CPU and on a GPU."""
+    """Whether the CPU and a GPU have kernels for a step through every test case of a layer."""
+    from gradient_cases import GRADIENT_CASES
+    from layer_cases import network
     from onchip.errors import OnchipError
-    from onchip.network.build import mlp
-    from onchip.network.layers import LAYERS
     from onchip.network.training import TrainingStep
     from onchip.plan.device import KNOWN
+    from onchip.plan.gradient.step import training_step
     from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu.backend import this_cpu
-    from onchip.runtime.placement import training_kernels_for
-    from onchip.train.step import step_of
+    from onchip.runtime.placement import kernels_for
+    from training_steps import trained_through
 
-    if LAYERS[kind].arity != 1:
-        return False
+    cases = [case for case in GRADIENT_CASES if case.layer.kind == kind]
     try:
-        net = mlp(8, 8, 4) if kind == "Linear" else mlp(8, 8, 4, activation=kind)
-        step = step_of(net, TrainingStep("cross_entropy"))
-        for device in (this_cpu(), KNOWN["h200"]):
-            make_plan(step, device, training_kernels_for(device), Job("fp32", 32))
-    except (OnchipError, TypeError):
+        for case in cases:
+            step = training_step(trained_through(network(case)), TrainingStep("mse"))
+            for device in (this_cpu(), KNOWN["h200"]):
+                make_plan(step, device, kernels_for(device), Job("fp32", 32)).check_layers()
+    except OnchipError:
         return False
-    return True
+    return bool(cases)
 
 
 # -- the reference ------------------------------------------------------------------------------------------

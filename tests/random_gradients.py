@@ -100,6 +100,8 @@ def random_step(seed: int) -> Step:
         return options[int(rng.integers(len(options)))]
 
     loss = pick(("cross_entropy", "mse", "mse", "half_sse"))
+    if loss == "mse":
+        loss = ("mse", "mse", "bce_with_logits", "mae", "huber")[np.random.default_rng((seed, 47)).integers(5)]
     net = _with_one_output(_without_drops_of_ints(random_network(seed)), loss, pick, rng)
     if pick((True, False)):
         net = _with_factors(net, rng)
@@ -240,6 +242,8 @@ def random_rows(step: Step, B: int, draw: int = 0) -> Rows:
     if step.how.loss == "cross_entropy":
         (losses,) = (node for node in net.nodes if isinstance(node.layer, CrossEntropy))
         rows[TARGET] = rng.integers(0, net.types[losses.inputs[0]].row_size, B)
+    if step.how.loss == "bce_with_logits":
+        rows[TARGET] = rng.random(rows[TARGET].shape).astype(rows[TARGET].dtype)
     shares = rng.uniform(0.1, 1.0, B) if rng.integers(2) else np.ones(B)
     kind = numpy_dtype(net.inputs[SHARE].dtype)
     rows[SHARE] = (shares if step.how.loss == "half_sse" else shares / shares.sum()).astype(kind)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from onchip.network.layers import Linear
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.device import H200
 from onchip.runtime.cuda import devices
+from onchip.train.layered import LayeredRun
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
@@ -159,6 +160,11 @@ def go_by(patch: pytest.MonkeyPatch, training: Training, way: str, is_emulated: 
         emulate_device(patch)
         patch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=training.units)], ""))
     WAYS[way](patch)
+    patch.setattr(LayeredRun, "plan", refuse)
+
+
+def refuse(*_: object) -> NoReturn:
+    raise PlanError("a training by layers")
 
 
 def faults(training: Training, device: str) -> list[str]:

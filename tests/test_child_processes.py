@@ -70,7 +70,7 @@ def test_the_profiled_ladder(planted, monkeypatch):
     ncu.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ncu.parent}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(DeviceError):  # no rung has such a name: it is asked after all imports
-        counters.bank_conflicts("decode", 7, {"nothing": 1})
+        counters.bank_conflicts("decode", 7, ["nothing"])
     assert imported(planted) == ""
 
 

@@ -46,7 +46,7 @@ def test_no_weight_is_computed(cli, monkeypatch):
         (["decode", "--device", "tpu"], ["unknown device", "tpu", "rtx3080ti"]),
         (["sentimnt"], ["unknown model", "did you mean sentiment?"]),
         (["decode", "--batch", "0"], ["got:      0", "at least 1"]),
-        (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy, half_sse, mse"]),
+        (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy, half_sse, mse, bce_with_logits"]),
         (["decode", "--optimiser", "adam"], ["--optimiser without --train", "--train cross_entropy"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),

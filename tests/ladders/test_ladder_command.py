@@ -123,8 +123,8 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
     steps.append(dataclasses.replace(steps[0], rung="fit", facts={}))  # has no list of launches
     climbed = Climb("fake", "", 7, None, tuple(steps))
 
-    def counted(ladder, B, launches):
-        assert (ladder, B, launches) == ("fake", 7, {"a": 5, "b": 1})
+    def counted(ladder, B, rungs):
+        assert (ladder, B, rungs) == ("fake", 7, ["a", "b"])
         return {"a": 1234, "b": 0}
 
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", counted)

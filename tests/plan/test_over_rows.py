@@ -69,11 +69,11 @@ def test_a_beginning_that_does_not_fit_is_refused(order, steps, words):
 
 def test_only_steps_over_some_rows():
     step = training_step(mlp(3, 2), TrainingStep("mse"))
-    with pytest.raises(InputError, match="not a training step"):
+    with pytest.raises(InputError, match="not a step"):
         over_rows(mlp(3, 2), 5, 1)
     with pytest.raises(InputError, match="no rows"):
         over_rows(step, 0, 1)
-    with pytest.raises(InputError, match="not a training step"):
+    with pytest.raises(InputError, match="not a step"):
         over_rows(over_rows(step, 5, 1), 5, 1)
 
 

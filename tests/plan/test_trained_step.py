@@ -16,7 +16,7 @@ from onchip.network.recipe import Recipe, as_is
 from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
 from onchip.plan.gradient.step import training_step
-from onchip.plan.kernel import Claim, Job
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for, training_kernels_for
@@ -105,6 +105,24 @@ def test_kernels_of_whole_steps_refuse_what_they_cannot_compute(device, how, dec
     plan = make_plan(training_step(mlp(7, 5, 4), how, decays=decays), device, kernels_for(device), Job(batch=6))
     assert plan.whole_step is None
     assert f"refused: mlp_train at fc1: {why}" in str(plan)
+
+
+@DEVICES
+@pytest.mark.parametrize("loss", ["bce_with_logits", "mae", "huber"])
+def test_kernels_for_whole_steps_refuse_other_losses(device, loss):
+    """Each of them, which with mean squared errors runs one of these batches: none computes another loss instead."""
+    kernels = [kernel for kernel in kernels_for(device) if getattr(kernel, "runs_whole_steps", False)]
+
+    def answers(kernel, loss):
+        step = training_step(mlp(784, 320, 160, 10), TrainingStep(loss, byte_scale=1 / 255))
+        return [answer for batch in (64, 256) for answer in kernel.claims(step, 0, device, Job(batch=batch))]
+
+    assert all(any(isinstance(each, Claim) for each in answers(kernel, "mse")) for kernel in kernels)
+    refusals = [answer for kernel in kernels for answer in answers(kernel, loss)]
+    assert {type(answer) for answer in refusals} == {Refusal}
+    assert {answer.why for answer in refusals} == {f"trains with cross_entropy, half_sse, mse, not {loss}"}
+    step = training_step(mlp(20, 32, 16), TrainingStep(loss))
+    assert make_plan(step, device, kernels_for(device), Job(batch=6)).whole_step is None
 
 
 @DEVICES

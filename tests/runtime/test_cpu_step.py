@@ -28,7 +28,7 @@ from onchip.network.layers import (
     Tanh,
 )
 from onchip.network.training import TrainingStep
-from onchip.network.types import TensorType
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job
 from onchip.runtime.cpu import step as steps
@@ -50,7 +50,7 @@ def test_every_layer(case):
     net = trained_through(network(case))
     step = training_step(net, TrainingStep("mse", "momentum"))
     target, share = np.random.default_rng(3).standard_normal((5, net.output.row_size)), np.full(5, 1 / 5)
-    rows = (*random_inputs(case, 5), *(each.astype(net.output.dtype) for each in (target, share)))
+    rows = (*random_inputs(case, 5), *(each.astype(numpy_dtype(net.output.dtype)) for each in (target, share)))
     bound, state = CpuStep(plan(step, "cpu", Job(batch=5)), 2), begin(step)
     after = run(bound, rows, state)
     assert_right(step, after, rows, state)

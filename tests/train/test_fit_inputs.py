@@ -10,7 +10,11 @@ import pytest
 
 import onchip
 from onchip import cache
-from onchip.errors import FormatError, InputError, KernelError, PlanError, ShapeError
+from onchip.errors import FormatError, InputError, ShapeError
+from onchip.network.build import sequential
+from onchip.network.layers import Linear, Sigmoid, Softmax
+from onchip.network.types import TensorType
+from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import hold_out
 
@@ -92,28 +96,11 @@ def test_an_epochs_loss_is_the_mean_over_its_rows(data):
     assert result.epoch_losses[0] == pytest.approx(whole.epoch_losses[0], rel=1e-6)
 
 
-def test_an_ignored_dropout_is_reported(data, capfd, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setenv("ONCHIP_QUIET", "")
-    monkeypatch.setattr(cache, "printed", set())
-    first, second = torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)
-    relu, losses = torch.nn.ReLU(), []
-    for layers in ((first, relu, second), (first, relu, torch.nn.Dropout(0.2), second, torch.nn.Dropout(0.0))):
-        net = onchip.load(torch.nn.Sequential(*layers), torch.zeros(1, 3))
-        losses.append(onchip.fit(net, *data, epochs=2, device="cpu").epoch_losses)
-    assert losses[0] == losses[1]
-    assert capfd.readouterr().err.count("(Dropout, p=0.2) is ignored during training") == 1
-
-
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [("LayerNorm", r"layer '.*' \(LayerNorm\)"), ("GELU", r"\(GELU\)"), ("Softmax", r"before layer '.*' \(Softmax\)")],
-)
-def test_a_layer_that_no_kernel_trains_is_named(data, layer, words):
-    torch = pytest.importorskip("torch")
-    made = {"LayerNorm": lambda: torch.nn.LayerNorm(2), "GELU": torch.nn.GELU, "Softmax": lambda: torch.nn.Softmax(1)}
-    net = onchip.load(torch.nn.Sequential(torch.nn.Linear(3, 2), made[layer]()), torch.zeros(1, 3))
-    with pytest.raises(PlanError, match=words):
+@pytest.mark.parametrize(("layer", "kind"), [(Softmax(), "Softmax"), (Sigmoid(), "Sigmoid")])
+def test_an_output_that_the_loss_computes_is_named(data, layer, kind):
+    weights = {"a.weight": np.ones((2, 3), np.float32)}
+    net = sequential(TensorType(("B", 3)), [("a", Linear()), ("end", layer)], weights)
+    with pytest.raises(InputError, match=rf"(?s)expects logits.*layer 'end' \({kind}\)"):
         onchip.fit(net, *data, device="cpu")
 
 
@@ -231,12 +218,21 @@ def test_targets_that_do_not_fit_get_a_hint(data, y, hint):
     assert caught.value.hint == hint
 
 
-def test_debug_tells_of_targets(data):
-    x, _ = data
-    y = np.zeros((50, 2), np.float32)
-    y[9, 1] = np.nan
-    with pytest.raises(KernelError, match="check the targets"):
-        fit(x, y, loss="mse", debug=True)
+@pytest.mark.parametrize(("value", "told"), [(np.nan, "nan"), (-np.inf, "-inf")])
+def test_missing_values_are_refused_before_the_first_step(data, value, told):
+    x, y = data
+    bad, targets = x.copy(), np.zeros((50, 2), np.float32)
+    bad[17, 2], targets[9, 1] = value, value
+    for call in (
+        lambda: fit(bad, y), lambda: fit(x, y, validation_data=(bad, y)),
+        lambda: fit_runs([Run(onchip.mlp(3, 2), TrainOptions())], bad, y, device="cpu"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="not finite") as caught:
+            call()
+        assert caught.value.got == f"{told} in row 17, position 2"
+    with pytest.raises(InputError, match="targets are not finite") as caught:
+        fit(x, targets, loss="mse")
+    assert caught.value.got == f"{told} in row 9, position 1"
 
 
 def test_a_fit_with_cached_kernels_loads_no_numba():

@@ -56,6 +56,12 @@ def test_the_network_fits_the_data():
     assert job.title == "digits 64-7-10 on sklearn digits: sgd, lr 0.03, batch 64, momentum 0.5, cosine"
 
 
+def test_targets_from_0_to_1_are_not_scaled():
+    job = train_job.train_job("mlp", Source("x.npy", "t.npy"), {"loss": "bce_with_logits"}, scale=True)
+    assert job.standard.rows is not None
+    assert job.standard.targets is None
+
+
 def test_a_file_is_trained_on_files_or_on_digits():
     save(mlp(6, 4, 3), "net.onnx")
     assert train_job.train_job("net.onnx", Source("x.npy", "y.npy"), {}).widths == (6, 4, 3)

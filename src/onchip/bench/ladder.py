@@ -115,8 +115,8 @@ def with_bank_conflicts(climbed: Climb, reporter: Reporter) -> Climb:
     """The same climb with each rung's bank conflicts, if ncu can count them."""
     reporter.progress("counting bank conflicts")
     try:
-        launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps if "launches" in step.facts}
-        counts = bank_conflicts(climbed.ladder, climbed.B, launches)
+        rungs = [step.rung for step in climbed.steps if "launches" in step.facts]  # not those that run an engine
+        counts = bank_conflicts(climbed.ladder, climbed.B, rungs)
     except DeviceError as error:
         reporter.log(f"bank conflicts not counted: {error.what}" + (f": {error.got}" if error.got else ""))
         return climbed

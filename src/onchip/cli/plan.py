@@ -22,6 +22,7 @@ from onchip.cli.options import (
 )
 from onchip.cli.output import print_json, print_message, terminal_width
 from onchip.errors import InputError
+from onchip.network.training import LOSSES
 
 
 def plan(
@@ -31,9 +32,7 @@ def plan(
     batch: Annotated[int, Option(metavar="ROWS", help="Rows per call, for which the plan is chosen.")] = 1024,
     precision: Precision = "fp32",
     io: Io = "",
-    train: Annotated[
-        str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
-    ] = "",
+    train: Annotated[str, Option(metavar="LOSS", show_default=False, help=f"Plan training: {', '.join(LOSSES)}.")] = "",
     optimiser: Annotated[str, Option(help="With --train: sgd, momentum, nesterov, adam or adamw.")] = "sgd",
     without: Without = None,
     tables: Tables = "fp32",

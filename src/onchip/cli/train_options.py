@@ -58,7 +58,12 @@ Scale = Annotated[
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 
 Loss = Annotated[
-    str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for regression.")
+    str | None,
+    _training(
+        "loss",
+        "cross_entropy for classes; bce_with_logits for outputs that are each true or false; mse, half_sse (half the "
+        "sum), mae or huber for regression.",
+    ),
 ]
 LabelSmoothing = Annotated[
     float | None, _training("label_smoothing", "For cross_entropy: share of the target spread over all classes.")

@@ -21,6 +21,7 @@ from onchip.network.training import TrainingStep
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
+MLP_LOSSES = ("cross_entropy", "half_sse", "mse")  # of kernels that run whole steps
 CLIP_EPS = 1e-6  # added to a norm before division, as in torch
 STEP_FLOATS = 8  # per-step optimiser values
 MAX_EPOCHS, _MAX_QUEUED_ROWS = 32, 1 << 21  # limits of what is queued on a device at a time
@@ -175,6 +176,8 @@ class JointTrainer(Protocol):
 def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
     """ "" if kernels can run the step of a network, which is this chain; else the reason."""
     net, loss = step.network, step.how.loss
+    if loss not in MLP_LOSSES:
+        return f"trains with {', '.join(MLP_LOSSES)}, not {loss}"
     if step.how.optimiser not in STATE_NAMES:
         return f"trains with {', '.join(STATE_NAMES)}, not {step.how.optimiser}"
     if isinstance(step.decays, Mapping):

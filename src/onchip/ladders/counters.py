@@ -1,5 +1,8 @@
 """Count bank conflicts of GPU rungs with Nsight Compute, which profiles one run of each.
 
+A run is one range between cuProfilerStart and cuProfilerStop. To profile its launches one by one would take seconds per
+hundred, and a run may have thousands.
+
 `bank_conflicts` runs this command and parses its output:
 
     ncu ... python -m onchip.ladders.counters decode 12800 separate coalesced
@@ -11,7 +14,7 @@ import csv
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from onchip.errors import DeviceError
 from onchip.kernels import reference
@@ -25,38 +28,40 @@ METRICS = (
 )
 
 
-def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str, int]:
-    """Bank conflicts (loads and stores) per rung, for one run over B rows; `launches`: kernels per rung.
+def bank_conflicts(ladder: str, B: int, rungs: Sequence[str]) -> dict[str, int]:
+    """Bank conflicts (loads and stores) per rung, for one run over B rows; `rungs` in the ladder's order.
 
     Raises DeviceError if ncu is missing or lacks permission.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu not found", hint="install NVIDIA Nsight Compute")
-    # -P: without it, modules in the current folder would be imported.
-    command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS), "--csv",
-               sys.executable, "-P", "-m", "onchip.ladders.counters", ladder, str(B), *launches]  # fmt: skip
+    # app-range: if the metrics need several passes, each starts the command again. -P: without it, modules in
+    # the current folder would be imported.
+    command = [ncu, "--replay-mode", "app-range", "--clock-control", "none", "--profile-from-start", "off",
+               "--metrics", ",".join(METRICS), "--csv",
+               sys.executable, "-P", "-m", "onchip.ladders.counters", ladder, str(B), *rungs]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = (result.stdout + result.stderr).strip().splitlines()
         raise DeviceError("ncu failed", got=lines[-1] if lines else f"exit code {result.returncode}")
     counts = read_counts(result.stdout)
-    if len(counts) != sum(launches.values()):
-        got, expected = f"{len(counts)} kernels", f"{sum(launches.values())} kernels"
-        raise DeviceError("ncu profiled another number of kernels", got=got, expected=expected)
-    remaining = iter(counts)
-    return {rung: sum(next(remaining) for _ in range(kernels)) for rung, kernels in launches.items()}
+    if len(counts) != len(rungs):
+        raise DeviceError(
+            "ncu profiled another number of runs", got=f"{len(counts)} ranges", expected=f"{len(rungs)} ranges"
+        )
+    return dict(zip(rungs, counts, strict=True))
 
 
 def read_counts(output: str) -> list[int]:
-    """The sum of the metrics per kernel, in launch order, from the output of `ncu --csv`."""
+    """The sum of the metrics per range, in order, from the output of `ncu --csv`."""
     lines = [line for line in output.splitlines() if line.startswith('"')]  # other lines are ncu's messages
     sums: dict[int, int] = {}
     for row in csv.DictReader(lines):
         if row["Metric Name"] in METRICS:
-            kernel = int(row["ID"])
-            sums[kernel] = sums.get(kernel, 0) + round(float(row["Metric Value"].replace(",", "")))
-    return [sums[kernel] for kernel in sorted(sums)]
+            number = int(row["ID"])
+            sums[number] = sums.get(number, 0) + round(float(row["Metric Value"].replace(",", "")))
+    return [sums[number] for number in sorted(sums)]
 
 
 def main(name: str, B: int, rungs: list[str]) -> None:

@@ -8,7 +8,7 @@ from onchip.errors import InputError
 from onchip.network.names import known_name
 from onchip.network.reading import show
 
-LOSSES = ("cross_entropy", "half_sse", "mse")
+LOSSES = ("cross_entropy", "half_sse", "mse", "bce_with_logits", "mae", "huber")
 # With the number of state values per weight; "nesterov" is momentum whose step looks ahead.
 OPTIMISERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 MAX_NORM = 3.4028234e38  # float32's largest
@@ -18,7 +18,7 @@ MAX_NORM = 3.4028234e38  # float32's largest
 class TrainingStep:
     """What a step of training computes from the rows of a batch."""
 
-    loss: str  # one of LOSSES; for "cross_entropy" the network's output is logits
+    loss: str  # one of LOSSES; for "cross_entropy" and "bce_with_logits" the network's output is logits
     optimiser: str = "sgd"  # one of OPTIMISERS
     label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
     clip_norm: float = 0.0  # set: gradients are scaled down to this norm

@@ -1,8 +1,8 @@
-"""Backend and Bound: the protocols that every device implements."""
+"""Backend, Bound and BoundStep: the protocols that every device implements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onchip.network.graph import Network
@@ -24,6 +24,67 @@ class Backend(Protocol):
     def bind(self, plan: Plan) -> Bound:
         """Prepare a plan: compile its kernels, evaluate its recipes."""
         ...
+
+    def bind_step(self, plan: Plan, state: Mapping[str, Any] | None = None) -> BoundStep:
+        """Prepare the plan of a network with state.
+
+        state  arrays on the device that are there already, by name: of another step, or of `hold_array`
+        """
+        ...
+
+    def hold_array(self, array: Array) -> Any:
+        """An array on the device, for the state of steps. On the CPU it is this one."""
+        ...
+
+
+class BoundStep(Protocol):
+    """A network with state that is ready to run: each run computes its outputs, then replaces the state."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The arrays on the device, by name."""
+        ...
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether runs, once begun, continue asynchronously to the host."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The GPU memory that it holds; 0 on the CPU."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], B: int, count: int = 1) -> dict[str, Array]:
+        """Run B host rows `count` times; returns the outputs of the last run."""
+        ...
+
+    def hold(self, inputs: Mapping[str, Array], B: int) -> Any:
+        """B host rows of the inputs, by name, for several calls of `begin`; compiles kernels for as many."""
+        ...
+
+    def with_rows(self, batch: Any, rows: Mapping[str, Any]) -> Any:
+        """The batch with other rows of some inputs; arrays on the device are read where they are."""
+        ...
+
+    def outputs(self, batch: Any) -> dict[str, Array]:
+        """The outputs of the last run over this batch, by name."""
+        ...
+
+    def begin(self, batch: Any, count: int = 1) -> None:
+        """Run `count` times over rows of `hold`, after the runs that were begun before."""
+        ...
+
+    def wait(self) -> float:
+        """Wait for the runs that were begun; returns how many seconds they took."""
+        ...
+
+    def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]: ...
+
+    def write_state(self, arrays: Mapping[str, Array]) -> None: ...
 
 
 class Bound(Protocol):

@@ -111,7 +111,8 @@ def fit(
     other       learning_rate and optimizer are accepted as aliases; any other name is an error with a suggestion
 
     The row order is train.order.epoch_order(n, seed, epoch). Same seed, same kind of machine: same bits.
-    Dropout layers are ignored during training; the run logs that.
+    Dropouts drop by the seed, the number of the step and of the layer: the same elements on every device, and in a
+    resumed run. Batch norms use the statistics of the batch, and move their running averages by a tenth per step.
     """
     arguments = locals()  # the parameters above, by name
     options = {field.name: arguments[field.name] for field in fields(TrainOptions)}

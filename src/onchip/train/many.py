@@ -22,18 +22,18 @@ from onchip.network.recipe import Array
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.cpu.backend import check_threads
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
-from onchip.runtime.io.host_rows import check_rows
 from onchip.train.options import TrainOptions
 from onchip.train.recording import EVALUATE, PLAN, RESULT, new_recorder, phase
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
+from onchip.train.targets import check_targets
 from onchip.train.together import start_runs
+from onchip.train.training_data import rows_of
 from onchip.train.training_run import (
     REPORT_SECONDS,
     FitResult,
     PlannedRun,
     TrainingRun,
-    check_targets,
     plan_run,
 )
 
@@ -70,7 +70,7 @@ def fit_runs(
     if not runs:
         return []
     first = runs[0].net
-    x, y = check_rows(x, first.input), check_targets(first, len(x), y, runs[0].options.loss)
+    x, y = rows_of(x, first), check_targets(first, len(x), y, runs[0].options.loss)
     for run in runs:
         if _data_of(run) != _data_of(runs[0]):
             expected = " ".join(_data_of(runs[0]))
@@ -193,7 +193,8 @@ def _row_indices(rows: Array, n: int) -> Array:
 
 
 def _data_of(run: Run) -> tuple[str, str, str]:
-    target = "classes" if run.options.loss == "cross_entropy" else "target values"
+    targets = {"cross_entropy": "classes", "bce_with_logits": "target values from 0 to 1"}
+    target = targets.get(run.options.loss, "target values")
     return str(run.net.input), str(run.net.output), target
 
 

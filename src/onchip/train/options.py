@@ -29,7 +29,7 @@ ALIASES = {"learning_rate": "lr", "optimizer": "optimiser"}
 class TrainOptions:
     """All options of a training run. Runs with equal options, data and initial weights give equal bits."""
 
-    loss: str = "cross_entropy"  # mean over the batch; "half_sse": half the sum of squares; "mse": their mean
+    loss: str = "cross_entropy"  # one of LOSSES: a mean over the batch, except "half_sse": half the sum of squares
     label_smoothing: float = 0.0  # for cross_entropy: this share of a row's target is spread evenly over all classes
     class_weight: Any = None  # for cross_entropy: "balanced", one weight per class, or {class: weight}; default 1
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8

@@ -50,6 +50,9 @@ def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tu
 def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
     """Raise InputError if these ranks cannot share the batches of a run on `rows` rows, or if sharing does not pay."""
     batch = min(plan.job.batch, rows)
+    if plan.whole_step is None:
+        got, hint = f"{ranks.size} ranks for '{plan.network.name}'", "one process, or --seeds: each rank trains some"
+        raise InputError("ranks share only batches of MLPs", got=got, expected="an MLP", hint=hint)
     if plan.device.kind != "cpu":
         got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"
         raise InputError("only ranks on CPUs can share batches", got=got, expected="--device cpu", hint=hint)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from onchip.kernels.training import Epochs, JointTrainer, SharedData
 from onchip.network.recipe import Array
 from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TIME_LAUNCHES, TrainingRecorder, phase
+from onchip.train.step_trainer import BoundSteps, StepRuns
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
@@ -19,10 +20,14 @@ def start_runs(
 ) -> ConcurrentRuns:
     """Prepare runs that share a trainer; x and y are already checked."""
     order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
-    row_weights, x = [run.row_weights for run in planned], flat_rows(x)
+    row_weights = [run.row_weights for run in planned]
     networks, bound = [run.plan.network for run in planned], planned[0].bound
-    with phase(recorder, ROWS):
-        joint = bound.trainers(networks, x, y, row_weights, order_lengths, shared)
+    joint: JointTrainer
+    if isinstance(bound, BoundSteps):
+        joint = StepRuns(bound, x, [len(run.train) for run in planned])
+    else:
+        with phase(recorder, ROWS):
+            joint = bound.trainers(networks, flat_rows(x), y, row_weights, order_lengths, shared)
     with phase(recorder, PLAN):
         joint.make_ready()
         for run, trainer in zip(planned, joint.trainers, strict=True):

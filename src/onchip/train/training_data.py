@@ -11,10 +11,12 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.network.tokens import check_token_ids
+from onchip.runtime.engine import id_limits
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.row_weights import check_sample_weight
-from onchip.train.rows import as_rows, as_targets
-from onchip.train.training_run import check_targets
+from onchip.train.rows import as_rows, as_targets, check_finite
+from onchip.train.targets import check_targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +30,8 @@ class TrainingData:
     held: Array | None = None  # indices to validate on; None: chosen by the options
 
     def checked(self, net: Network, loss: str) -> TrainingData:
-        x = check_rows(as_rows(self.x, net.input.dtype), net.input)
-        y = check_targets(net, len(x), as_targets(self.y, loss), loss)
+        x = rows_of(self.x, net)
+        y = check_targets(net, len(x), as_targets(self.y, loss, net.output.dtype), loss)
         return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
 
     @property
@@ -40,6 +42,15 @@ class TrainingData:
     def arrays(self) -> dict[str, Array]:
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
         return {"x": self.x, "y": self.y, **weights}
+
+
+def rows_of(x: Any, net: Network, what: str = "rows") -> Array:
+    """Rows for the network's input; InputError for the first NaN, infinity, or id that is not in its table."""
+    rows = check_rows(as_rows(x, net.input.dtype), net.input)
+    check_finite(rows, what)
+    for name, limit in id_limits(net).items():
+        check_token_ids(rows, limit, name=name)
+    return rows
 
 
 def with_validation(
@@ -54,10 +65,10 @@ def with_validation(
     if options["validation"]:
         got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
         raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
-    parts = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (data.x, validation_data[0])]
+    parts = [rows_of(data.x, net), rows_of(validation_data[0], net, "rows to validate on")]
     if not len(parts[1]):
         raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
-    targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]
+    targets = [as_targets(each, options["loss"], net.output.dtype) for each in (data.y, validation_data[1])]
     targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
     count, held = map(len, parts)
     weights = check_sample_weight(data.sample_weight, count)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.cache import print_unless_quiet
-from onchip.errors import InputError, KernelError, ShapeError
+from onchip.errors import InputError, KernelError, PlanError
 from onchip.kernels.training import (
     Epochs,
     SharedData,
@@ -22,23 +21,23 @@ from onchip.kernels.training import (
     weights_of_batches,
 )
 from onchip.network.graph import Network
-from onchip.network.layers import Dropout
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
 from onchip.network.training import TrainingStep
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
-from onchip.runtime.backend import Bound
+from onchip.runtime.backend import Backend, Bound
 from onchip.runtime.placement import find_device, may_use_gpu, place, training_kernels_for
+from onchip.train.layered import LayeredRun, is_layered
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
 from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
+from onchip.train.step_trainer import AVERAGE, BoundSteps
 
 _EPOCHS_SHOWN = 10  # in a notebook
-LEFT_OUT = (Dropout,)  # layers ignored during training; `fit` and the README's table document it
 REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
 
 
@@ -130,7 +129,7 @@ class PlannedRun:
     net: Network
     options: TrainOptions
     plan: Plan
-    bound: Bound
+    bound: Bound | BoundSteps
     chosen: str
     train: Array  # row indices to train on
     held: Array  # row indices to validate on
@@ -139,8 +138,8 @@ class PlannedRun:
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two can be trained in the same launches."""
         ours, theirs = self.plan, other.plan
-        assert ours.whole_step is not None
-        assert theirs.whole_step is not None
+        if ours.whole_step is None or theirs.whole_step is None:
+            return False
         is_same = (ours.job, ours.device, self.chosen) == (theirs.job, theirs.device, other.chosen)
         is_same &= ours.whole_step.how == theirs.whole_step.how
         return is_same and [g.claim.facts for g in ours.groups] == [g.claim.facts for g in theirs.groups]
@@ -157,10 +156,6 @@ def plan_run(
     held    indices of x to validate on; None: a share of `rows`
     text    a plan as JSON, to use instead of planning here
     """
-    for node in net.nodes:
-        if isinstance(node.layer, LEFT_OUT):
-            note = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) is ignored during training"
-            print_unless_quiet(note)
     all_rows = np.arange(len(x)) if rows is None else rows
     row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
@@ -181,14 +176,27 @@ def plan_run(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
         is_weighted=row_weights is not None, byte_scale=scale, ema=options.ema,
     )  # fmt: skip
-    step = step_of(net, how, options.weight_decay, options.frozen)
-    if text:
-        here, backend, chosen = find_device(device, threads)
-        plan = plan_from_json(text, array_weights(step), training_kernels_for(here))
-    else:
+    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
+    if not (text and is_layered(text)):
+        step = step_of(net, how, options.weight_decay, options.frozen)
         job = Job(options.precision, batch)
-        plan, backend, chosen = place(step, device, job, threads, kernels_for=training_kernels_for)
-    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+        try:
+            plan, backend, chosen = _plan_whole(step, device, job, threads, text)
+            return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+        except PlanError:
+            if text:
+                raise
+    plan, backend, chosen = of_layers.plan(len(x), device, threads, text)
+    bound = of_layers.bind(plan, backend, x, y, shared)
+    return PlannedRun(net, options, plan, bound, chosen, all_rows, held, row_weights)
+
+
+def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text: str) -> tuple[Plan, Backend, str]:
+    """The plan of a kernel that runs whole steps; PlanError if there is none."""
+    if not text:
+        return place(step, device, job, threads, kernels_for=training_kernels_for)
+    here, backend, chosen = find_device(device, threads)
+    return plan_from_json(text, array_weights(step), training_kernels_for(here)), backend, chosen
 
 
 def flat_rows(x: Array) -> Array:
@@ -338,7 +346,7 @@ class TrainingRun:
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
-            self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
+            self.best_epoch, self.best_weights = self.epoch, self._result_weights()
         self._epoch_begins = len(self.losses)
 
     def last_lr(self, epoch: int) -> float:
@@ -392,8 +400,13 @@ class TrainingRun:
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
 
+    def _result_weights(self) -> dict[str, Array]:
+        """The weights of now, or with `ema` their averages."""
+        weights, state = self.trainer.weights(), self.trainer.state() if self.options.ema else {}
+        return {name: state.get(f"{AVERAGE}:{name}", weight) for name, weight in weights.items()}
+
     def result(self) -> FitResult:
-        weights = self.best_weights if self.options.patience else self.trainer.weights()
+        weights = self.best_weights if self.options.patience else self._result_weights()
         trained = self.net.replace(weights={**self.net.weights, **weights})
         best = self.best_epoch if self.options.patience else self.epoch
         losses = np.concatenate(self.losses)
@@ -401,34 +414,3 @@ class TrainingRun:
             trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state(),
             self.trainer.gpu_bytes,
         )  # fmt: skip
-
-
-def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """Check targets against n rows of the network's output and convert them for the kernels."""
-    D_out = net.output.row_size
-    if not isinstance(y, np.ndarray):
-        raise ShapeError(
-            "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
-        )
-    if n == 0:
-        raise InputError("nothing to train on", got="0 rows", expected="at least 1")
-    if loss == "cross_entropy":
-        if y.shape != (n,) or y.dtype.kind not in "iu":
-            got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
-            hint = "one class index per row; loss 'mse' for real-valued targets"
-            raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
-        y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
-        bad = np.flatnonzero((y < 0) | (y >= D_out))
-        if bad.size:
-            got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with one output per class, or classes counted from 0"
-            raise InputError("a class is out of range", got=got, expected=f"0 to {D_out - 1}", hint=hint)
-        return np.ascontiguousarray(y, np.int64)
-    if y.shape != (n, D_out) or y.dtype != np.float32:
-        got, expected = f"{y.dtype.name}{list(y.shape)}", f"float32[{n}, {D_out}]"
-        hint = "one value per output"
-        if y.dtype.kind in "iu":
-            hint = "loss 'cross_entropy', if these are classes"
-        elif y.size == n * D_out and y.dtype == np.float32:
-            hint = f"y.reshape({n}, {D_out})"
-        raise ShapeError("targets do not fit", got=got, expected=expected, hint=hint)
-    return np.ascontiguousarray(y)

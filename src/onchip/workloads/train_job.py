@@ -107,7 +107,7 @@ def train_job(
     elif model == NEW:
         data = _users_data(source, options)
         make_net = partial(mlp, data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, **chosen)
-        standard, notes = _standard(data, scale)
+        standard, notes = _standard(data, options, scale)
     else:
         net = load(model)  # before the data: a wrong name fails at once
         data = _named_data(model, digits, source) if is_named else _users_data(source, options)
@@ -115,7 +115,7 @@ def train_job(
             data.y_train.ndim == 1 or data.outputs == net.output.row_size
         )  # else `fit` raises the error
         if is_fit and not is_named:
-            standard, notes = _standard(data, scale, net)
+            standard, notes = _standard(data, options, scale, net)
             net = net if standard.raw is None else standard.unfold()
 
         def make_net(seed: int) -> Network:
@@ -150,7 +150,9 @@ def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
     return chosen
 
 
-def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> tuple[Standard, list[str]]:
+def _standard(
+    data: Dataset, options: TrainOptions, scale: bool | None, raw: Network | None = None
+) -> tuple[Standard, list[str]]:
     """The scaling of rows and targets, from the training rows only, and messages for the user.
 
     raw  the network to train further; None: a new one
@@ -172,7 +174,7 @@ def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> 
     else:
         rows = columns_of(data.x_train, data.columns)
         notes.append("columns standardised; folded into the first layer; --no-scale turns it off")
-    if data.y_train.ndim == 2:
+    if data.y_train.ndim == 2 and options.loss != "bce_with_logits":  # its targets are shares, from 0 to 1
         targets = columns_of(data.y_train, what="target")
         notes.append("targets standardised: losses refer to these; folded into the last layer")
     return Standard(rows, targets, raw), notes

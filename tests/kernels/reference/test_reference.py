@@ -11,21 +11,27 @@ from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     LAYERS,
+    AbsoluteError,
     Add,
     ArgMax,
     ArgMin,
     ArgTopK,
+    BinaryCrossEntropy,
     Concat,
+    CrossEntropy,
     CumSum,
     Embedding,
     GlobalMean,
+    HuberLoss,
     Linear,
     Mod,
     Reshape,
+    SquaredError,
     Tanh,
     ToInts,
     ToPixels,
 )
+from onchip.network.training import LOSSES
 from onchip.network.types import TensorType
 
 
@@ -88,11 +94,12 @@ def test_a_batch_whose_rows_weigh_nothing_changes_nothing(loss, dtype):
     assert not any(gradient.any() for gradient in gradients.values())
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "half_sse"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_network_gradient_matches_finite_differences(loss):
     net = random_mlp(5, 7, 3, activation="Tanh")
     x = rows(6, 5).astype(np.float64)
     target = np.array([0, 1, 2, 2, 1, 0]) if loss == "cross_entropy" else rows(6, 3, seed=2).astype(np.float64)
+    target = np.clip(target, 0, 1) if loss == "bce_with_logits" else target
     _, gradients = reference.loss_and_gradients(net, x, target, loss)
     assert gradients.keys() == net.weights.keys()
     for name in net.weights:
@@ -102,6 +109,39 @@ def test_network_gradient_matches_finite_differences(loss):
             return reference.loss_and_gradients(changed, x, target, loss)[0]
 
         assert_gradient(value, net.weights[name].astype(np.float64), gradients[name])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        CrossEntropy(), CrossEntropy(0.3), SquaredError(), SquaredError(is_mean=True), BinaryCrossEntropy(),
+        AbsoluteError(), HuberLoss(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradients_of_losses_match_finite_differences(layer):
+    """By the output and, if it has a gradient, by the target."""
+    y, target, dy = (3 * rows(4, 5, seed=seed).astype(np.float64) for seed in range(3))
+    xs = (y, np.array([0, 4, 2, 2])) if isinstance(layer, CrossEntropy) else (y, target)
+    gradients, _ = layer.backward(xs, {}, layer.forward(xs, {}), dy[:, 0])
+    assert gradients[0] is not None
+    for i, gradient in enumerate(gradients):
+        if gradient is not None:
+
+            def value(x, i=i):
+                return float(layer.forward((*xs[:i], x, *xs[i + 1 :]), {}) @ dy[:, 0])
+
+            assert_gradient(value, xs[i], gradient)
+
+
+def test_losses_where_they_have_no_derivative_or_overflow():
+    y, target = np.array([[0.0, 2.0, -1.0, 1.0]], np.float32), np.array([[0.0, 2.0, 0.0, 0.0]], np.float32)
+    one = np.ones(1, np.float32)
+    assert AbsoluteError().backward((y, target), {}, one, one)[0][0].tolist() == [[0, 0, -0.25, 0.25]]
+    assert HuberLoss().forward((y, target), {}) == 0.25
+    y, target = np.array([[1e4, 1e4, -1e4, -1e4]], np.float32), np.array([[1.0, 0.0, 1.0, 0.0]], np.float32)
+    assert BinaryCrossEntropy().forward((y, target), {}) == 5e3
+    assert BinaryCrossEntropy().backward((y, target), {}, one, one)[0][0].tolist() == [[0, 0.25, -0.25, 0]]
 
 
 def assert_gradient(function, x, gradient, step=1e-6):

@@ -72,6 +72,7 @@ def loss_and_gradients(
     "cross_entropy": the network's output is logits, target (B,) holds classes; mean over the batch.
     "half_sse":      half the sum of squared differences to target (B, D_out), over the whole batch.
     "mse":           the mean of the squared differences, over the batch and the outputs.
+    Others:          means over the batch and the outputs, too.
     row_weights      (B,): multiplies the loss of each row, and means divide by the sum of the weights.
     smoothing        of "cross_entropy": the fraction of a row's target that is spread evenly over all classes.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onchip.network.graph import Network
-from onchip.network.layers import LogSoftmax
+from onchip.network.layers import LogSoftmax, Sigmoid
 from onchip.network.recipe import Array, materialise
 
 
@@ -27,11 +27,29 @@ def mse(y: Array, target: Array) -> tuple[Array, Array]:
     return np.square(y - target).reshape(len(y), -1).mean(axis=1), 2 * (y - target) / (y.size // len(y))
 
 
+def bce_with_logits(y: Array, target: Array) -> tuple[Array, Array]:
+    losses = target * np.logaddexp(0, -y) + (1 - target) * np.logaddexp(0, y)
+    return losses.reshape(len(y), -1).mean(axis=1), (Sigmoid().function(y) - target) / (y.size // len(y))
+
+
+def mae(y: Array, target: Array) -> tuple[Array, Array]:
+    return np.abs(y - target).reshape(len(y), -1).mean(axis=1), np.sign(y - target) / (y.size // len(y))
+
+
+def huber(y: Array, target: Array) -> tuple[Array, Array]:
+    d = y - target
+    losses = np.where(np.abs(d) < 1, 0.5 * d * d, np.abs(d) - 0.5)
+    return losses.reshape(len(y), -1).mean(axis=1), np.clip(d, -1, 1) / (y.size // len(y))
+
+
 # (output, target) -> (B,) the loss per row, and (B, D_out) its gradient by the row's output.
 LOSSES: dict[str, Callable[..., tuple[Array, Array]]] = {
     "cross_entropy": cross_entropy,
     "half_sse": half_sse,
     "mse": mse,
+    "bce_with_logits": bce_with_logits,
+    "mae": mae,
+    "huber": huber,
 }
 
 

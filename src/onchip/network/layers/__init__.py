@@ -99,23 +99,34 @@ from onchip.network.layers.resize import LinearResize, NearestResize
 from onchip.network.layers.scan import CumSum
 from onchip.network.layers.select import Gather, Pad, Selection, Slice, Tile
 from onchip.network.layers.shape import Dropout, Identity, Permute, Reshape
-from onchip.network.layers.training import BatchSum, CrossEntropy, ElementwiseGrad, InputGrad, SquaredError, WeightGrad
+from onchip.network.layers.training import (
+    AbsoluteError,
+    BatchSum,
+    BinaryCrossEntropy,
+    Correct,
+    CrossEntropy,
+    ElementwiseGrad,
+    HuberLoss,
+    InputGrad,
+    SquaredError,
+    WeightGrad,
+)
 
 __all__ = [
-    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "STEP_LAYERS", "Abs", "Activation", "AdamStep", "Add",
-    "ArgMax", "ArgMin", "ArgTopK", "Atan", "AvgPool1d", "AvgPool2d", "BatchMean", "BatchNorm1d", "BatchNorm2d",
-    "BatchNormGrad", "BatchSum", "BatchVariance", "Broadcast", "Cast", "Ceil", "Clip", "ClipScale", "Comparison",
-    "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "Counted", "CrossEntropy",
-    "CumSum", "DataRows", "Decayed", "Descent", "Div", "Dropout", "DropoutMask", "Elementwise", "ElementwiseGrad",
-    "Embedding", "Equal", "Erf", "Exp", "FirstMoment", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin",
-    "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish", "Identity",
-    "InputGrad", "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax",
-    "Logged", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize",
-    "NesterovDescent", "Ordered", "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent",
-    "RecurrentGrad", "Reshape", "Round", "RowIds", "RowNorm", "RunningAverage", "SecondMoment", "Selection",
-    "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "SquaredError",
-    "StepLayer", "StepRow", "Sub", "Tanh", "Tile", "ToInts", "ToPixels", "TokenConv", "TopK", "TransposedConvolution",
-    "Velocity", "WeightGrad",
+    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "STEP_LAYERS", "Abs", "AbsoluteError", "Activation",
+    "AdamStep", "Add", "ArgMax", "ArgMin", "ArgTopK", "Atan", "AvgPool1d", "AvgPool2d", "BatchMean", "BatchNorm1d",
+    "BatchNorm2d", "BatchNormGrad", "BatchSum", "BatchVariance", "BinaryCrossEntropy", "Broadcast", "Cast", "Ceil",
+    "Clip", "ClipScale", "Comparison", "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d",
+    "Convolution", "Correct", "Cos", "Counted", "CrossEntropy", "CumSum", "DataRows", "Decayed", "Descent", "Div",
+    "Dropout", "DropoutMask", "Elementwise", "ElementwiseGrad", "Embedding", "Equal", "Erf", "Exp", "FirstMoment",
+    "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual",
+    "GroupNorm", "HardSigmoid", "HardSwish", "HuberLoss", "Identity", "InputGrad", "Interleave", "Layer", "LayerNorm",
+    "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Logged", "Mask", "MatMul", "Max", "MaxPool1d",
+    "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "NesterovDescent", "Ordered", "PReLU", "Pad", "Permute",
+    "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "RecurrentGrad", "Reshape", "Round", "RowIds", "RowNorm",
+    "RunningAverage", "SecondMoment", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
+    "Softplus", "Softsign", "Sqrt", "SquaredError", "StepLayer", "StepRow", "Sub", "Tanh", "Tile", "ToInts", "ToPixels",
+    "TokenConv", "TopK", "TransposedConvolution", "Velocity", "WeightGrad",
 ]  # fmt: skip
 
 BUILT_IN = tuple(LAYERS.values())  # in the order of their declaration; layers of a user follow in LAYERS

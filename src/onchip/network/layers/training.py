@@ -5,6 +5,7 @@ The gradient of a weight is a value of one row, whatever the batch: its type is 
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -12,7 +13,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from onchip.errors import ShapeError
-from onchip.network.layers.activation import LogSoftmax
+from onchip.network.layers.activation import LogSoftmax, Sigmoid
 from onchip.network.layers.base import (
     Arrays,
     Elementwise,
@@ -199,11 +200,7 @@ class SquaredError(StepLayer):
     arity: ClassVar[int | None] = 2
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
-        y, target = inputs
-        need_float(y)
-        if target.row_shape != y.row_shape or target.dtype != y.dtype:
-            raise ShapeError("target and output do not fit", got=str(target), expected=str(y))
-        return TensorType(y.shape[:1], y.dtype)
+        return _loss_of_rows(*inputs)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 3 * inputs[0].row_size
@@ -219,3 +216,102 @@ class SquaredError(StepLayer):
         scale = 2 / (output.size // len(output)) if self.is_mean and len(output) else 1
         dx = (output - target) * (scale * dy).reshape(-1, *[1] * (output.ndim - 1))
         return (dx, -dx), {}
+
+
+class MeanLoss(StepLayer, abstract=True):
+    """y, target (B, ...) -> (B,): the mean of a function of each element and its target."""
+
+    arity: ClassVar[int | None] = 2
+    flop_each: ClassVar[int] = 3
+
+    @abc.abstractmethod
+    def function(self, y: Array, target: Array) -> Array:
+        """The loss of each element."""
+
+    @abc.abstractmethod
+    def derivatives(self, y: Array, target: Array) -> tuple[Array, Array]:
+        """Of `function`: by y and by the target."""
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        return _loss_of_rows(*inputs)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.flop_each * inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y, _ = xs
+        losses: Array = self.function(*xs).reshape(len(y), math.prod(y.shape[1:])).mean(axis=1)
+        return losses
+
+    def backward(self, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        output, target = xs
+        scale = (dy / max(1, math.prod(output.shape[1:]))).reshape(-1, *[1] * (output.ndim - 1))
+        by_output, by_target = self.derivatives(output, target)
+        return (by_output * scale, by_target * scale), {}
+
+
+class BinaryCrossEntropy(MeanLoss):
+    """-log p of a target 1 and -log(1 - p) of a target 0, p = sigmoid(y): with any target from 0 to 1 their mixture."""
+
+    flop_each: ClassVar[int] = 40
+
+    def function(self, y: Array, target: Array) -> Array:
+        losses: Array = np.maximum(y, 0) - y * target + np.log1p(np.exp(-np.abs(y)))
+        return losses
+
+    def derivatives(self, y: Array, target: Array) -> tuple[Array, Array]:
+        return Sigmoid().function(y) - target, -y
+
+
+class AbsoluteError(MeanLoss):
+    """|y - target|; its derivative where they are equal is 0."""
+
+    def function(self, y: Array, target: Array) -> Array:
+        losses: Array = np.abs(y - target)
+        return losses
+
+    def derivatives(self, y: Array, target: Array) -> tuple[Array, Array]:
+        sign = np.sign(y - target)
+        return sign, -sign
+
+
+class HuberLoss(MeanLoss):
+    """d^2 / 2 for d = |y - target| up to 1, d - 1/2 above."""
+
+    flop_each: ClassVar[int] = 5
+
+    def function(self, y: Array, target: Array) -> Array:
+        d = np.abs(y - target)
+        inside = np.minimum(d, 1)
+        losses: Array = inside * (d - inside / 2)
+        return losses
+
+    def derivatives(self, y: Array, target: Array) -> tuple[Array, Array]:
+        slope = np.clip(y - target, -1, 1)
+        return slope, -slope
+
+
+def _loss_of_rows(y: TensorType, target: TensorType) -> TensorType:
+    """The type of a loss that compares elements."""
+    need_float(y)
+    if target.row_shape != y.row_shape or target.dtype != y.dtype:
+        raise ShapeError("target and output do not fit", got=str(target), expected=str(y))
+    return TensorType(y.shape[:1], y.dtype)
+
+
+class Correct(StepLayer):
+    """y (B, N), classes (B,) -> (B,): 1 where the first largest element is the class, else 0; 0 with a NaN."""
+
+    arity: ClassVar[int | None] = 2
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        return CrossEntropy().infer(inputs, weights)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size
+
+    def forward(self, xs: Arrays, w: Weights) -> Array:
+        y, classes = xs
+        is_number = ~np.isnan(y).any(axis=1)
+        correct: Array = ((y.argmax(axis=1) == classes) & is_number).astype(y.dtype)
+        return correct

@@ -5,13 +5,15 @@
     target  what the loss compares the output with: classes (B,), or (B, ...) like the output
     share   (B,): the share of each row in the loss, 1 / B for a mean
 
-Its first output is the loss, one number; the trainable weights, and the optimiser's moments, are its state; with `ema`,
-also averages of these weights (averages_of). It is planned and run like every other network.
+Its first output is the loss, one number; a second one, if requested, the number of correct predictions. The trainable
+weights, and the optimiser's moments, are its state; with `ema`, also averages of these weights (averages_of). It is
+planned and run like every other network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -19,16 +21,20 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.network.graph import Network, Node, TrainedStep, check_no_step
 from onchip.network.layers import (
+    AbsoluteError,
     AdamStep,
     Add,
     BatchSum,
+    BinaryCrossEntropy,
     Cast,
     ClipScale,
+    Correct,
     CrossEntropy,
     Decayed,
     Descent,
     FirstMoment,
     GlobalNorm,
+    HuberLoss,
     InputGrad,
     Layer,
     Mul,
@@ -62,7 +68,7 @@ from onchip.plan.gradient.training_form import DRAW, add_forward, add_running_av
 
 TARGET, SHARE = "target", "share"
 VALUES = "step.values"  # the weight with the optimiser's values of a step, in the order of STEP_VALUES
-LOSS = "loss"
+LOSS, CORRECT = "loss", "correct"
 ADDED_AT_ONCE = 7  # gradients of a value with many readers
 
 
@@ -72,37 +78,90 @@ def training_step(
     *,
     decays: bool | Mapping[str, float] = False,
     trainable: Callable[[str], bool] = lambda weight: True,
+    counts: bool = False,
 ) -> Network:
     """The network that computes one step of training.
 
     decays     weights decay by STEP_VALUES' weight_decay; or weights by name, each with its factor of that
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
+    counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
+               whole steps do not claim such a step: they count by themselves
     """
+    build, added, gradients, followed = _gradients(net, step, trainable)
+    outputs = (added.loss, *add_count(build, net, added, counts))
+    state = {DRAW: ""} if DRAW in build.weights else {}
+    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
+    nodes = _needed(build.nodes, build.weights, {*outputs, *state.values()})
+    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
+    of = None if counts else TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
+    inputs = {**net.inputs, **added.inputs}
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, a step", state=state, trained=of)
+
+
+def gradients_step(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool], changing: Iterable[str]
+) -> tuple[Network, dict[str, str]]:
+    """A network of the same inputs that returns gradients of the loss; and the output for each trained weight.
+
+    Gradients are neither clipped nor do they contain weight decay.
+
+    changing  weights, by name, that are state: the caller may change them
+    """
+    build, added, gradients, _ = _gradients(net, step, trainable)
+    outputs = tuple(dict.fromkeys(gradients.values()))
+    state = dict.fromkeys(changing, "") | ({DRAW: ""} if DRAW in build.weights else {})
+    nodes = _needed(build.nodes, build.weights, set(outputs))
+    inputs = {**net.inputs, **added.inputs}
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, gradients", state=state), gradients
+
+
+def _gradients(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool]
+) -> tuple[StepBuilder, AddedLoss, dict[str, str], dict[str, str]]:
+    """Nodes that compute the loss and gradients; the loss; gradients by weight; what running statistics follow."""
     check_no_step(net)
     _ = net.output  # a loss needs exactly one output
     trained = [name for name in weights_with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     followed = add_forward(build, net, trainable)
-    loss, forward = _loss_layer(step), tuple(build.nodes)
-    classes_or_rows = "int64" if isinstance(loss, CrossEntropy) else net.output.dtype
-    shape = (BATCH,) if isinstance(loss, CrossEntropy) else net.output.shape
-    target, share = TensorType(shape, classes_or_rows), TensorType((BATCH,), net.output.dtype)
-    for name, kind in ((TARGET, target), (SHARE, share)):
+    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
+    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    return build, added, _backward(build, forward, output, d_output, trained), followed
+
+
+@dataclass(frozen=True)
+class AddedLoss:
+    """What `add_loss` appends."""
+
+    layer: Layer
+    losses: str  # the loss of every row
+    loss: str  # of the batch
+    inputs: Mapping[str, TensorType]
+
+
+def add_loss(build: StepBuilder, net: Network, step: TrainingStep) -> AddedLoss:
+    """Append the loss of a batch, after the nodes of the network."""
+    layer = _loss_layer(step)
+    target = TensorType((BATCH,), "int64")
+    if not isinstance(layer, CrossEntropy):
+        target = TensorType(net.output.shape, net.output.dtype)
+    inputs = {TARGET: target, SHARE: TensorType((BATCH,), net.output.dtype)}
+    for name, kind in inputs.items():
         if name in build.types:
             raise InputError(f"a value of the network is called '{name}'", got=name, expected="another name")
         build.types[name] = kind
     (output,) = net.outputs
-    losses = build.add("losses", loss, (output, TARGET))
-    total = build.add(LOSS, BatchSum(), (build.add("shared_losses", Mul(), (losses, SHARE)),))
-    d_output = build.add(f"{output}.grad", InputGrad(loss, 0), (output, TARGET, losses, SHARE))
-    gradients = _backward(build, forward, output, d_output, trained)
-    state = {DRAW: ""} if DRAW in build.weights else {}
-    state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
-    inputs = {**net.inputs, TARGET: target, SHARE: share}
-    nodes = _needed(build.nodes, build.weights, {total, *state.values()})
-    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
-    of = TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
-    return Network(inputs, nodes, (total,), build.weights, f"{net.name}, a step", state=state, trained=of)
+    losses = build.add("losses", layer, (output, TARGET))
+    shared = build.add("shared_losses", Mul(), (losses, SHARE))
+    return AddedLoss(layer, losses, build.add(LOSS, BatchSum(), (shared,)), inputs)
+
+
+def add_count(build: StepBuilder, net: Network, of: AddedLoss, counts: bool) -> tuple[str, ...]:
+    """Append the number of correct predictions, if it is wanted and there are any."""
+    if not (counts and isinstance(of.layer, CrossEntropy)):
+        return ()
+    (output,) = net.outputs
+    return (build.add(CORRECT, BatchSum(), (build.add("are_correct", Correct(), (output, TARGET)),)),)
 
 
 def weights_with_gradient(net: Network) -> list[str]:
@@ -117,9 +176,15 @@ def weights_with_gradient(net: Network) -> list[str]:
 
 
 def _loss_layer(step: TrainingStep) -> Layer:
-    if step.loss == "cross_entropy":
-        return CrossEntropy(step.label_smoothing)
-    return SquaredError(is_mean=step.loss == "mse")
+    layers: dict[str, Layer] = {
+        "cross_entropy": CrossEntropy(step.label_smoothing),
+        "half_sse": SquaredError(),
+        "mse": SquaredError(is_mean=True),
+        "bce_with_logits": BinaryCrossEntropy(),
+        "mae": AbsoluteError(),
+        "huber": HuberLoss(),
+    }
+    return layers[step.loss]
 
 
 def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[str]) -> tuple[Node, ...]:

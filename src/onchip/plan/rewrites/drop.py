@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Broadcast, Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection, Tile
+from onchip.network.layers import (
+    Broadcast,
+    Cast,
+    Concat,
+    Identity,
+    Layer,
+    LinearResize,
+    Permute,
+    Reshape,
+    Selection,
+    Tile,
+)
 from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
@@ -23,15 +35,17 @@ def drop_unread(net: Network) -> Rewritten:
     return net.replace(nodes=reversed(used)), notes
 
 
-def drop_idle(net: Network) -> Rewritten:
+def drop_idle(net: Network, keep: Callable[[Layer], bool] = lambda layer: False) -> Rewritten:
     """x -> Identity, Dropout, a Concat of one value, or another layer without effect here -> f   becomes   x -> f.
 
     If the layer is an output, the previous layer takes its name; if that is impossible, the layer stays.
+
+    keep  layers that stay
     """
     draft = Draft(net)
     notes = []
     for node in net.nodes:
-        if _is_idle(net, node) and draft.bypass(node.name):
+        if _is_idle(net, node) and not keep(node.layer) and draft.bypass(node.name):
             notes.append(f"dropped {node.name}: it changes nothing")
     return draft.done(notes)
 

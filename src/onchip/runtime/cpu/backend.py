@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onchip.kernels.cpu.train.mlp import Trainer
     from onchip.kernels.training import Epochs, JointTrainer, LaunchTime, SharedData, Trained
     from onchip.runtime.cpu.chunks import Chunks
+    from onchip.runtime.cpu.step import CpuStep
 
 
 def core_count() -> int:
@@ -165,6 +166,14 @@ class CpuBackend:
 
     def bind(self, plan: Plan) -> CpuBound:
         return CpuBound(plan, self.threads, self._ranks)
+
+    def bind_step(self, plan: Plan, state: Mapping[str, Array] | None = None) -> CpuStep:
+        from onchip.runtime.cpu.step import CpuStep
+
+        return CpuStep(plan, self.threads, state)
+
+    def hold_array(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
 
 
 class CpuBound:

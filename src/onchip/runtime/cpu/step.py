@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onchip.errors import InputError
 from onchip.kernels.cpu.compiler.jit import address
 from onchip.kernels.cpu.memory import first_fit_offsets, unset_memory
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, run_table
@@ -23,7 +25,7 @@ from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Group, Plan
 from onchip.runtime.cpu.step_weights import StepWeights
-from onchip.runtime.step_inputs import checked_inputs
+from onchip.runtime.step_inputs import checked_inputs, checked_rows, host_array
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import InferenceKernel
@@ -50,18 +52,32 @@ class _Table:
     of_inputs: tuple[tuple[int, str], ...]  # operands that each run sets, and the inputs that they are
 
 
-class CpuStep:
-    """The state is `state`, by name: arrays of its own, which the caller may read and write between runs."""
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The inputs of B rows."""
 
-    def __init__(self, plan: Plan, threads: int) -> None:
+    B: int
+    inputs: Mapping[str, Array]
+
+
+class CpuStep:
+    """The state is `state`, by name: arrays which the caller may read and write between runs."""
+
+    is_asynchronous = False
+    nbytes = 0  # on a GPU
+
+    def __init__(self, plan: Plan, threads: int, state: Mapping[str, Array] | None = None) -> None:
+        """state  of another step, by name: this one reads and writes the same arrays"""
         from onchip.kernels.cpu import INFERENCE
         from onchip.kernels.cpu.compiler.compile_ahead import queue_functions, queue_kernels
         from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
 
         plan.check_layers()
         self.plan, self.threads, self._start_helpers = plan, threads, start_helpers
-        net = plan.network
-        self.state = {name: materialise(name, net.weights).copy() for name in net.state}
+        net, shared = plan.network, state or {}
+        self.state = {
+            name: shared[name] if name in shared else materialise(name, net.weights).copy() for name in net.state
+        }
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         queue_kernels(kernels[group.claim.kernel] for group in plan.groups if not group.claim.is_view)
         queue_functions((run_table,))
@@ -83,6 +99,7 @@ class CpuStep:
         self._actions = self._bind(kernels, weights)
         self._facts: dict[CompiledLaunch, tuple[int, object]] = {}
         self._parts: dict[int, list[_Table | _Action]] = {}  # by batch size
+        self._seconds = 0.0  # of runs since the last `wait`
         load_helpers(threads)
 
     def run(self, inputs: Mapping[str, Array], B: int, count: int = 1) -> dict[str, Array]:
@@ -90,18 +107,62 @@ class CpuStep:
 
         count  runs over the same inputs, of which the last one's outputs are returned
         """
-        self._start_helpers(self.threads)
+        batch = self.hold(inputs, B)
+        self.begin(batch, count)
+        return self.outputs(batch)
+
+    def hold(self, inputs: Mapping[str, Array], B: int) -> Batch:
+        """B rows of the network's inputs, by name, which must not change; prepares the kernels for as many."""
         inputs = checked_inputs(self.plan.network, inputs, B)
         if B not in self._parts:
             self._prepare(B)
-        parts = [self._bound(part, B, inputs) for part in self._parts[B]]
+        return Batch(B, inputs)
+
+    def with_rows(self, batch: Batch, rows: Mapping[str, Any]) -> Batch:
+        """The batch with other rows of some inputs, which must not change until the next `begin` returns."""
+        inputs = self.plan.network.inputs
+        arrays = {name: host_array(x) for name, x in rows.items()}
+        if other := next((name for name, array in arrays.items() if array is None), ""):
+            got = f"{type(rows[other]).__module__}.{type(rows[other]).__name__}"
+            raise InputError(f"'{other}' is not an array of the host", got=got, expected="NumPy", hint="np.asarray(x)")
+        checked = {
+            name: checked_rows(name, array, inputs[name], batch.B)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return Batch(batch.B, {**batch.inputs, **checked})
+
+    def outputs(self, batch: Batch) -> dict[str, Array]:
+        """The outputs of the last run, by name."""
+        return {name: self._array(name, batch.B).copy() for name in self.plan.network.outputs}
+
+    def begin(self, batch: Batch, count: int = 1) -> None:
+        """Run over the same rows."""
+        begin, B = time.perf_counter(), batch.B
+        self._start_helpers(self.threads)
+        if B not in self._parts:
+            self._prepare(B)
+        parts = [self._bound(part, B, batch.inputs) for part in self._parts[B]]
         replaced = [(self.state[name], self._array(value, B)[0, ...]) for name, value in self._replaced]
         for _ in range(count):
             for part in parts:
                 part()
             for old, new in replaced:
                 old[...] = new
-        return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
+        self._seconds += time.perf_counter() - begin
+
+    def wait(self) -> float:
+        """How many seconds the runs took that were begun since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """Copies of the state, by name; of all, or of these."""
+        return {name: self.state[name].copy() for name in (self.state if names is None else names)}
+
+    def write_state(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            self.state[name][...] = array
 
     def _bound(self, part: _Table | _Action, B: int, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """What runs a part on these inputs."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
 from onchip.kernels.cuda.layout.permute import PermuteLowering
+from onchip.network.recipe import Array
 from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
-from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.step import CudaStep
 from onchip.runtime.cuda.trainer import TrainingBound
 from onchip.runtime.cuda.weights import make_weights
 
@@ -47,6 +50,12 @@ class CudaBackend:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
         return TrainingBound(self.gpu, plan) if plan.whole_step else self.bind_rows(plan)
+
+    def bind_step(self, plan: Plan, state: Mapping[str, Buffer] | None = None) -> CudaStep:
+        return CudaStep(self.gpu, plan, state)
+
+    def hold_array(self, array: Array) -> Buffer:
+        return self.gpu.upload(array)
 
     def bind_rows(self, plan: Plan) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""

@@ -105,6 +105,13 @@ class BoundPlan:
         self.found = StatusWords(gpu, words) if words else None
         self._host_status = StatusWords(gpu, words) if words else None
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the arrays that are not in the arena, of weights, and of the arenas of graphs, each once."""
+        weights = (buffer for group in self.groups for buffer in group.weights.values())
+        held = {buffer.pointer: buffer.nbytes for buffer in (*self._memory.values(), *weights, *self._arenas.values())}
+        return sum(held.values())
+
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
         """Run the network on B > 0 rows: a single launch directly; several as a graph, from the second call with B on.
 

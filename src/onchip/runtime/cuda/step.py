@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from onchip.kernels.cuda.recipes.derived import DerivedLowering, derivation_of
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
 from onchip.network.graph import changing_weights
 from onchip.network.recipe import Array, Recipe, materialise, value_of
-from onchip.network.types import numpy_dtype
 from onchip.plan.build_cost import canonical, dtype_of, is_alias, recipe_rates_of, shape_of
 from onchip.plan.plan import Plan
+from onchip.runtime.cuda.batch import Batch, download, new_batch, with_rows
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.status import Ticket
@@ -32,15 +32,25 @@ class CudaStep:
     From the second run with B rows on a stream, all launches are one graph. Runs of one call share graphs, too.
     """
 
-    def __init__(self, gpu: Gpu, plan: Plan) -> None:
+    is_asynchronous = True
+
+    def __init__(self, gpu: Gpu, plan: Plan, state: Mapping[str, Buffer] | None = None) -> None:
+        """state  of another step, by name: this one reads and writes the same memory"""
         plan.check_layers()
-        net = plan.network
+        net, shared = plan.network, state or {}
         self.gpu, self.plan = gpu, plan
-        self.state = {name: gpu.upload(materialise(name, net.weights)) for name in net.state}
+        self.state = {name: shared.get(name) or gpu.upload(materialise(name, net.weights)) for name in net.state}
         builder = _Builder(gpu, plan, self.state)
         self.bound = BoundPlan(gpu, plan, builder.groups(), builder.memory)
         self.bound.max_arena_bytes = gpu.device.memory_bytes  # a batch is never split: its rows depend on each other
         self.bound.at(plan.job.batch)  # compiles the kernels
+        self._begun, self._done, self._rows_ready, self._rows_read = (gpu.event() for _ in range(4))
+        self._in_flight: Ticket | None = None  # of the last run
+
+    @property
+    def nbytes(self) -> int:
+        """The memory on the GPU that it holds, with the state that it shares."""
+        return self.bound.memory_bytes
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int, count: int = 1) -> Ticket:
         """Run B > 0 rows. pointers: of the network's inputs and outputs, 16-byte aligned, in the network's order.
@@ -54,24 +64,68 @@ class CudaStep:
 
         count  as of `enqueue`
         """
+        batch = self.hold(inputs, B)
+        self.begin(batch, count)
+        self.wait()
+        return self.outputs(batch)
+
+    def hold(self, inputs: Mapping[str, Array], B: int) -> Batch:
+        """B host rows of the network's inputs, by name, on the GPU; compiles the kernels for as many."""
         net, gpu = self.plan.network, self.gpu
         inputs = checked_inputs(net, inputs, B)
         if B < 1:
             raise InputError("no rows in the batch", got=str(B), expected="at least 1")
-        outputs = {
-            name: np.empty((net.types[name].rows(B), *net.types[name].row_shape), numpy_dtype(net.types[name].dtype))
-            for name in net.outputs
-        }
-        buffers = {name: gpu.upload(array) for name, array in inputs.items()}
-        buffers |= {name: gpu.reserve(array.nbytes) for name, array in outputs.items()}
-        with gpu:
-            ticket = self.enqueue({name: buffer.pointer for name, buffer in buffers.items()}, B, gpu.stream, count)
-        ticket.wait()
-        return {name: gpu.download(buffers[name], array) for name, array in outputs.items()}
+        with gpu:  # of this thread, too
+            self.bound.at(B)
+        return new_batch(gpu, net, inputs, B)
 
-    def read_state(self) -> dict[str, Array]:
+    def with_rows(self, batch: Batch, rows: Mapping[str, Any]) -> Batch:
+        """The batch with other rows of some inputs. Host rows are copied; arrays on the GPU are read by `begin`."""
+        with self.gpu:
+            return with_rows(self.gpu, self.plan.network, batch, rows)
+
+    def outputs(self, batch: Batch) -> dict[str, Array]:
+        """The outputs of the last run with this batch, by name."""
+        return download(self.gpu, self.plan.network, batch)
+
+    def begin(self, batch: Batch, count: int = 1) -> None:
+        """Enqueue runs over the same rows, after those that were begun before."""
+        gpu = self.gpu
+        with gpu:
+            if self._in_flight is None:
+                self._begun.record()
+            if batch.adapter is not None:
+                self._begin_after(batch, count)
+            else:
+                self._in_flight = self.enqueue(batch.pointers, batch.B, gpu.stream, count)
+            self._done.record()
+
+    def _begin_after(self, batch: Batch, count: int) -> None:
+        """On this GPU's stream, when the stream of the rows has computed them; that one waits until they are read."""
+        assert batch.adapter is not None
+        if batch.stream != self.gpu.stream:
+            self._rows_ready.record(batch.stream)
+            self._rows_ready.block_stream(self.gpu.stream)
+        self._in_flight = self.enqueue(batch.pointers, batch.B, self.gpu.stream, count)
+        if batch.stream != self.gpu.stream:
+            self._rows_read.record()
+            self._rows_read.block_stream(batch.stream)
+        batch.adapter.launched([view.owner for view in batch.views.values()], False)
+
+    def wait(self) -> float:
+        """Wait for the runs that were begun; returns how many seconds they took. Raises the errors that they found."""
+        ticket, self._in_flight = self._in_flight, None
+        if ticket is None:
+            return 0.0
+        ticket.wait()
+        with self.gpu:
+            return self._done.ms_since(self._begun) / 1e3
+
+    def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """Copies of the state, by name; of all, or of these."""
         weights = self.plan.network.weights
-        arrays = {name: np.empty(weights[name].shape, dtype_of(name, weights)) for name in self.state}
+        wanted = self.state if names is None else names
+        arrays = {name: np.empty(weights[name].shape, dtype_of(name, weights)) for name in wanted}
         return {name: self.gpu.download(self.state[name], array) for name, array in arrays.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_float
+from ctypes import c_double
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch, UInt32
+from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Input, Int64, Output, Scratch
 from onchip.kernels.cuda.common.dtypes import FLOATS
 from onchip.kernels.cuda.common.kernel import instance
-from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.cuda.gradient.batch_sum import accumulated, sum_batch
 from onchip.kernels.cuda.gradient.kernel import OneDtypeKernel
 from onchip.network.graph import Network, Node
-from onchip.network.layers import BatchSum, CrossEntropy, InputGrad, Layer, Mul, SquaredError
+from onchip.network.layers import (
+    AbsoluteError,
+    BatchSum,
+    BinaryCrossEntropy,
+    Correct,
+    CrossEntropy,
+    HuberLoss,
+    InputGrad,
+    Layer,
+    Mul,
+    SquaredError,
+)
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -22,6 +33,7 @@ from onchip.plan.kernel import Claim, Cost, Job, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, BLOCKS_PER_SM = 256, 8
 LONG = 1024  # longest row for one warp
+MEANS = BinaryCrossEntropy, AbsoluteError, HuberLoss
 
 
 @dataclass(frozen=True)
@@ -42,12 +54,12 @@ class LossLowering:
         lanes = THREADS if self.N > LONG else 32
         blocks = min(-(-B * lanes // THREADS), self.units * BLOCKS_PER_SM)
         y, target, share = (Input(i) if i >= 0 else NOTHING for i in self.inputs)
-        shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_float(self.smoothing)), "little")
+        shared, bits = Scratch(0) if nbytes else NOTHING, int.from_bytes(bytes(c_double(self.smoothing)), "little")
         rows = KernelLaunch(
             Program(SOURCE, f"loss<{self.loss}, {FLOATS[self.dtype]}, {lanes}>"), grid_1d(blocks),
             (
                 y, target, share, outputs.get("losses", NOTHING), shared, outputs.get("gradient", NOTHING),
-                Int64(B), Int64(self.N), UInt32(bits),
+                Int64(B), Int64(self.N), Int64(bits),
             ),
             Budget(64),
         )  # fmt: skip
@@ -60,7 +72,7 @@ class LossLowering:
 
 class LossKernel(OneDtypeKernel):
     name = "loss"
-    layers = (CrossEntropy, SquaredError, InputGrad)
+    layers = (CrossEntropy, SquaredError, *MEANS, Correct, InputGrad)
     order = "per lane, then in a tree; rows by chunk"
 
     def applies(self, net: Network, start: int) -> bool:
@@ -70,6 +82,9 @@ class LossKernel(OneDtypeKernel):
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
         y, target = node.inputs[:2]
+        if net.types[target].dtype not in ("int64", net.types[y].dtype):
+            yield Refusal(self.name, node.name, f"classes as int64, not {net.types[target].dtype}")
+            return
         if isinstance(node.layer, InputGrad):
             if len(set(node.inputs)) < len(node.inputs):
                 yield Refusal(self.name, node.name, "separate y, target and share")
@@ -86,7 +101,7 @@ class LossKernel(OneDtypeKernel):
     ) -> Claim:  # fmt: skip
         y = net.types[nodes[0].inputs[0]]
         smoothing = loss.smoothing if isinstance(loss, CrossEntropy) else 0.0
-        name = "CrossEntropy"
+        name = f"Mean<{loss.kind}>" if isinstance(loss, MEANS) else loss.kind
         if isinstance(loss, SquaredError):
             name = f"SquaredError<{str(loss.is_mean).lower()}>"
         lowering = LossLowering(name, y.dtype, y.row_size, smoothing, inputs, writes, device.units)
@@ -97,7 +112,7 @@ class LossKernel(OneDtypeKernel):
 
 
 def _is_loss(layer: Layer) -> bool:
-    return isinstance(layer, CrossEntropy | SquaredError)
+    return isinstance(layer, (CrossEntropy, SquaredError, *MEANS))
 
 
 def _whole(net: Network, start: int) -> tuple[Node, ...]:
@@ -124,9 +139,18 @@ def _whole(net: Network, start: int) -> tuple[Node, ...]:
     return tuple(nodes) if fits and is_private else ()
 
 
+def _instance(name: str, loss: str, N: int = 10, dtype: str = "float32", p: float = 0.0) -> Instance:
+    return instance(name, LossLowering(loss, dtype, N, p, (0, 1, 2), ("total", "gradient"), 132))
+
+
 INSTANCES = (
-    instance("classes", LossLowering("CrossEntropy", "float32", 10, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
-    instance("many classes", LossLowering("CrossEntropy", "float32", 5000, 0.1, (0, 1, 2), ("total", "gradient"), 132)),
-    instance("mse", LossLowering("SquaredError<true>", "float32", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
-    instance("float64", LossLowering("SquaredError<false>", "float64", 10, 0.0, (0, 1, 2), ("total", "gradient"), 132)),
+    _instance("classes", "CrossEntropy", p=0.1),
+    _instance("many classes", "CrossEntropy", 5000, p=0.1),
+    _instance("mse", "SquaredError<true>"),
+    _instance("doubles", "SquaredError<false>", dtype="float64"),
+    _instance("bce", "Mean<BinaryCrossEntropy>"),
+    _instance("bce of many doubles", "Mean<BinaryCrossEntropy>", 5000, "float64"),
+    _instance("mae", "Mean<AbsoluteError>", dtype="bfloat16"),
+    _instance("huber", "Mean<HuberLoss>"),
+    instance("correct", LossLowering("Correct", "float32", 10, 0.0, (0, 1, -1), ("losses",), 132)),
 )

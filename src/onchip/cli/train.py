@@ -85,6 +85,8 @@ def train(
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --lr 0.2 --schedule cosine --warmup 0.5 --epochs 5
+      onchip train digits --data sklearn --momentum 0.9 --nesterov --weight-decay '*.bias=0,*=1e-4' --epochs 5
+      onchip train digits.onnx --data sklearn --frozen 'fc1.*' --ema 0.99 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b

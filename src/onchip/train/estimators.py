@@ -35,6 +35,7 @@ from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard, columns_of, why_rows_not_foldable, why_targets_not_foldable
+from onchip.train.step_trainer import AVERAGE
 from onchip.train.training_run import FitResult
 
 _SHOWN_CLASSES = 10
@@ -208,7 +209,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         self.history_ = result.history
         self.loss_curve_ = list(result.epoch_losses)
         self.n_iter_ = len(self.loss_curve_)
-        self._state, self._trained_as = result.state, self._kind(self._options())
+        self._state = {name: array for name, array in result.state.items() if not name.startswith(f"{AVERAGE}:")}
+        self._trained_as = self._kind(self._options())
         self._compiled = self._compile()  # not on first use: scikit-learn requires that predict changes no attribute
         return self
 
@@ -225,8 +227,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if options.shuffle:
             order = epoch_order(len(x), options.seed, done)
             x, targets, weights = x[order], targets[order], None if weights is None else weights[order]
-        alone: dict[str, Any] = {"schedule": "constant", "warmup": 0.0, "validation": 0.0, "patience": 0}
-        one = replace(options, epochs=1, shuffle=False, **alone)
+        alone: dict[str, Any] = {"schedule": "constant", "warmup": 0.0, "ema": 0.0, "validation": 0.0}
+        one = replace(options, epochs=1, patience=0, shuffle=False, **alone)
         state = self._state if done else None
         if state is not None and self._kind(options) != self._trained_as:
             raise InputError(
@@ -292,7 +294,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
         The first call needs `classes`: all labels that later calls may contain. k passes over the same rows equal `fit`
-        with epochs=k. `schedule`, `warmup`, `validation` and `patience` apply to `fit` only.
+        with epochs=k. `schedule`, `warmup`, `ema`, `validation` and `patience` apply to `fit` only.
         """
         is_first = not hasattr(self, "network_")
         if is_first and classes is None:
@@ -372,8 +374,8 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
-        k passes over the same rows equal `fit` with epochs=k. `schedule`, `warmup`, `validation` and `patience` are for
-        `fit`.
+        k passes over the same rows equal `fit` with epochs=k. `schedule`, `warmup`, `ema`, `validation` and `patience`
+        are for `fit`.
         """
         return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")), sample_weight)
 

@@ -50,7 +50,7 @@ struct alignas(16) float4 {
 
 namespace emulated {
 
-constexpr int MAX_THREADS = 1024, STACK_BYTES = 64 << 10, MAX_COPIES = 256;
+constexpr int MAX_THREADS = 1024, STACK_BYTES = 64 << 10, MAX_COPIES = 256, MAX_STORES = 16;
 constexpr int MAX_ALIGNMENT = 1024, PAGE = 4096, MAX_SHARED = 228 << 10;  // bytes; upper limits
 constexpr long MAX_ROUNDS = 1 << 18;  // scheduling rounds per block
 
@@ -60,12 +60,19 @@ struct Copy {
     int bytes, group;  // bytes copied, then zeros; index of its group
     int width;
 };
+// A TMA store (emulated_tma.cuh).
+struct Store {
+    unsigned long long map[16];
+    const void* from;
+    int c, w, h, image;
+};
 
 struct Fiber {
     jmp_buf at;
     bool has_begun, is_done;
     Copy copies[MAX_COPIES];  // cp.async in flight
-    int copy_count, group_count, exchanges;
+    Store stores[MAX_STORES];  // TMA stores in flight, oldest first
+    int copy_count, group_count, store_count, exchanges;
 };
 
 struct Barrier {
@@ -125,7 +132,7 @@ void Block::begin() {
     for (int i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];
         fiber.has_begun = fiber.is_done = false;
-        fiber.copy_count = fiber.group_count = fiber.exchanges = 0;
+        fiber.copy_count = fiber.group_count = fiber.store_count = fiber.exchanges = 0;
     }
     block_barrier = {};
     memset(warp_barriers, 0, sizeof warp_barriers);
@@ -169,6 +176,7 @@ template <class T> T shuffle(T value, int lane) {
 static void entry() {
     body();
     if (current->fibers[running].copy_count) fail("cp.async without a wait");
+    if (current->fibers[running].store_count) fail("TMA store without a wait");
     current->fibers[running].is_done = true;
     ++progress;
     _longjmp(scheduler, 1);

@@ -1,4 +1,4 @@
-// Host version of mma/tma.cuh: loads complete at once; an mbarrier counts arrivals and bytes.
+// Host version of mma/tma.cuh: loads complete at once, stores at the last moment; an mbarrier counts arrivals and bytes.
 #pragma once
 
 #include "mma/cluster.cuh"
@@ -86,20 +86,36 @@ static void tma_load(void* to, const TensorMap& map, Mbarrier& mbarrier, int x, 
     mbarrier.add(-lines * line_bytes);
 }
 
+static void store_tile(const emulated::Store& store) {
+    const unsigned long long *desc = store.map, *sizes = desc + 2, *strides = sizes + 4, *box = strides + 3;
+    const int element_bytes = strides[0] / sizes[0], c = store.c;
+    if (store.w >= sizes[1] || store.h >= sizes[2]) return;
+    for (int line = 0; line < box[3] && store.image + line < sizes[3]; ++line)
+        for (int byte = 0; byte < 128 && c + byte / element_bytes < sizes[0]; ++byte)
+            reinterpret_cast<char*>(desc[0])[(store.image + line) * strides[2] + store.h * strides[1] +
+                                             store.w * strides[0] + c * element_bytes + byte] =
+                *swizzled(shared_address(store.from) + 128 * line + byte);
+}
 static void tma_store(const TensorMap& map, const void* from, int c, int w, int h, int image) {
     const unsigned long long *desc = map.words, *sizes = desc + 2, *strides = sizes + 4, *box = strides + 3;
     const int element_bytes = strides[0] / sizes[0];
     if (desc[1] != 4 || box[0] * element_bytes != 128 || box[1] * box[2] != 1 || shared_address(from) % 1024)
         emulated::fail("TMA tile does not match mma/tma.cuh");
-    if (w >= sizes[1] || h >= sizes[2]) return;
-    for (int line = 0; line < box[3] && image + line < sizes[3]; ++line)
-        for (int byte = 0; byte < 128 && c + byte / element_bytes < sizes[0]; ++byte)
-            reinterpret_cast<char*>(desc[0])[(image + line) * strides[2] + h * strides[1] + w * strides[0] +
-                                             c * element_bytes + byte] =
-                *swizzled(shared_address(from) + 128 * line + byte);
+    emulated::Fiber& fiber = emulated::current->fibers[emulated::running];
+    if (fiber.store_count == emulated::MAX_STORES) emulated::fail("too many TMA stores without a wait");
+    emulated::Store& store = fiber.stores[fiber.store_count++];
+    memcpy(store.map, map.words, sizeof store.map);
+    store.from = from, store.c = c, store.w = w, store.h = h, store.image = image;
 }
+// Tiles are read from shared memory as late as the waits allow.
 template <int n>
-void tma_store_wait() {}
+void tma_store_wait() {
+    emulated::Fiber& fiber = emulated::current->fibers[emulated::running];
+    const int done = fiber.store_count > n ? fiber.store_count - n : 0;
+    for (int i = 0; i < done; ++i) store_tile(fiber.stores[i]);
+    memmove(fiber.stores, fiber.stores + done, (fiber.store_count - done) * sizeof(emulated::Store));
+    fiber.store_count -= done;
+}
 static void fence_for_tma() {}
 
 // Descriptor fields: fake_cuda.py.

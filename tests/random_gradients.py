@@ -110,7 +110,7 @@ def random_step(seed: int) -> Step:
     smoothing = pick((0.0, 0.1)) if loss == "cross_entropy" else 0.0
     if optimiser == "momentum" and not seed % 2:
         optimiser = "nesterov"
-    how = TrainingStep(loss, optimiser, smoothing, pick((0.0, 0.0, 0.5)))
+    how = TrainingStep(loss, optimiser, smoothing, pick((0.0, 0.0, 0.5)), ema=0.0 if seed % 5 else 0.9)
     frozen = _before_no_gradient(net)
     some = frozen | {name for name in net.weights if pick((True, False, False, False))}
     decays, plain = pick((True, False, False)), TrainingStep(loss, "sgd", smoothing)

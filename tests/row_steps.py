@@ -62,7 +62,7 @@ def sentences() -> Network:
 
 CASES = {
     "mlp": (lambda: mlp(7, 20, 3), TrainingStep("cross_entropy", "adamw", 0.1, clip_norm=0.5)),
-    "squares": (lambda: mlp(5, 9, 3), TrainingStep("mse", "nesterov")),
+    "squares": (lambda: mlp(5, 9, 3), TrainingStep("mse", "nesterov", ema=0.9)),
     "images": (images, TrainingStep("cross_entropy", "momentum")),
     "sentences": (sentences, TrainingStep("cross_entropy", "sgd")),
 }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
     from onchip.train.training_run import FitResult
+    from onchip.train.training_step import training_step
     from onchip.workloads import load
     from onchip.workloads.compile import compile
 
@@ -36,7 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
     "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
-    "to_torch",
+    "to_torch", "training_step",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
@@ -45,7 +46,7 @@ _HOME = {
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
     "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
-    "to_torch": "formats.torch.to_torch",
+    "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",
 }  # fmt: skip
 
 

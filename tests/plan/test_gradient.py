@@ -12,6 +12,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Add,
     ArgMax,
+    BatchNorm1d,
     Conv2d,
     Dropout,
     Embedding,
@@ -27,7 +28,7 @@ from onchip.network.layers import (
 )
 from onchip.network.training import LOSSES, TrainingStep
 from onchip.network.types import TensorType
-from onchip.plan.gradient.step import VALUES, training_step
+from onchip.plan.gradient.step import VALUES, averages_of, training_step
 
 TRAINABLE = [case for case in GRADIENT_CASES if not isinstance(case.layer, Dropout)]
 
@@ -229,6 +230,39 @@ def test_steps_of_an_optimiser(optimiser, clip_norm, weight_decay):
         (got,), state = reference.run_step(step, (x, y, np.full(6, 1 / 6)), state)
         assert got == pytest.approx(loss, rel=1e-12)
         assert_close({name: state[name] for name in net.weights}, dict(expected.weights))
+
+
+def test_averages_of_the_weights():
+    net, rng, ema = mlp(5, 4, 3), np.random.default_rng(3), 0.8
+    step = training_step(net, TrainingStep("mse", "adam", ema=ema), trainable=lambda name: name != "fc1.bias")
+    averages, state, expected = (
+        averages_of(step),
+        begin(step),
+        {name: w.astype(np.float64) for name, w in net.weights.items()},
+    )
+    assert averages == {name: f"{name}.average" for name in net.weights if name != "fc1.bias"}
+    for count in range(1, 4):
+        state |= values(0.1, 0.0, 0.0, count)
+        rows = rng.standard_normal((6, 5)), rng.standard_normal((6, 3)), np.full(6, 1 / 6)
+        _, state = reference.run_step(step, rows, state)
+        for name in averages:
+            expected[name] = ema * expected[name] + (1 - ema) * state[name]
+    assert_close({name: state[average] for name, average in averages.items()}, {n: expected[n] for n in averages})
+    assert averages_of(training_step(net, TrainingStep("mse"))) == {}
+
+
+def test_a_batch_norms_statistics_have_no_other_average():
+    layers = [("l", Linear()), ("n", BatchNorm1d()), ("r", ReLU()), ("o", Linear())]
+    weights = {"l.weight": weight(4, 5), "o.weight": weight(3, 4)}
+    weights |= {f"n.{role}": np.abs(weight(4)) + 0.5 for role in ("mean", "var", "weight", "bias")}
+    step = training_step(sequential(TensorType(("B", 5), "float64"), layers, weights), TrainingStep("mse", ema=0.9))
+    assert set(averages_of(step)) == {"l.weight", "n.weight", "n.bias", "o.weight"}
+
+
+@pytest.mark.parametrize("ema", [1.0, -0.1, "0.9", float("nan")])
+def test_an_average_that_is_none(ema):
+    with pytest.raises(InputError, match="bad ema"):
+        TrainingStep("mse", ema=ema)
 
 
 def weight(*shape):

@@ -97,6 +97,7 @@ def test_a_step_that_trains_some_weights_is_planned_by_layers(device, net, froze
     [
         (TrainingStep("mse", "nesterov"), False, "trains with sgd, momentum, adam, adamw, not nesterov"),
         (TrainingStep("mse"), {"fc1.weight": 0.1}, "decays all weights alike, not by name"),
+        (TrainingStep("mse", ema=0.9), False, "keeps no average of the weights (ema)"),
         (TrainingStep("mse"), {}, "decays all weights alike, not by name"),
     ],
 )

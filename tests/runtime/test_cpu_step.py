@@ -63,7 +63,7 @@ def test_every_layer(case):
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_many_steps(optimiser):
     rng = np.random.default_rng(0)
-    how = TrainingStep("cross_entropy", optimiser, clip_norm=0.5)
+    how = TrainingStep("cross_entropy", optimiser, clip_norm=0.5, ema=0.9)
     step = by_layers(training_step(mlp(20, 40, 13, 3), how, decays=True))
     bound, state = CpuStep(plan(step, "cpu", Job(batch=33)), 2), begin(step)
     losses = []

@@ -10,10 +10,11 @@ import pytest
 
 import onchip
 from onchip import cache
-from onchip.errors import FormatError, InputError, KernelError, ShapeError
+from onchip.errors import FormatError, InputError, ShapeError
 from onchip.network.build import sequential
 from onchip.network.layers import Linear, Sigmoid, Softmax
 from onchip.network.types import TensorType
+from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import hold_out
 
@@ -217,12 +218,21 @@ def test_targets_that_do_not_fit_get_a_hint(data, y, hint):
     assert caught.value.hint == hint
 
 
-def test_debug_tells_of_targets(data):
-    x, _ = data
-    y = np.zeros((50, 2), np.float32)
-    y[9, 1] = np.nan
-    with pytest.raises(KernelError, match="check the targets"):
-        fit(x, y, loss="mse", debug=True)
+@pytest.mark.parametrize(("value", "told"), [(np.nan, "nan"), (-np.inf, "-inf")])
+def test_missing_values_are_refused_before_the_first_step(data, value, told):
+    x, y = data
+    bad, targets = x.copy(), np.zeros((50, 2), np.float32)
+    bad[17, 2], targets[9, 1] = value, value
+    for call in (
+        lambda: fit(bad, y), lambda: fit(x, y, validation_data=(bad, y)),
+        lambda: fit_runs([Run(onchip.mlp(3, 2), TrainOptions())], bad, y, device="cpu"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="not finite") as caught:
+            call()
+        assert caught.value.got == f"{told} in row 17, position 2"
+    with pytest.raises(InputError, match="targets are not finite") as caught:
+        fit(x, targets, loss="mse")
+    assert caught.value.got == f"{told} in row 9, position 1"
 
 
 def test_a_fit_with_cached_kernels_loads_no_numba():

@@ -125,12 +125,36 @@ def test_early_stopping_keeps_the_best_weights(device):
     assert all(w.tobytes() == result.network.weights[name].tobytes() for name, w in again.network.weights.items())
 
 
+def test_averages_are_the_result_and_are_evaluated(device):
+    net = images()
+    x, y = data(net)
+    options = OPTIONS | {"validation_data": (x[:11], y[:11]), "epochs": 2, "device": device}
+    plain, result = (onchip.fit(net, x, y, ema=ema, **options) for ema in (0.0, 0.9))
+    assert plain.losses.tobytes() == result.losses.tobytes()
+    first = onchip.fit(net, x, y, ema=0.9, **options | {"epochs": 1, "batch_size": N})  # one step
+    after = onchip.fit(net, x, y, **options | {"epochs": 1, "batch_size": N}).network.weights["a.weight"]
+    expected = 0.9 * net.weights["a.weight"] + 0.1 * after
+    np.testing.assert_allclose(first.network.weights["a.weight"], expected, atol=1e-6)
+    logits = reference.forward(result.network, x[:11])
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(11), y[:11]]
+    assert result.history[-1].validation_loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert result.history[-1].validation_loss != plain.history[-1].validation_loss
+    assert (result.state["average:a.weight"] == result.network.weights["a.weight"]).all()
+
+
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
 def test_a_killed_run_resumes_with_the_same_bits(device, optimiser, tmp_path):
     """Dropouts, running statistics, moments and the number of the step."""
     net = images()
     x, y = data(net)
-    options = OPTIONS | {"optimiser": optimiser, "lr": 0.01, "epochs": 4, "device": device, "validation": 0.2}
+    options = OPTIONS | {
+        "optimiser": optimiser,
+        "lr": 0.01,
+        "epochs": 4,
+        "device": device,
+        "validation": 0.2,
+        "ema": 0.5,
+    }
     whole = onchip.fit(net, x, y, **options)
 
     def end(epoch):

@@ -395,12 +395,18 @@ def test_a_slope_below_zero_is_trained_by_layers():
 # -- debug ---------------------------------------------------------------------------------------------------
 
 
-def test_debug_names_the_row_that_is_not_finite():
+def of_ones(D_in, D_out):
+    """A network whose outputs are infinite for a row of the largest floats."""
+    net = mlp(D_in, D_out)
+    return net.replace(weights={**net.weights, "fc1.weight": np.ones((D_out, D_in), np.float32)})
+
+
+def test_debug_names_the_row_whose_values_overflow():
     x = rows(40, 4)
-    x[17, 2] = np.nan
+    x[17] = 3e38
     with pytest.raises(KernelError, match="not finite in epoch 1") as caught:
-        fit(mlp(4, 3), x, np.zeros(40, np.int64), batch_size=8, debug=True, device="cpu")
-    assert "nan in row 17" in caught.value.got
+        fit(of_ones(4, 3), x, np.zeros(40, np.int64), batch_size=8, debug=True, device="cpu")
+    assert caught.value.got == "layer 'fc1' returns inf in row 17 of the training rows"
     step = int(np.flatnonzero(epoch_order(40, 0, 0) == 17)[0]) // 8 + 1
     assert f"step {step}" in caught.value.what
 
@@ -432,9 +438,9 @@ def test_the_last_update_is_checked_too():
 def test_a_validation_loss_that_is_not_finite_ends_the_run():
     x = rows(50, 4)
     _, held = hold_out(50, 0.1, 0)
-    x[held[0]] = np.nan
+    x[held[0]] = 3e38
     with pytest.raises(KernelError, match="training diverged") as caught:
-        fit(mlp(4, 3), x, np.arange(50) % 3, epochs=4, validation=0.1, patience=2, device="cpu")
+        fit(of_ones(4, 3), x, np.arange(50) % 3, epochs=4, validation=0.1, patience=2, device="cpu")
     assert caught.value.got.startswith("validation loss")
 
 

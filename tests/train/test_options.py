@@ -55,6 +55,8 @@ from onchip.train.options import TrainOptions
         ({"weight_decay": [0.1, 0.2]}, "weight decay"),
         ({"weight_decay": [["*", 0.1, 0.2]]}, "weight decay"),
         ({"weight_decay": {"*": 10**400}}, "weight decay"),
+        ({"ema": 1.0}, "ema"),
+        ({"ema": -0.1}, "ema"),
         ({"frozen": 3}, "bad frozen"),
         ({"frozen": ["a", 3]}, "bad frozen"),
         ({"frozen": "a,,b"}, "bad frozen"),

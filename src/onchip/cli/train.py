@@ -50,6 +50,7 @@ def train(
     nesterov: opt.Nesterov = None,
     weight_decay: opt.WeightDecay = None,
     clip_norm: opt.ClipNorm = None,
+    ema: opt.Ema = None,
     schedule: opt.Schedule = None,
     warmup: opt.Warmup = None,
     step_every: opt.StepEvery = None,

@@ -87,6 +87,9 @@ WeightDecay = Annotated[
     ),
 ]
 ClipNorm = Annotated[float | None, _training("clip_norm", "Largest norm of a batch's gradient; 0: no limit.")]
+Ema = Annotated[
+    float | None, _training("ema", "Decay of a moving average of the weights, such as 0.999, which is saved; 0: none.")
+]
 Schedule = Annotated[str | None, _training("schedule", f"Learning rate schedule: {', '.join(SCHEDULES)}.")]
 Warmup = Annotated[
     float | None, _training("warmup", "Epochs, or a part of one, in which the learning rate first grows.")

@@ -35,7 +35,7 @@ class StepRows:
     """What a step reads at its beginning."""
 
     arrays: tuple[ReadArray, ...]
-    ids: int  # in the order
+    ids: int  # in the order; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ class StepCounters:
 
 
 def claim_rows(kernel: str, net: Network, start: int) -> Claim | None:
-    """RowIds at net.nodes[start], with the rows and the table's row that follow: facts are StepRows."""
-    ids = net.nodes[start]
-    if not isinstance(ids.layer, RowIds):
+    """RowIds or StepRow at net.nodes[start], with the rows and the tables' rows that follow: facts are StepRows."""
+    first = net.nodes[start]
+    if not isinstance(first.layer, RowIds | StepRow):
         return None
 
     def belongs(node: Node) -> bool:
-        is_rows = isinstance(node.layer, DataRows) and node.inputs == (ids.name,)
-        at_step = isinstance(node.layer, StepRow) and node.weights["position"] == ids.weights["position"]
+        is_rows = isinstance(node.layer, DataRows) and isinstance(first.layer, RowIds) and node.inputs == (first.name,)
+        at_step = isinstance(node.layer, StepRow) and node.weights["position"] == first.weights["position"]
         return is_rows or at_step
 
-    nodes = [ids, *itertools.takewhile(belongs, net.nodes_from(start + 1))]
+    nodes = [first, *itertools.takewhile(belongs, net.nodes_from(start + 1))]
     written = values_written(net, [node.name for node in nodes])
-    recipes = {role: _recipe(net, ids.weights[role]) for role in ("order", "position")}
+    recipes = {role: _recipe(net, first.weights[role]) for role in ("order", "position") if role in first.weights}
     arrays, row_bytes, fixed_bytes = list[ReadArray](), 8, 0
     for i, node in enumerate(nodes):
         if node.name not in written:
             continue
         output, nbytes = written.index(node.name), net.types[node.name].row_bytes
-        if node is ids:
+        if isinstance(node.layer, RowIds):
             arrays.append(ReadArray(IDS, output))
             continue
         of_batch = isinstance(node.layer, DataRows)
@@ -94,7 +94,7 @@ def claim_rows(kernel: str, net: Network, start: int) -> Claim | None:
         kind, rows = ROWS if of_batch else ROW, int(net.weights[weight].shape[0])
         arrays.append(ReadArray(kind, output, f"data{i}", rows, nbytes))
         row_bytes, fixed_bytes = row_bytes + 2 * nbytes * of_batch, fixed_bytes + 2 * nbytes * (not of_batch)
-    facts = StepRows(tuple(arrays), int(net.weights[ids.weights["order"]].shape[0]))
+    facts = StepRows(tuple(arrays), recipes["order"].shape[0] if "order" in recipes else 0)
     return _claim(kernel, nodes, Cost(0, row_bytes, fixed_bytes), "the rows of a step, by id", recipes, facts)
 
 

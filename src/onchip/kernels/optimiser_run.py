@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -35,6 +35,12 @@ class ParameterUpdate:
     scale: str = ""  # of the gradient
     decay: float = 0.0  # the factor of weight_decay times the weight that the gradient has added; of ADAMW its own
     rate: float = 0.0  # of a running average
+    average: tuple[tuple[str, str], ...] = ()  # of the weight: none, or one with the value that replaces it
+
+    @property
+    def replaced(self) -> tuple[tuple[str, str], ...]:
+        """All states, each with the value that replaces it."""
+        return self.states + self.average
 
 
 def begins_updates(net: Network, start: int) -> bool:
@@ -60,14 +66,22 @@ def _belongs(net: Network, node: Node) -> bool:
 def _parameters(net: Network, nodes: Sequence[Node]) -> list[ParameterUpdate] | str:
     made = {node.name: node for node in nodes}
     found, used = list[ParameterUpdate](), set[str]()
+    weights: dict[str, int] = {}  # index of the parameter by its weight's new value
     for node in nodes:
+        if isinstance(node.layer, RunningAverage) and (at := weights.pop(node.inputs[0], None)) is not None:
+            average = ((node.weights["average"], node.name),)
+            found[at] = replace(found[at], rate=node.layer.momentum, average=average)
+            used.add(node.name)
+            continue
         if isinstance(node.layer, Descent | NesterovDescent | AdamStep | RunningAverage):
             parameter, chain = _parameter(made, node)
             if parameter is None or parameter.gradient in made:
                 return f"no optimiser has the layers before '{node.name}'"
+            if parameter.kind != AVERAGE:
+                weights[node.name] = len(found)
             found.append(parameter)
             used.update(chain)
-    new = {value for each in found for _, value in each.states}
+    new = {value for each in found for _, value in each.replaced}
     is_read = any(reader.name not in made for node in nodes for reader in net.readers(node.name))
     if is_read or used != made.keys() or made.keys() & net.kept != new:
         return "other layers read what it computes, or it is not the new value of a state"

@@ -182,6 +182,8 @@ def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
         return f"trains with {', '.join(STATE_NAMES)}, not {step.how.optimiser}"
     if isinstance(step.decays, Mapping):
         return "decays all weights alike, not by name"
+    if step.how.ema:
+        return "keeps no average of the weights (ema)"
     if chain is None or len(chain.nodes) != len(net.nodes):
         rest = net.nodes[0 if chain is None else len(chain.nodes) :]
         node = next((node for node in rest if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), rest[0])

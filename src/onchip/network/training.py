@@ -24,6 +24,7 @@ class TrainingStep:
     clip_norm: float = 0.0  # set: gradients are scaled down to this norm
     is_weighted: bool = False  # rows have weights
     byte_scale: float = 0.0  # set: rows are bytes times this
+    ema: float = 0.0  # set: the decay of an exponential moving average of the weights
 
     def __post_init__(self) -> None:
         for name, known in (("loss", LOSSES), ("optimiser", tuple(OPTIMISERS))):
@@ -32,6 +33,8 @@ class TrainingStep:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value <= most:
                 raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
+        if not isinstance(self.ema, int | float) or not 0 <= self.ema < 1:
+            raise InputError("bad ema", got=show(self.ema), expected="0 to below 1", hint="0: none")
         if not isinstance(self.is_weighted, bool):
             raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
         if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:

@@ -6,7 +6,7 @@
 
 The network of a plan, unlike that of a file, may have step layers, and state: {"fc.weight": "fc.weight.new"}. "trained"
 is null, or what such a step trains: {"network": {...}, "how": {"loss": "mse", ...}, "decays": false, "frozen": []}. The
-step is written again from it, and must have the same nodes.
+step is written again from it, and must have the same nodes. Weights that decay by name are {"fc.weight": 0.1}.
 
 A group lists the values that it reads or writes in layouts other than ROWS ("reads", "writes"). A group without layers
 converts a value from one layout to another.

@@ -66,6 +66,14 @@ class BoundStep(Protocol):
         """B host rows of the inputs, by name, for several calls of `begin`; compiles kernels for as many."""
         ...
 
+    def with_rows(self, batch: Any, rows: Mapping[str, Any]) -> Any:
+        """The batch with other rows of some inputs; arrays on the device are read where they are."""
+        ...
+
+    def outputs(self, batch: Any) -> dict[str, Array]:
+        """The outputs of the last run over this batch, by name."""
+        ...
+
     def begin(self, batch: Any, count: int = 1) -> None:
         """Run `count` times over rows of `hold`, after the runs that were begun before."""
         ...

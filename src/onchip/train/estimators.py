@@ -52,6 +52,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     nesterov: bool = False
     weight_decay: Any = 0.0
     clip_norm: float = 0.0
+    ema: float = 0.0
     schedule: str = "constant"
     warmup: float = 0.0
     step_every: int = 10

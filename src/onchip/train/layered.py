@@ -8,13 +8,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from onchip.errors import InputError
 from onchip.kernels.training import SharedData, epochs_at_once
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.evaluation import evaluation_step
 from onchip.plan.gradient.over_rows import LOGS, ORDER, POSITION, ROW_WEIGHTS, SCALES, data_name, over_rows
-from onchip.plan.gradient.step import TARGET
+from onchip.plan.gradient.step import TARGET, averages_of
 from onchip.plan.kernel import Job, Kernel, Refusal
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
@@ -67,11 +68,11 @@ class LayeredRun:
         }
         if weighted is not None:
             state[ROW_WEIGHTS] = backend.hold_array(weighted.astype(net.weights[ROW_WEIGHTS].dtype))
-        bound = backend.bind_step(plan, state)
-        return BoundSteps(
-            bound, self._evaluation(plan, backend, bound.state, len(x)), self._batch, self.how, self.options.seed,
-            tuple(name for name in trained_form(self.net).weights if name in net.state), weighted,
-        )  # fmt: skip
+        bound, averages = backend.bind_step(plan, state), averages_of(net)
+        averaged = {name: bound.state[average] for name, average in averages.items()}
+        evaluation = self._evaluation(plan, backend, {**bound.state, **averaged}, len(x))
+        weights = tuple(name for name in trained_form(self.net).weights if name in net.state)
+        return BoundSteps(bound, evaluation, self._batch, self.how, self.options.seed, weights, averages, weighted)
 
     @property
     def _batch(self) -> int:
@@ -86,10 +87,14 @@ class LayeredRun:
         count, epochs = len(self.train), epochs_at_once(len(self.train), self._batch)
         epochs, steps = min(epochs, self.options.epochs), -(-count // self._batch)
         step, is_weighted = self._training_step(counts=True), self.row_weights is not None
+        for name, average in averages_of(step).items():
+            if step.weight_type(name) != step.weight_type(average):
+                got = f"weight '{name}' in {step.weight_type(name).dtype}"
+                raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
         return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=is_weighted)
 
     def _evaluation(self, of: Plan, backend: Backend, state: Mapping[str, object], rows: int) -> BoundStep | None:
-        """What evaluates the held-out rows, with the weights and the data of the training steps."""
+        """What evaluates the held-out rows, with the data and the weights of the training steps, or their averages."""
         if not len(self.held):
             return None
         net, size = trained_form(self.net), min(len(self.held), EVALUATED_BATCHES * self._batch)

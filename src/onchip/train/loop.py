@@ -61,6 +61,7 @@ def fit(
     nesterov: bool = TrainOptions.nesterov,
     weight_decay: Any = TrainOptions.weight_decay,
     clip_norm: float = TrainOptions.clip_norm,
+    ema: float = TrainOptions.ema,
     schedule: str = TrainOptions.schedule,
     warmup: float = TrainOptions.warmup,
     step_every: int = TrainOptions.step_every,

@@ -193,7 +193,8 @@ def _row_indices(rows: Array, n: int) -> Array:
 
 
 def _data_of(run: Run) -> tuple[str, str, str]:
-    target = "classes" if run.options.loss == "cross_entropy" else "target values"
+    targets = {"cross_entropy": "classes", "bce_with_logits": "target values from 0 to 1"}
+    target = targets.get(run.options.loss, "target values")
     return str(run.net.input), str(run.net.output), target
 
 

@@ -40,6 +40,9 @@ class TrainOptions:
     # of `frozen`: {"*.bias": 0, "*": 1e-4} or "*.bias=0,*=1e-4". The first that matches counts; 0 if none does
     weight_decay: Any = 0.0
     clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
+    # Decay of an exponential moving average of the weights, such as 0.999, which the trained network has; 0: none. It
+    # begins with the weights before the first step; each step then sets it to ema average + (1 - ema) w
+    ema: float = 0.0
     schedule: str = "constant"  # of lr; see train/schedule.py
     warmup: float = 0.0  # epochs, or a part of one, in which lr first grows linearly, step by step
     step_every: int = 10  # epochs between the drops of "step"
@@ -72,6 +75,7 @@ class TrainOptions:
         for _, value in self.weight_decay if self.has_decay_groups else (("*", self.weight_decay),):
             _check_number("weight_decay", value, "at least 0", 1e-4, lambda v: v >= 0)
         _check_number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
+        _check_number("ema", self.ema, "at least 0, below 1", 0.999, lambda v: 0 <= v < 1)
         _check_number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _check_number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
         _check_number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from onchip.cache import print_unless_quiet
+from onchip.errors import InputError
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
+
+CHUNK = 1 << 20  # elements
 
 
 def as_array(x: Any) -> Any:
@@ -42,6 +45,24 @@ def _fits(array: Array, limits: np.iinfo[Any]) -> bool:
     return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 
 
-def as_targets(y: Any, loss: str) -> Any:
-    """Convert targets to an array: float32 for regression losses."""
-    return as_array(y) if loss == "cross_entropy" else as_rows(y, "float32", "targets")
+def as_targets(y: Any, loss: str, dtype: str) -> Any:
+    """Convert targets to an array, floats to this float type; not classes."""
+    return as_array(y) if loss == "cross_entropy" else as_rows(y, dtype, "targets")
+
+
+def check_finite(x: Array, what: str = "rows") -> None:
+    """InputError that names the first row with a NaN or an infinity."""
+    if "float" not in x.dtype.name:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = x.sum(dtype=np.result_type(x.dtype, np.float32))  # NaN and infinity remain in a sum, which may overflow
+    chunk = max(1, CHUNK // max(1, x[:1].size))
+    for first in range(0, 0 if np.isfinite(total) else len(x), chunk):
+        bad = np.argwhere(~np.isfinite(x[first : first + chunk]))
+        if len(bad):
+            row, *position = (int(i) for i in bad[0])
+            where = f"row {first + row}" + (f", position {', '.join(map(str, position))}" if position else "")
+            raise InputError(
+                f"{what} are not finite", got=f"{x[(first + row, *position)]} in {where}", expected="finite values",
+                hint="fill in or drop rows with missing values",
+            )  # fmt: skip

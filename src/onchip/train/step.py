@@ -29,20 +29,20 @@ def step_of(
     counts        as of training_step
     """
     net = trained_form(net)
-    _check_output(net, how.loss)
-    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
-    kept = match_names(frozen, tuple(used), "frozen")
+    check_output(net, how.loss)
+    used = weights_used(net)
+    kept = match_names(frozen, used, "frozen")
     trained = weights_with_gradient(net)
     if trained and kept.keys() >= set(trained):
         raise InputError(
             "every weight is frozen", got=", ".join(frozen), expected="a weight to train",
             hint=f"patterns that leave some of {', '.join(trained)}",
         )  # fmt: skip
-    decays = _decays(weight_decay, tuple(used))
+    decays = decays_of(weight_decay, used)
     return training_step(net, how, decays=decays, trainable=lambda name: name not in kept, counts=counts)
 
 
-def _decays(weight_decay: WeightDecay, names: Sequence[str]) -> bool | dict[str, float]:
+def decays_of(weight_decay: WeightDecay, names: Sequence[str]) -> bool | dict[str, float]:
     """As training_step accepts it: whether all weights decay; or those that do, each with its weight decay."""
     if not isinstance(weight_decay, tuple):
         return weight_decay > 0
@@ -51,7 +51,7 @@ def _decays(weight_decay: WeightDecay, names: Sequence[str]) -> bool | dict[str,
     return {name: by_pattern[pattern] for name, pattern in first.items() if by_pattern[pattern]}
 
 
-def _check_output(net: Network, loss: str) -> None:
+def check_output(net: Network, loss: str) -> None:
     """InputError for an output that the loss computes itself."""
     last = net.by_name.get(net.outputs[0])
     if loss in OF_LOGITS and last is not None and last.layer.kind in ("Softmax", "Sigmoid"):
@@ -64,6 +64,12 @@ def _check_output(net: Network, loss: str) -> None:
 def trained_form(net: Network) -> Network:
     """The network without layers that change nothing in training, all of its weights as arrays."""
     net, _ = drop_idle(net, keep=lambda layer: isinstance(layer, Dropout) and layer.p > 0)
-    used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
-    derived = {name: materialise(name, net.weights) for name in used if isinstance(net.weights[name], Recipe)}
+    derived = {
+        name: materialise(name, net.weights) for name in weights_used(net) if isinstance(net.weights[name], Recipe)
+    }
     return net.replace(weights={**net.weights, **derived}) if derived else net
+
+
+def weights_used(net: Network) -> tuple[str, ...]:
+    """The weights of the layers, in their order."""
+    return tuple(dict.fromkeys(name for node in net.nodes for name in node.weights.values()))

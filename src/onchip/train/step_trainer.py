@@ -31,6 +31,7 @@ from onchip.plan.gradient.training_form import DRAW
 from onchip.runtime.backend import BoundStep
 
 # The optimiser's state in the names of a checkpoint, "<kind>:<weight>", and in those of the step, "<weight>.<name>".
+AVERAGE = "average"
 _MOMENTS = {"velocity": "velocity", "mean": "first", "square": "second"}
 
 
@@ -44,6 +45,7 @@ class BoundSteps:
     how: TrainingStep
     seed: int  # of dropouts
     weights: tuple[str, ...]  # the network's weights that a step changes, running statistics too
+    averages: Mapping[str, str]  # the state with the average of a weight, by weight
     row_weights: Array | None
 
     def together(self, count: int) -> int:
@@ -65,7 +67,7 @@ class StepTrainer:
             for kind in STATE_NAMES["momentum" if bound.how.optimiser == "nesterov" else bound.how.optimiser]
             for name in bound.weights
             if f"{name}.{_MOMENTS[kind]}" in net.state
-        }
+        } | {f"{AVERAGE}:{name}": at for name, at in bound.averages.items()}
         self._set_draw()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,18 @@ import numpy as np
 from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.train.rows import check_finite
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """Check targets against n rows of the network's output and convert them for the kernels."""
-    D_out = net.output.row_size
+    """Check targets against n rows of the network's output and convert them for the kernels.
+
+    Returns classes (n,) int64 for "cross_entropy", else finite values like the output: (n, ...) in its dtype. For
+    "bce_with_logits" they are from 0 to 1, and may be given as ints or bools.
+    """
+    output = net.output
+    _check_output(output, loss)
     if not isinstance(y, np.ndarray):
         raise ShapeError(
             "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
@@ -21,22 +29,60 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
     if n == 0:
         raise InputError("nothing to train on", got="0 rows", expected="at least 1")
     if loss == "cross_entropy":
-        if y.shape != (n,) or y.dtype.kind not in "iu":
-            got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
-            hint = "one class index per row; loss 'mse' for real-valued targets"
-            raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
-        y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
-        bad = np.flatnonzero((y < 0) | (y >= D_out))
-        if bad.size:
-            got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with one output per class, or classes counted from 0"
-            raise InputError("a class is out of range", got=got, expected=f"0 to {D_out - 1}", hint=hint)
-        return np.ascontiguousarray(y, np.int64)
-    if y.shape != (n, D_out) or y.dtype != np.float32:
-        got, expected = f"{y.dtype.name}{list(y.shape)}", f"float32[{n}, {D_out}]"
-        hint = "one value per output"
-        if y.dtype.kind in "iu":
-            hint = "loss 'cross_entropy', if these are classes"
-        elif y.size == n * D_out and y.dtype == np.float32:
-            hint = f"y.reshape({n}, {D_out})"
-        raise ShapeError("targets do not fit", got=got, expected=expected, hint=hint)
+        return _classes(n, y, output.row_size)
+    if loss == "bce_with_logits" and y.shape == (n, *output.row_shape) and y.dtype.kind in "iub":
+        _check_shares(y)
+        return np.ascontiguousarray(y, numpy_dtype(output.dtype))
+    if y.shape != (n, *output.row_shape) or y.dtype != numpy_dtype(output.dtype):
+        raise ShapeError(
+            "targets do not fit", got=f"{y.dtype.name}{list(y.shape)}",
+            expected=f"{output.dtype}{[n, *output.row_shape]}", hint=_hint(n, y, output, loss),
+        )  # fmt: skip
+    check_finite(y, "targets")
+    if loss == "bce_with_logits":
+        _check_shares(y)
     return np.ascontiguousarray(y)
+
+
+def _check_output(output: TensorType, loss: str) -> None:
+    if "float" not in output.dtype or (loss == "cross_entropy" and len(output.shape) != 2):
+        expected, hint = "a float output", "end the network before it becomes integers"
+        if loss == "cross_entropy":
+            expected, hint = "logits, float32[B, classes]", "end the network with a Linear, or another loss"
+        raise ShapeError(f"loss '{loss}' does not fit the output", got=str(output), expected=expected, hint=hint)
+
+
+def _classes(n: int, y: Array, D_out: int) -> Array:
+    if y.shape != (n,) or y.dtype.kind not in "iu":
+        got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
+        hint = (
+            "one class index per row; loss 'mse' for real-valued targets, 'bce_with_logits' for several labels per row"
+        )
+        raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
+    y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
+    bad = np.flatnonzero((y < 0) | (y >= D_out))
+    if bad.size:
+        got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with one output per class, or classes counted from 0"
+        raise InputError("a class is out of range", got=got, expected=f"0 to {D_out - 1}", hint=hint)
+    return np.ascontiguousarray(y, np.int64)
+
+
+def _check_shares(y: Array) -> None:
+    if y.size and not 0 <= y.min() <= y.max() <= 1:
+        row, *position = (int(i) for i in np.argwhere((y < 0) | (y > 1))[0])
+        where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")
+        raise InputError(
+            "a target is out of range", got=f"{y[(row, *position)]} in {where}", expected="0 to 1",
+            hint="1 where a label applies and 0 elsewhere; loss 'mse' for other values",
+        )  # fmt: skip
+
+
+def _hint(n: int, y: Array, output: TensorType, loss: str) -> str:
+    shape = (n, *output.row_shape)
+    if y.shape == shape:
+        return f"y.astype(np.{output.dtype})"
+    if y.dtype.kind in "iu" and len(shape) == 2:
+        return "loss 'cross_entropy', if these are classes"
+    if y.size == math.prod(shape):
+        return f"y.reshape{shape}"
+    return "one 0 or 1 per output" if loss == "bce_with_logits" else "one value per output"

@@ -15,7 +15,7 @@ from onchip.network.tokens import check_token_ids
 from onchip.runtime.engine import id_limits
 from onchip.runtime.io.host_rows import check_rows
 from onchip.train.row_weights import check_sample_weight
-from onchip.train.rows import as_rows, as_targets
+from onchip.train.rows import as_rows, as_targets, check_finite
 from onchip.train.targets import check_targets
 
 
@@ -31,7 +31,7 @@ class TrainingData:
 
     def checked(self, net: Network, loss: str) -> TrainingData:
         x = rows_of(self.x, net)
-        y = check_targets(net, len(x), as_targets(self.y, loss), loss)
+        y = check_targets(net, len(x), as_targets(self.y, loss, net.output.dtype), loss)
         return replace(self, x=x, y=y, sample_weight=check_sample_weight(self.sample_weight, len(x)))
 
     @property
@@ -44,9 +44,10 @@ class TrainingData:
         return {"x": self.x, "y": self.y, **weights}
 
 
-def rows_of(x: Any, net: Network) -> Array:
-    """Rows for the network's input; InputError for the first id that is not in its table."""
+def rows_of(x: Any, net: Network, what: str = "rows") -> Array:
+    """Rows for the network's input; InputError for the first NaN, infinity, or id that is not in its table."""
     rows = check_rows(as_rows(x, net.input.dtype), net.input)
+    check_finite(rows, what)
     for name, limit in id_limits(net).items():
         check_token_ids(rows, limit, name=name)
     return rows
@@ -64,10 +65,10 @@ def with_validation(
     if options["validation"]:
         got, hint = f"validation={options['validation']} and validation_data", "omit one of them"
         raise InputError("two sources of validation rows", got=got, expected="one of them", hint=hint)
-    parts = [rows_of(rows, net) for rows in (data.x, validation_data[0])]
+    parts = [rows_of(data.x, net), rows_of(validation_data[0], net, "rows to validate on")]
     if not len(parts[1]):
         raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
-    targets = [as_targets(each, options["loss"]) for each in (data.y, validation_data[1])]
+    targets = [as_targets(each, options["loss"], net.output.dtype) for each in (data.y, validation_data[1])]
     targets = [check_targets(net, len(s), each, options["loss"]) for s, each in zip(parts, targets, strict=True)]
     count, held = map(len, parts)
     weights = check_sample_weight(data.sample_weight, count)

@@ -35,7 +35,7 @@ from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
 from onchip.train.schedule import lrs_of
 from onchip.train.step import step_of
-from onchip.train.step_trainer import BoundSteps
+from onchip.train.step_trainer import AVERAGE, BoundSteps
 
 _EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
@@ -174,7 +174,7 @@ def plan_run(
     scale = found[1] if found else 0.0
     how = TrainingStep(
         options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
-        is_weighted=row_weights is not None, byte_scale=scale,
+        is_weighted=row_weights is not None, byte_scale=scale, ema=options.ema,
     )  # fmt: skip
     of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
     if not (text and is_layered(text)):
@@ -346,7 +346,7 @@ class TrainingRun:
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
-            self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
+            self.best_epoch, self.best_weights = self.epoch, self._result_weights()
         self._epoch_begins = len(self.losses)
 
     def last_lr(self, epoch: int) -> float:
@@ -400,8 +400,13 @@ class TrainingRun:
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
 
+    def _result_weights(self) -> dict[str, Array]:
+        """The weights of now, or with `ema` their averages."""
+        weights, state = self.trainer.weights(), self.trainer.state() if self.options.ema else {}
+        return {name: state.get(f"{AVERAGE}:{name}", weight) for name, weight in weights.items()}
+
     def result(self) -> FitResult:
-        weights = self.best_weights if self.options.patience else self.trainer.weights()
+        weights = self.best_weights if self.options.patience else self._result_weights()
         trained = self.net.replace(weights={**self.net.weights, **weights})
         best = self.best_epoch if self.options.patience else self.epoch
         losses = np.concatenate(self.losses)

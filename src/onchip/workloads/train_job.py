@@ -65,6 +65,7 @@ class TrainJob:
         groups = o.weight_decay if o.has_decay_groups else [("", o.weight_decay)] * (o.weight_decay > 0)
         words += [f"weight decay {value:g} {pattern}".strip() for pattern, value in groups]
         words += [f"clip norm {o.clip_norm:g}"] if o.clip_norm else []
+        words += [f"ema {o.ema:g}"] if o.ema else []
         words += [f"label smoothing {o.label_smoothing:g}"] if o.label_smoothing else []
         words += [f"class weight {o.class_weight}"] if o.class_weight is not None else []
         words += [f"frozen {','.join(o.frozen)}"] if o.frozen else []

@@ -133,7 +133,7 @@ class AdamStep(Update):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunningAverage(Update):
-    """average + momentum (x - average), of a batch norm's statistics."""
+    """average + momentum (x - average), of a batch norm's statistics or of a weight's new value."""
 
     momentum: float = 0.1
     required: ClassVar[tuple[str, ...]] = ("average",)

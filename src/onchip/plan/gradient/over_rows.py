@@ -24,6 +24,7 @@ those of the step before end, so steps may have different batch sizes: the last 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -52,38 +53,69 @@ def over_rows(step: Network, N: int, S: int, M: int = 0, *, is_weighted: bool = 
     M            row ids in the order; 0: N, so that an epoch reads every row once
     is_weighted  rows have weights
     """
-    for what, size in (("rows", N), ("steps", S), ("row ids", M or N)):
-        if size < 1:
-            raise InputError(f"no {what}", got=str(size), expected="at least 1")
-    if SHARE not in step.inputs or not step.state or POSITION in step.state:
-        expected = "what training_step or evaluation_step returns"
-        raise InputError("not a step", got=f"network '{step.name}'", expected=expected)
-    arrays = _arrays(step, N, S, M or N, is_weighted)
-    weights = {name: weight for name, weight in step.weights.items() if name != VALUES}
-    build = StepBuilder([], {**weights, **arrays}, {SHARE: step.inputs[SHARE]})
-    at, renamed = {"position": POSITION}, {}
-    ids = build.add(IDS, RowIds(), (SHARE,), at | {"order": ORDER})
+    _check(step, rows=N, steps=S, **{"row ids": M or N})
+    arrays = _counters(step, S) | _data_set(step, N, S, M or N, is_weighted)
+    build, renamed = _builder(step, arrays, (SHARE,)), {}
+    ids = build.add(IDS, RowIds(), (SHARE,), {"order": ORDER, "position": POSITION})
     for name in step.inputs:
         if name != SHARE:
             build.add_node(Node(name, DataRows(), (ids,), {"data": data_name(name)}))
     if is_weighted:
         weight = build.add(WEIGHTS, DataRows(), (ids,), {"data": ROW_WEIGHTS})
-        scale = build.as_weight(build.add(SCALE, StepRow(), (SHARE,), at | {"table": SCALES}))
-    if VALUES in step.state:
-        values = build.add(ROW, StepRow(), (SHARE,), at | {"table": TABLE})
-        build.weights[VALUES] = build.weights.pop(build.as_weight(values))
+        scale = build.as_weight(build.add(SCALE, StepRow(), (SHARE,), {"table": SCALES, "position": POSITION}))
+    _add_values(build, step)
     if is_weighted:  # after all that one kernel reads
         renamed = {SHARE: build.add(SHARES, Mul(), (weight,), {"constant": scale})}
     for node in step.nodes:
         build.add_node(replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs)))
+    return _finished(build, step, arrays, (SHARE,), f"{step.name} over {N:,} rows")
+
+
+def counted_steps(step: Network, S: int) -> Network:
+    """The same step with a table of the optimiser's values of S steps and a log of their losses; rows remain inputs."""
+    _check(step, steps=S)
+    arrays, inputs = _counters(step, S), tuple(step.inputs)
+    build = _builder(step, arrays, inputs)
+    _add_values(build, step)
+    for node in step.nodes:
+        build.add_node(node)
+    return _finished(build, step, arrays, inputs, f"{step.name}, counted")
+
+
+def _check(step: Network, **sizes: int) -> None:
+    for what, size in sizes.items():
+        if size < 1:
+            raise InputError(f"no {what}", got=str(size), expected="at least 1")
+    if SHARE not in step.inputs or not step.state or POSITION in step.state:
+        expected = "what training_step or evaluation_step returns"
+        raise InputError("not a step", got=f"network '{step.name}'", expected=expected)
+
+
+def _builder(step: Network, arrays: Mapping[str, Array], inputs: Iterable[str]) -> StepBuilder:
+    added = (IDS, ROW, WEIGHTS, SCALE, SHARES, *arrays)
+    if taken := next((name for name in added if name in step.types or name in step.weights), ""):
+        raise InputError(f"a value of the network is called '{taken}'", got=taken, expected="another name")
+    weights = {name: weight for name, weight in step.weights.items() if name != VALUES}
+    return StepBuilder([], {**weights, **arrays}, {name: step.inputs[name] for name in inputs})
+
+
+def _add_values(build: StepBuilder, step: Network) -> None:
+    """The optimiser's values of the step, from the table."""
+    if VALUES in step.state:
+        values = build.add(ROW, StepRow(), (SHARE,), {"table": TABLE, "position": POSITION})
+        build.weights[VALUES] = build.weights.pop(build.as_weight(values))
+
+
+def _finished(build: StepBuilder, step: Network, arrays: Iterable[str], inputs: Iterable[str], name: str) -> Network:
+    """The network, with the counters and the logs at its end."""
     state = {name: value for name, value in step.state.items() if name != VALUES} | dict.fromkeys(arrays, "")
     state[POSITION] = build.add(f"{POSITION}.new", Counted((1, 0), (0, 1)), (SHARE,), {"counters": POSITION})
     if DRAW in state:
         state[DRAW] = build.add(f"{DRAW}.new", Counted((0, 1), (0, 0)), (SHARE,), {"counters": DRAW})
     for output, log in zip(step.outputs, LOGS, strict=False):
-        state[log] = build.add(f"{log}.new", Logged(), (output,), at | {"log": log})
-    name = f"{step.name} over {N:,} rows"
-    return Network({SHARE: step.inputs[SHARE]}, tuple(build.nodes), step.outputs, build.weights, name, state=state)
+        state[log] = build.add(f"{log}.new", Logged(), (output,), {"log": log, "position": POSITION})
+    kept = {name: step.inputs[name] for name in inputs}
+    return Network(kept, tuple(build.nodes), step.outputs, build.weights, name, state=state)
 
 
 def data_name(name: str) -> str:
@@ -91,22 +123,25 @@ def data_name(name: str) -> str:
     return f"{name}.data"
 
 
-def _arrays(step: Network, N: int, S: int, M: int, is_weighted: bool) -> dict[str, Array]:
-    """The state that a data set adds."""
-    arrays: dict[str, Array] = {ORDER: np.zeros(M, np.int64), POSITION: np.zeros(2, np.int64)}
+def _counters(step: Network, S: int) -> dict[str, Array]:
+    """The state of S steps without the host between them."""
+    arrays: dict[str, Array] = {POSITION: np.zeros(2, np.int64)}
     for output, log in zip(step.outputs, LOGS, strict=False):
         arrays[log] = np.zeros(S, numpy_dtype(step.types[output].dtype))
     if VALUES in step.state:
         arrays[TABLE] = np.zeros((S, len(STEP_VALUES)), np.float32)
+    return arrays
+
+
+def _data_set(step: Network, N: int, S: int, M: int, is_weighted: bool) -> dict[str, Array]:
+    """The state that a data set adds."""
+    arrays: dict[str, Array] = {ORDER: np.zeros(M, np.int64)}
     if is_weighted:
         dtype = numpy_dtype(step.inputs[SHARE].dtype)
         arrays |= {ROW_WEIGHTS: np.zeros(N, dtype), SCALES: np.zeros(S, dtype)}
     for name, kind in step.inputs.items():
         if name != SHARE:
             arrays[data_name(name)] = np.zeros((N, *kind.row_shape), numpy_dtype(kind.dtype))
-    added = (IDS, ROW, WEIGHTS, SCALE, SHARES, *arrays)
-    if taken := next((name for name in added if name in step.types or name in step.weights), ""):
-        raise InputError(f"a value of the network is called '{taken}'", got=taken, expected="another name")
     return arrays
 
 
@@ -117,12 +152,12 @@ def begin_steps(
 
     InputError for ids that are not rows of the data set: a step would read another row in their place.
 
-    order   (at most M,) row ids
+    order   (at most M,) row ids; none without a data set
     table   (at most S, 5): the optimiser's values of every step, in the order of STEP_VALUES
     scales  (at most S,): of weighted rows
     """
     data = (node.weights["data"] for node in step.nodes if isinstance(node.layer, DataRows))
-    N = min(step.weights[name].shape[0] for name in data)
+    N = min((step.weights[name].shape[0] for name in data), default=0)
     if len(order) and not 0 <= order.min() <= order.max() < N:
         got = f"{order.min()} to {order.max()}"
         raise InputError("the order has an id that is not a row of the data set", got=got, expected=f"0 to {N - 1}")

@@ -6,7 +6,8 @@
     share   (B,): the share of each row in the loss, 1 / B for a mean
 
 Its first output is the loss, one number; a second one, if requested, the number of correct predictions. The trainable
-weights, and the optimiser's moments, are its state. It is planned and run like every other network.
+weights, and the optimiser's moments, are its state; with `ema`, also averages of these weights (averages_of). It is
+planned and run like every other network.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from onchip.network.layers import (
     Mul,
     NesterovDescent,
     Reshape,
+    RunningAverage,
     SecondMoment,
     SquaredError,
     StepLayer,
@@ -46,7 +48,7 @@ from onchip.network.layers import (
 )
 from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
-from onchip.network.recipe import Recipe, Weight, reach, value_of
+from onchip.network.recipe import Array, Recipe, Weight, reach, value_of
 from onchip.network.training import TrainingStep
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.gradient import (  # noqa: F401 - their rules
@@ -85,15 +87,8 @@ def training_step(
     counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
                whole steps do not claim such a step: they count by themselves
     """
-    check_no_step(net)
-    _ = net.output  # a loss needs exactly one output
-    trained = [name for name in weights_with_gradient(net) if trainable(name)]
-    build = StepBuilder([], dict(net.weights), dict(net.inputs))
-    followed = add_forward(build, net, trainable)
-    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
-    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    build, added, gradients, followed = _gradients(net, step, trainable)
     outputs = (added.loss, *add_count(build, net, added, counts))
-    gradients = _backward(build, forward, output, d_output, trained)
     state = {DRAW: ""} if DRAW in build.weights else {}
     state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
     nodes = _needed(build.nodes, build.weights, {*outputs, *state.values()})
@@ -101,6 +96,37 @@ def training_step(
     of = None if counts else TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
     inputs = {**net.inputs, **added.inputs}
     return Network(inputs, nodes, outputs, build.weights, f"{net.name}, a step", state=state, trained=of)
+
+
+def gradients_step(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool], changing: Iterable[str]
+) -> tuple[Network, dict[str, str]]:
+    """A network of the same inputs that returns gradients of the loss; and the output for each trained weight.
+
+    Gradients are neither clipped nor do they contain weight decay.
+
+    changing  weights, by name, that are state: the caller may change them
+    """
+    build, added, gradients, _ = _gradients(net, step, trainable)
+    outputs = tuple(dict.fromkeys(gradients.values()))
+    state = dict.fromkeys(changing, "") | ({DRAW: ""} if DRAW in build.weights else {})
+    nodes = _needed(build.nodes, build.weights, set(outputs))
+    inputs = {**net.inputs, **added.inputs}
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, gradients", state=state), gradients
+
+
+def _gradients(
+    net: Network, step: TrainingStep, trainable: Callable[[str], bool]
+) -> tuple[StepBuilder, AddedLoss, dict[str, str], dict[str, str]]:
+    """Nodes that compute the loss and gradients; the loss; gradients by weight; what running statistics follow."""
+    check_no_step(net)
+    _ = net.output  # a loss needs exactly one output
+    trained = [name for name in weights_with_gradient(net) if trainable(name)]
+    build = StepBuilder([], dict(net.weights), dict(net.inputs))
+    followed = add_forward(build, net, trainable)
+    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
+    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
+    return build, added, _backward(build, forward, output, d_output, trained), followed
 
 
 @dataclass(frozen=True)
@@ -252,11 +278,11 @@ def add_updates(
         if factor and step.optimiser != "adamw":
             g = build.add(f"{name}.decayed", Decayed(factor), (g,), of_weight)
         if step.optimiser in ("momentum", "nesterov"):
-            velocity = _moment(build, f"{name}.velocity", name)
+            velocity = _zeros(build, f"{name}.velocity", name)
             state[velocity] = build.add(f"{velocity}.new", Velocity(), (g,), {"velocity": velocity, "values": values})
             moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
-            first, second = _moment(build, f"{name}.first", name), _moment(build, f"{name}.second", name)
+            first, second = _zeros(build, f"{name}.first", name), _zeros(build, f"{name}.second", name)
             state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
             state[second] = build.add(f"{second}.new", SecondMoment(), (g,), {"moment": second})
             moments[name] = (state[first], state[second])
@@ -268,14 +294,33 @@ def add_updates(
             factor = factors.get(name, 0.0) if step.optimiser == "adamw" else 0.0
             layer = AdamStep(is_decoupled=True, decay_factor=factor) if factor else AdamStep()
         state[name] = build.add(f"{name}.new", layer, of_name, {"weight": name, "values": values})
+    for name in gradients if step.ema else ():
+        average = build.add_weight(f"{name}.average", _wide(build, name).copy())
+        layer = RunningAverage(1 - step.ema)
+        state[average] = build.add(f"{average}.new", layer, (state[name],), {"average": average})
     return state
 
 
-def _moment(build: StepBuilder, name: str, weight: str) -> str:
+def averages_of(step: Network) -> dict[str, str]:
+    """The state with the average of each trained weight, by weight; empty without `ema`."""
+    weights = {value: name for name, value in step.state.items()}
+    return {
+        weights[node.inputs[0]]: node.weights["average"]
+        for node in step.nodes
+        if isinstance(node.layer, RunningAverage) and node.inputs[0] in weights
+    }
+
+
+def _zeros(build: StepBuilder, name: str, weight: str) -> str:
+    """A moment of a weight."""
+    return build.add_weight(name, np.zeros_like(_wide(build, weight)))
+
+
+def _wide(build: StepBuilder, weight: str) -> Array:
+    """A weight of at least 32 bits: in float16, squares of small gradients and small steps of an average are 0."""
     array = build.weights[weight]
     assert not isinstance(array, Recipe)
-    dtype = array.dtype if array.dtype.itemsize >= 4 else np.float32  # a square of a small gradient is 0 in float16
-    return build.add_weight(name, np.zeros(array.shape, dtype))
+    return array if array.dtype.itemsize >= 4 else array.astype(np.float32)
 
 
 def _clipped(build: StepBuilder, gradients: Mapping[str, str], clip_norm: float) -> dict[str, str]:

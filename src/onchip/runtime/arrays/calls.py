@@ -73,22 +73,7 @@ class DeviceCalls:
             raise InputError("arrays of different kinds", got=got, expected=self._kind.name, hint=hint)
 
     def _check(self, view: ArrayView, row_type: TensorType, what: str) -> ArrayView:
-        """The array, if it holds rows of this type on this GPU."""
-        here = self._bound.gpu.index
-        if view.device_index != here:
-            got, hint = f"cuda:{view.device_index}", f"onchip.compile(net, device='cuda:{view.device_index}')"
-            raise InputError(f"{what} is on another device", got=got, expected=f"cuda:{here}", hint=hint)
-        if view.dtype != row_type.dtype:
-            hint = "convert it, or compile with io=" if "float" in view.dtype else ""
-            raise ShapeError(f"{what} has the wrong dtype", got=view.dtype, expected=row_type.dtype, hint=hint)
-        if len(view.shape) != len(row_type.shape) or view.shape[1:] != row_type.row_shape:
-            raise ShapeError(f"{what} has the wrong shape", got=str(list(view.shape)), expected=str(row_type))
-        if not view.is_row_major:
-            raise ShapeError(
-                f"{what} is not row-major", got=f"a view of {view}", expected="contiguous rows",
-                hint="x.contiguous(), or numpy's ascontiguousarray of its library",
-            )  # fmt: skip
-        return view
+        return check_view(view, row_type, what, self._bound.gpu.index)
 
     def _make_outs(self, B: int, stream: int) -> tuple[Any, ...]:
         try:
@@ -139,6 +124,24 @@ class DeviceCalls:
             pointer = aligned[name].pointer if name in aligned else source.pointer
             if pointer != view.pointer:  # computed elsewhere, an input that is also an output, or a repeated output
                 gpu.copy(view.pointer, pointer, view.nbytes, stream)
+
+
+def check_view(view: ArrayView, row_type: TensorType, what: str, here: int) -> ArrayView:
+    """The array, if it holds rows of this type on GPU `here`."""
+    if view.device_index != here:
+        got, hint = f"cuda:{view.device_index}", f"onchip.compile(net, device='cuda:{view.device_index}')"
+        raise InputError(f"{what} is on another device", got=got, expected=f"cuda:{here}", hint=hint)
+    if view.dtype != row_type.dtype:
+        hint = "convert it, or compile with io=" if "float" in view.dtype else ""
+        raise ShapeError(f"{what} has the wrong dtype", got=view.dtype, expected=row_type.dtype, hint=hint)
+    if len(view.shape) != len(row_type.shape) or view.shape[1:] != row_type.row_shape:
+        raise ShapeError(f"{what} has the wrong shape", got=str(list(view.shape)), expected=str(row_type))
+    if not view.is_row_major:
+        raise ShapeError(
+            f"{what} is not row-major", got=f"a view of {view}", expected="contiguous rows",
+            hint="x.contiguous(), or numpy's ascontiguousarray of its library",
+        )  # fmt: skip
+    return view
 
 
 # -- torch, one input, one output ------------------------------------------------------------------------------

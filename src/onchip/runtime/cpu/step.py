@@ -12,10 +12,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onchip.errors import InputError
 from onchip.kernels.cpu.compiler.jit import address
 from onchip.kernels.cpu.memory import first_fit_offsets, unset_memory
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, run_table
@@ -24,7 +25,7 @@ from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Group, Plan
 from onchip.runtime.cpu.step_weights import StepWeights
-from onchip.runtime.step_inputs import checked_inputs
+from onchip.runtime.step_inputs import checked_inputs, checked_rows, host_array
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import InferenceKernel
@@ -106,8 +107,9 @@ class CpuStep:
 
         count  runs over the same inputs, of which the last one's outputs are returned
         """
-        self.begin(self.hold(inputs, B), count)
-        return {name: self._array(name, B).copy() for name in self.plan.network.outputs}
+        batch = self.hold(inputs, B)
+        self.begin(batch, count)
+        return self.outputs(batch)
 
     def hold(self, inputs: Mapping[str, Array], B: int) -> Batch:
         """B rows of the network's inputs, by name, which must not change; prepares the kernels for as many."""
@@ -115,6 +117,24 @@ class CpuStep:
         if B not in self._parts:
             self._prepare(B)
         return Batch(B, inputs)
+
+    def with_rows(self, batch: Batch, rows: Mapping[str, Any]) -> Batch:
+        """The batch with other rows of some inputs, which must not change until the next `begin` returns."""
+        inputs = self.plan.network.inputs
+        arrays = {name: host_array(x) for name, x in rows.items()}
+        if other := next((name for name, array in arrays.items() if array is None), ""):
+            got = f"{type(rows[other]).__module__}.{type(rows[other]).__name__}"
+            raise InputError(f"'{other}' is not an array of the host", got=got, expected="NumPy", hint="np.asarray(x)")
+        checked = {
+            name: checked_rows(name, array, inputs[name], batch.B)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return Batch(batch.B, {**batch.inputs, **checked})
+
+    def outputs(self, batch: Batch) -> dict[str, Array]:
+        """The outputs of the last run, by name."""
+        return {name: self._array(name, batch.B).copy() for name in self.plan.network.outputs}
 
     def begin(self, batch: Batch, count: int = 1) -> None:
         """Run over the same rows."""

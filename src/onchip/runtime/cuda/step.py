@@ -16,22 +16,14 @@ from onchip.kernels.cuda.recipes.derived import DerivedLowering, derivation_of
 from onchip.kernels.cuda.recipes.recipes import LOWERINGS, RecipeLowering, Source
 from onchip.network.graph import changing_weights
 from onchip.network.recipe import Array, Recipe, materialise, value_of
-from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.build_cost import canonical, dtype_of, is_alias, recipe_rates_of, shape_of
 from onchip.plan.plan import Plan
+from onchip.runtime.cuda.batch import Batch, download, new_batch, with_rows
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.status import Ticket
 from onchip.runtime.cuda.weights import make_weights
 from onchip.runtime.step_inputs import checked_inputs
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """The inputs and outputs of B rows, on the GPU."""
-
-    B: int
-    buffers: Mapping[str, Buffer]
 
 
 class CudaStep:
@@ -52,8 +44,8 @@ class CudaStep:
         self.bound = BoundPlan(gpu, plan, builder.groups(), builder.memory)
         self.bound.max_arena_bytes = gpu.device.memory_bytes  # a batch is never split: its rows depend on each other
         self.bound.at(plan.job.batch)  # compiles the kernels
-        self._begun, self._done = gpu.event(), gpu.event()
-        self._in_flight: list[Ticket] = []
+        self._begun, self._done, self._rows_ready, self._rows_read = (gpu.event() for _ in range(4))
+        self._in_flight: Ticket | None = None  # of the last run
 
     @property
     def nbytes(self) -> int:
@@ -75,10 +67,7 @@ class CudaStep:
         batch = self.hold(inputs, B)
         self.begin(batch, count)
         self.wait()
-        net = self.plan.network
-        return {
-            name: self.gpu.download(batch.buffers[name], np.empty(*_form(net.types[name], B))) for name in net.outputs
-        }
+        return self.outputs(batch)
 
     def hold(self, inputs: Mapping[str, Array], B: int) -> Batch:
         """B host rows of the network's inputs, by name, on the GPU; compiles the kernels for as many."""
@@ -88,26 +77,49 @@ class CudaStep:
             raise InputError("no rows in the batch", got=str(B), expected="at least 1")
         with gpu:  # of this thread, too
             self.bound.at(B)
-        buffers = {name: gpu.upload(array) for name, array in inputs.items()}
-        buffers |= {name: gpu.reserve(net.types[name].rows(B) * net.types[name].row_bytes) for name in net.outputs}
-        return Batch(B, buffers)
+        return new_batch(gpu, net, inputs, B)
+
+    def with_rows(self, batch: Batch, rows: Mapping[str, Any]) -> Batch:
+        """The batch with other rows of some inputs. Host rows are copied; arrays on the GPU are read by `begin`."""
+        with self.gpu:
+            return with_rows(self.gpu, self.plan.network, batch, rows)
+
+    def outputs(self, batch: Batch) -> dict[str, Array]:
+        """The outputs of the last run with this batch, by name."""
+        return download(self.gpu, self.plan.network, batch)
 
     def begin(self, batch: Batch, count: int = 1) -> None:
         """Enqueue runs over the same rows, after those that were begun before."""
-        with self.gpu:
-            if not self._in_flight:
+        gpu = self.gpu
+        with gpu:
+            if self._in_flight is None:
                 self._begun.record()
-            pointers = {name: buffer.pointer for name, buffer in batch.buffers.items()}
-            self._in_flight.append(self.enqueue(pointers, batch.B, self.gpu.stream, count))
+            if batch.adapter is not None:
+                self._begin_after(batch, count)
+            else:
+                self._in_flight = self.enqueue(batch.pointers, batch.B, gpu.stream, count)
             self._done.record()
+
+    def _begin_after(self, batch: Batch, count: int) -> None:
+        """On this GPU's stream, when the stream of the rows has computed them; that one waits until they are read."""
+        assert batch.adapter is not None
+        if batch.stream != self.gpu.stream:
+            self._rows_ready.record(batch.stream)
+            self._rows_ready.block_stream(self.gpu.stream)
+        self._in_flight = self.enqueue(batch.pointers, batch.B, self.gpu.stream, count)
+        if batch.stream != self.gpu.stream:
+            self._rows_read.record()
+            self._rows_read.block_stream(batch.stream)
+        batch.adapter.launched([view.owner for view in batch.views.values()], False)
 
     def wait(self) -> float:
         """Wait for the runs that were begun; returns how many seconds they took. Raises the errors that they found."""
-        tickets, self._in_flight = self._in_flight, []
-        for ticket in tickets:
-            ticket.wait()
+        ticket, self._in_flight = self._in_flight, None
+        if ticket is None:
+            return 0.0
+        ticket.wait()
         with self.gpu:
-            return self._done.ms_since(self._begun) / 1e3 if tickets else 0.0
+            return self._done.ms_since(self._begun) / 1e3
 
     def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Copies of the state, by name; of all, or of these."""
@@ -121,11 +133,6 @@ class CudaStep:
             for name, array in arrays.items():
                 self.gpu.write(self.state[name], np.ascontiguousarray(array), self.gpu.stream)
             self.gpu.synchronise()
-
-
-def _form(kind: TensorType, B: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the dtype of a value of B rows."""
-    return (kind.rows(B), *kind.row_shape), numpy_dtype(kind.dtype)
 
 
 @dataclass(frozen=True)

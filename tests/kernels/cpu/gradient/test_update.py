@@ -39,17 +39,18 @@ def updates(step: TrainingStep, decays: bool | dict[str, float]) -> Network:
     state = add_updates(build, step, gradients, decays)
     weights = dict(build.weights)
     for name in state:
-        if name not in SHAPES:  # moments; no square is negative
+        if name not in SHAPES:  # moments and averages; no square is negative
             weights[name] = np.abs(rng.standard_normal(weights[name].shape)).astype(np.float32)
     weights[VALUES] = np.array([0.1, 0.02, 0.9, 0.4, 0.3], np.float32)
     return Network(inputs, tuple(build.nodes), ("one.grad",), weights, state=state)
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("clip_norm", [0.0, 2.0])
 @pytest.mark.parametrize("decays", [False, True, {"odd": 0.5, "more": 3.0}], ids=["", "decays", "groups"])
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "nesterov", "adam", "adamw"])
-def test_every_optimiser(optimiser, decays, clip_norm):
-    net = updates(TrainingStep("mse", optimiser, clip_norm=clip_norm), decays)
+def test_every_optimiser(optimiser, decays, clip_norm, ema):
+    net = updates(TrainingStep("mse", optimiser, clip_norm=clip_norm, ema=ema), decays)
     rng = np.random.default_rng(1)
     rows = tuple(rng.standard_normal((3, *shape), np.float32) for shape in SHAPES.values())
     check_step(net, "update", rows)
@@ -86,20 +87,24 @@ def test_a_new_state_that_is_also_an_output():
 
 VELOCITY, WEIGHT = {"velocity": "mean", "values": VALUES}, {"weight": "weight", "values": VALUES}
 NO_OPTIMISER = [
-    # two velocities; a velocity that another layer reads; moments of no optimiser; an average of clipped values
+    # two velocities; a velocity that another layer reads; moments of no optimiser; an average of an average, and of
+    # clipped values
     (Node("v", Velocity(), ("g",), VELOCITY), Node("v2", Velocity(), ("v",), VELOCITY),
      Node("w", Descent(), ("v2",), WEIGHT)),
     (Node("v", Velocity(), ("g",), VELOCITY), Node("w", Descent(), ("v",), WEIGHT), Node("n", Abs(), ("v",))),
     (Node("v", Velocity(), ("g",), VELOCITY), Node("w", NesterovDescent(), ("v", "g"), WEIGHT)),
     (Node("w", NesterovDescent(), ("g", "g"), WEIGHT),),
     (Node("w", AdamStep(), ("g", "g"), WEIGHT),),
+    (Node("v", RunningAverage(), ("g",), {"average": "mean"}),
+     Node("w", RunningAverage(), ("v",), {"average": "weight"})),
     (Node("number", GlobalSum((1,)), ("g",)), Node("scaled", Mul(), ("g",), {"constant": "number"}),
      Node("w", RunningAverage(), ("scaled",), {"average": "weight"})),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("nodes", NO_OPTIMISER, ids=[
-    "two velocities", "read", "gradient and velocity exchanged", "no velocity", "no moments", "scaled average"
+    "two velocities", "read", "gradient and velocity exchanged", "no velocity", "no moments", "average of an average",
+    "scaled average"
 ])  # fmt: skip
 def test_what_no_optimiser_has_is_refused(nodes):
     net = average(*nodes, state={"weight": "w", VALUES: ""}, outputs=("g", nodes[-1].name))

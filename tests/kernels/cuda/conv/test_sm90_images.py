@@ -43,7 +43,7 @@ CASES = {
 }
 
 
-MANY = ("faces", "many channels")  # more than the images of a tile, too
+MANY = ("faces", "many channels", "a signal, twice")  # more than the images of a tile, too
 
 
 @needs_gxx

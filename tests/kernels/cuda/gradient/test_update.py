@@ -57,7 +57,8 @@ def updates(step, decays, weight_dtype, gradient_dtype, scaled=True):
 ])  # fmt: skip
 @pytest.mark.parametrize(("weight", "gradient"), DTYPES)
 def test_every_optimiser(monkeypatch, optimiser, decays, scaled, weight, gradient):
-    gpu, net = emulated_gpu(monkeypatch), updates(TrainingStep("mse", optimiser), decays, weight, gradient, scaled)
+    step = TrainingStep("mse", optimiser, ema=0.9 if scaled else 0.0)
+    gpu, net = emulated_gpu(monkeypatch), updates(step, decays, weight, gradient, scaled)
     (claim,) = claims_of(net, "update", start=len(SHAPES))
     rows = tuple(drawn((3, *shape), gradient, 10 + i) for i, shape in enumerate(SHAPES.values()))
     state = {name: net.weights[name] for name in net.state}
@@ -81,4 +82,4 @@ def test_moments_of_another_dtype_are_refused():
     (kernel,) = (kernel for kernel in KERNELS if kernel.name == "update")
     (answer,) = kernel.claims(net, len(SHAPES), H200, Job())
     assert isinstance(answer, Refusal)
-    assert "moments of float32" in answer.why
+    assert "moments and an average of float32" in answer.why

@@ -27,7 +27,7 @@ from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.dataset_run import IDS, ROW, StepRows, claim_rows
 from onchip.network.graph import Network
-from onchip.network.layers import RowIds
+from onchip.network.layers import RowIds, StepRow
 from onchip.network.layers.dataset import FIRST_ROW, STEP
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES
@@ -92,7 +92,7 @@ def _run(facts_at: int, operands: int, B: int, threads: int) -> None:
 
 class StepRowsKernel(CpuKernel):
     name = "step_rows"
-    layers = (RowIds,)
+    layers = (RowIds, StepRow)
     dtypes = DTYPE_BYTES
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:
@@ -111,6 +111,6 @@ class StepRowsKernel(CpuKernel):
                           outputs + each.output)
         ))  # fmt: skip
         of_batch = 8 + sum(each.row_bytes for each in meta.arrays if each.kind != ROW)
-        facts = words(arrays, len(meta.arrays), weights["order"], meta.ids, weights["position"], of_batch)
+        facts = words(arrays, len(meta.arrays), weights.get("order", 0), meta.ids, weights["position"], of_batch)
         assert all(np.asarray(array).flags.c_contiguous for array in weights.values())
         return CompiledLaunch(address_of(_run), lambda threads: (address(facts), (facts, arrays, weights)))

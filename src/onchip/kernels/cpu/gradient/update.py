@@ -2,7 +2,7 @@
 
 Idea    A training step ends with a few elementwise layers per parameter: clipping, decay, moments, the new weight. One
         pass over the gradient, the weight and its moments computes all of them. A task is a chunk of one parameter.
-Floor   Memory: 12 B per weight for SGD, 20 B with momentum, 28 B for Adam.
+Floor   Memory: 12 B per weight for SGD, 20 B with momentum, 28 B for Adam; 8 B more with an average of the weights.
 State   The new value of a state may be stored in the state's own array; any other array receives a copy first.
 Limits  float32; the layers of a parameter as plan/gradient/step.py writes them.
 """
@@ -44,9 +44,10 @@ _BETA1, _REST1, _BETA2, _REST2 = (np.float32(value) for value in (BETA1, 1 - BET
 
 # A parameter in the table that `_run` reads: its kind, size and first task; the operand that is its gradient; addresses
 # of the clip scale and the step's values, or 0; its factor of weight_decay and the rate of a running average, as bits.
-# Then the weight, first and second moment: address of the state, operand that is the new one.
-_KIND, _SIZE, _BEGIN, _GRADIENT, _SCALE, _VALUES, _FACTOR, _RATE, _WEIGHT, _MEAN, _SQUARE = (*range(9), 10, 12)
-_COLUMNS = 14
+# Then the weight, first and second moment, and the weight's average: address of the state, operand that is the new one.
+_KIND, _SIZE, _BEGIN, _GRADIENT, _SCALE, _VALUES, _FACTOR, _RATE = range(8)
+_WEIGHT, _MEAN, _SQUARE, _MOVING = range(8, 16, 2)
+_COLUMNS = 16
 
 
 @compiled(inline=True)
@@ -60,23 +61,17 @@ def _state(row: Array, state: int, operands: int, first: int, count: int) -> int
     return new  # type: ignore[no-any-return]
 
 
-@compiled()
-def _update(worker: int, task: int, table: Array, operands: int) -> None:
-    at = 0
-    while at + _COLUMNS < len(table) and table[at + _COLUMNS + _BEGIN] <= task:
-        at += _COLUMNS
-    row = table[at : at + _COLUMNS]
-    first = (task - row[_BEGIN]) * _CHUNK
-    count = min(_CHUNK, row[_SIZE] - first)
-    kind = row[_KIND]
-    g = floats_at(int_at(operands + row[_GRADIENT] * 8) + first * 4, count)
-    w = floats_at(_state(row, _WEIGHT, operands, first, count), count)
-    if kind == AVERAGE:
-        rate = np.int32(row[_RATE]).view(np.float32)
-        for i in range(count):
-            w[i] = w[i] + rate * (g[i] - w[i])
-        return
-    values = floats_at(row[_VALUES], len(STEP_VALUES))
+@compiled(inline=True)
+def _follow(row: Array, average: Array, x: Array, count: int) -> None:
+    rate = np.int32(row[_RATE]).view(np.float32)
+    for i in range(count):
+        average[i] = average[i] + rate * (x[i] - average[i])
+
+
+@compiled(inline=True)
+def _step(row: Array, operands: int, first: int, count: int, g: Array, w: Array) -> None:
+    """A step of an optimiser: of the weight w with the gradient g."""
+    kind, values = row[_KIND], floats_at(row[_VALUES], len(STEP_VALUES))
     scale = floats_at(row[_SCALE], 1)[0] if row[_SCALE] else _ONE
     decay, lr = np.int32(row[_FACTOR]).view(np.float32) * values[DECAY], values[LR]
     if kind == DESCENT:
@@ -106,6 +101,25 @@ def _update(worker: int, task: int, table: Array, operands: int) -> None:
         v[i] = _BETA1 * v[i] + _REST1 * gradient
         s[i] = _BETA2 * s[i] + _REST2 * gradient * gradient
         w[i] = keep * w[i] - rate * v[i] / (np.sqrt(root * s[i]) + _EPS)
+
+
+@compiled()
+def _update(worker: int, task: int, table: Array, operands: int) -> None:
+    at = 0
+    while at + _COLUMNS < len(table) and table[at + _COLUMNS + _BEGIN] <= task:
+        at += _COLUMNS
+    row = table[at : at + _COLUMNS]
+    first = (task - row[_BEGIN]) * _CHUNK
+    count = min(_CHUNK, row[_SIZE] - first)
+    kind = row[_KIND]
+    g = floats_at(int_at(operands + row[_GRADIENT] * 8) + first * 4, count)
+    w = floats_at(_state(row, _WEIGHT, operands, first, count), count)
+    if kind == AVERAGE:
+        _follow(row, w, g, count)
+        return
+    _step(row, operands, first, count, g, w)
+    if row[_MOVING]:
+        _follow(row, floats_at(_state(row, _MOVING, operands, first, count), count), w, count)
 
 
 # Fields of the facts.
@@ -144,7 +158,7 @@ class UpdateKernel(CpuKernel):
             yield Refusal(self.name, nodes[0].name, why)
             return
         recipes = {f"w{i}": Recipe.of(as_is, (name,), net.weights[name].shape) for i, name in enumerate(weights)}
-        new = [value for each in parameters for _, value in each.states]
+        new = [value for each in parameters for _, value in each.replaced]
         gradients = list(dict.fromkeys(each.gradient for each in parameters))
         moved = sum(net.types[value].row_bytes for value in gradients) + sum(2 * net.types[v].row_bytes for v in new)
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes if not isinstance(node.layer, Mul)))
@@ -164,11 +178,12 @@ class UpdateKernel(CpuKernel):
         rows, tasks = [], 0
         for each in meta.parameters:
             states = [field for old, new in each.states for field in (arrays[old], at[new])]
+            average = [field for old, new in each.average for field in (arrays[old], at[new])] or [0, 0]
             size = arrays[each.states[0][0]].size
             factor, rate = (int(np.float32(number).view(np.int32)) for number in (each.decay, each.rate))
             row = words(
                 each.kind, size, tasks, at[each.gradient], arrays.get(each.scale, 0), arrays.get(each.values, 0),
-                factor, rate, *states, *(0,) * (_COLUMNS - _WEIGHT - len(states)),
+                factor, rate, *states, *(0,) * (_MOVING - _WEIGHT - len(states)), *average,
             )  # fmt: skip
             rows.append(row)
             tasks += -(-size // _CHUNK)

@@ -40,7 +40,7 @@ struct Cells {
     u32 lines, columns;    // cells per image
     u32 cell_h, cell_w;    // positions per cell
     u32 step_h, step_w;    // pixels from one cell to the next
-    u32 lines_in, columns_in, lines_out, columns_out;
+    u32 lines_in, columns_in;
     u32 steps;
     Unit units[UNITS];
     Step list[MAX_STEPS];
@@ -157,7 +157,8 @@ conv_sm90_images(const __grid_constant__ TensorMap x_map, const __grid_constant_
             if (lane == 0) empty[iteration % STAGES].arrive();
         };
         u32 iteration = 0, round = 0;
-        if (RESIDUAL && is_first) wait_on_dependent_grids();  // the previous kernel may have written the residual
+        // The previous kernel may write the residual, and read the memory of y: a tile in the padding loads no pixel.
+        if (is_first) wait_on_dependent_grids();
         for (u32 tile_index = blockIdx.x; tile_index < tiles; tile_index += gridDim.x, ++round) {
             const Tile tile(cells, tile_index);
             const Unit* const units = cells.units + warpgroup * LOCAL_UNITS;
@@ -231,8 +232,8 @@ conv_sm90_images(const __grid_constant__ TensorMap x_map, const __grid_constant_
                     }
                     fence_for_tma();
                     wait_for_warpgroup(warpgroup);
-                    if (is_first && h < cells.lines_out && w < cells.columns_out)
-                        tma_store(y_map, staging_tile, tile.n + units[i].n, w, h, image + out * OUT_IMAGES);
+                    // Also of positions outside y, which TMA drops: tma_store_wait counts a store per buffer.
+                    if (is_first) tma_store(y_map, staging_tile, tile.n + units[i].n, w, h, image + out * OUT_IMAGES);
                 }
             }
         }

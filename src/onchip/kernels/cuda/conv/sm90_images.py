@@ -41,8 +41,8 @@ class Cells(CStruct):
     _fields_ = (
         ("chunks", c_uint32), ("channels", c_uint32), ("tiles_n", c_uint32), ("tile_n", c_uint32), ("lines", c_uint32),
         ("columns", c_uint32), ("cell_h", c_uint32), ("cell_w", c_uint32), ("step_h", c_uint32), ("step_w", c_uint32),
-        ("lines_in", c_uint32), ("columns_in", c_uint32), ("lines_out", c_uint32), ("columns_out", c_uint32),
-        ("steps", c_uint32), ("units", UnitStruct * UNITS), ("list", StepStruct * MAX_STEPS),
+        ("lines_in", c_uint32), ("columns_in", c_uint32), ("steps", c_uint32), ("units", UnitStruct * UNITS),
+        ("list", StepStruct * MAX_STEPS),
     )  # fmt: skip
 
 
@@ -125,11 +125,11 @@ class ImageConv:
         return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
 
     def _cells(self) -> Struct:
-        (H, W), (HO, WO), (down, right) = self.geometry.sides_in, self.geometry.sides_out, self.axes
+        (H, W), (down, right) = self.geometry.sides_in, self.axes
         return Cells.of(
             chunks=self.chunks, channels=self.channels, tiles_n=self.tiles_n, tile_n=self.tile_n, lines=down.cells,
             columns=right.cells, **by_axis(cell=(down.cell, right.cell), step=(down.step, right.step)),
-            lines_in=H, columns_in=W, lines_out=HO, columns_out=WO, steps=len(self.steps),
+            lines_in=H, columns_in=W, steps=len(self.steps),
             units=[UnitStruct.of(down=h, right=w, n=n) for h, w, n in self.units],
             list=[StepStruct.of(down=h, right=w, taps=taps) for h, w, taps in self.steps],
         )  # fmt: skip

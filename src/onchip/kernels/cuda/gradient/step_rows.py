@@ -15,7 +15,7 @@ from onchip.kernels.cuda.common.kernel import CudaKernel, instance
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, Program, Steps, grid_1d
 from onchip.kernels.dataset_run import IDS, ROW, ROWS, ReadArray, StepRows, claim_rows
 from onchip.network.graph import Network
-from onchip.network.layers import RowIds
+from onchip.network.layers import RowIds, StepRow
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job
@@ -53,8 +53,8 @@ class StepRowsLowering:
         first_blocks = [0, *itertools.accumulate(_blocks(each, B) for each in arrays)]
         structs = [_struct(each, first) for each, first in zip(arrays, first_blocks, strict=False)]
         arguments = (
-            DataArraysStruct.of(array=structs), UInt32(len(arrays)), Weight("order"), Weight("position"),
-            Int64(self.step.ids), Int64(B),
+            DataArraysStruct.of(array=structs), UInt32(len(arrays)), Weight("order") if self.step.ids else NOTHING,
+            Weight("position"), Int64(self.step.ids), Int64(B),
         )  # fmt: skip
         return KernelLaunch(
             Program(SOURCE, "step_rows"), grid_1d(first_blocks[-1], THREADS), arguments, Budget(40), after=()
@@ -86,7 +86,7 @@ def _struct(array: ReadArray, first_block: int) -> Struct:
 
 class StepRowsKernel(CudaKernel):
     name = "step_rows"
-    layers = (RowIds,)
+    layers = (RowIds, StepRow)
     dtypes = DTYPE_BYTES
 
     def offers(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim]:

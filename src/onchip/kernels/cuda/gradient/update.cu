@@ -3,8 +3,8 @@
 // Idea    A block updates 1,024 elements of one parameter: it reads gradient, moments and weight once and writes the new
 //         ones, mostly over the old: an element depends on no other.
 // Floor   Adam moves 7 floats per element: a million parameters are 28 MB / 4.2 TB/s = 6.7 us.
-// Layout  Every array is contiguous; a weight's moments have the accumulator type of its dtype, its gradient and the
-//         scale any dtype. `values` are the optimiser's values of this step.
+// Layout  Every array is contiguous; a weight's moments and average have the accumulator type of its dtype, its
+//         gradient and the scale any dtype. `values` are the optimiser's values of this step.
 // Limits  MAX_PARAMETERS per launch; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/accumulator.cuh"
 
@@ -20,10 +20,13 @@ struct Parameter {
     void* new_first;
     const void* second;
     void* new_second;
+    const void* average;  // of the weight; null: none
+    void* new_average;
     const void* scale;  // of the gradient; null: 1
     long long count;
-    u32 first_block, kind, dtype, gradient_dtype;
     double decay, rate;  // factor of weight_decay; rate of a running average
+    u32 first_block;
+    unsigned char kind, dtype, gradient_dtype, unused;
 };
 struct Parameters {
     Parameter parameter[MAX_PARAMETERS];
@@ -84,6 +87,10 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
         w = w - lr * (m / A(values.first_correction)) / (root(s / A(values.second_correction)) + EPS);
     }
     store_acc(static_cast<T*>(p.new_weight) + i, w);
+    if (p.average != nullptr) {
+        const A average = load(p.average);
+        store(p.new_average, multiply_add(A(p.rate), w - average, average));  // w before it is rounded to T
+    }
 }
 
 template <class T, bool IS_ANY>

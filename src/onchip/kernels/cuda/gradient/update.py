@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from ctypes import c_double, c_int64, c_uint32, c_void_p
+from ctypes import c_double, c_int64, c_uint8, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +31,10 @@ class ParameterStruct(CStruct):
     source, c_name = SOURCE, "Parameter"
     _fields_ = (
         ("gradient", c_void_p), ("weight", c_void_p), ("new_weight", c_void_p), ("first", c_void_p),
-        ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("scale", c_void_p),
-        ("count", c_int64), ("first_block", c_uint32), ("kind", c_uint32), ("dtype", c_uint32),
-        ("gradient_dtype", c_uint32), ("decay", c_double), ("rate", c_double),
+        ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("average", c_void_p),
+        ("new_average", c_void_p), ("scale", c_void_p), ("count", c_int64), ("decay", c_double), ("rate", c_double),
+        ("first_block", c_uint32), ("kind", c_uint8), ("dtype", c_uint8), ("gradient_dtype", c_uint8),
+        ("unused", c_uint8),
     )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class ParameterArrays:
     scale: str
     decay: float
     rate: float
+    average: tuple[tuple[str, int], ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -63,11 +65,13 @@ class ParameterArrays:
     def struct(self, first_block: int) -> Struct:
         arrays = [(Weight(old), Output(new)) for old, new in self.states]
         (weight, new_weight), (first, new_first), (second, new_second) = (*arrays, *((NOTHING, NOTHING),) * 2)[:3]
+        average, new_average = next(((Weight(old), Output(new)) for old, new in self.average), (NOTHING, NOTHING))
         return ParameterStruct.of(
             gradient=Input(self.gradient), weight=weight, new_weight=new_weight, first=first, new_first=new_first,
-            second=second, new_second=new_second, scale=Weight(self.scale) if self.scale else NOTHING,
-            count=self.count, first_block=first_block, kind=self.kind, decay=self.decay, rate=self.rate,
-            dtype=DTYPES[self.dtype], gradient_dtype=DTYPES[self.gradient_dtype],
+            second=second, new_second=new_second, average=average, new_average=new_average,
+            scale=Weight(self.scale) if self.scale else NOTHING, count=self.count, decay=self.decay, rate=self.rate,
+            first_block=first_block, kind=self.kind, dtype=DTYPES[self.dtype],
+            gradient_dtype=DTYPES[self.gradient_dtype], unused=0,
         )  # fmt: skip
 
 
@@ -117,7 +121,9 @@ class UpdateKernel(CudaKernel):
         outputs = [name for name in names if name in net.kept]
 
         def arrays(update: ParameterUpdate) -> ParameterArrays:
-            states = tuple((at[old], outputs.index(new)) for old, new in update.states)
+            states, average = (
+                tuple((at[old], outputs.index(new)) for old, new in of) for of in (update.states, update.average)
+            )
             count, scale = math.prod(net.weights[update.states[0][0]].shape), at[update.scale] if update.scale else ""
             return ParameterArrays(
                 update.kind,
@@ -129,6 +135,7 @@ class UpdateKernel(CudaKernel):
                 scale,
                 update.decay,
                 update.rate,
+                average,
             )
 
         moved = sum(net.types[value].row_bytes for value in inputs) + sum(2 * net.types[v].row_bytes for v in outputs)
@@ -143,12 +150,12 @@ class UpdateKernel(CudaKernel):
 
 def _why_not(net: Network, update: ParameterUpdate) -> str:
     """Why the kernel cannot update a weight: for its dtypes. "" if it can."""
-    (weight, _), *moments = update.states
+    (weight, _), *others = update.replaced
     dtype, gradient = net.weight_type(weight).dtype, net.types[update.gradient].dtype
     if {dtype, gradient} - DTYPES.keys():
         return f"computes on {', '.join(DTYPES)}, not {dtype} and {gradient}"
-    if {net.weight_type(name).dtype for name, _ in moments} - {accumulated(dtype)}:
-        return f"supports moments of {accumulated(dtype)} for a weight of {dtype}"
+    if {net.weight_type(name).dtype for name, _ in others} - {accumulated(dtype)}:
+        return f"supports moments and an average of {accumulated(dtype)} for a weight of {dtype}"
     if update.scale and net.weight_type(update.scale).dtype != gradient:
         return "supports a scale of the gradient's dtype"
     return ""

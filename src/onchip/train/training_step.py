@@ -1,0 +1,278 @@
+"""training_step: a step of training to call in a loop of one's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.kernels.training import BETA1, BETA2
+from onchip.network.graph import Network, check_network
+from onchip.network.names import match_names
+from onchip.network.recipe import Array
+from onchip.network.training import TrainingStep
+from onchip.network.types import numpy_dtype
+from onchip.plan.gradient.over_rows import LOG, begin_steps, counted_steps
+from onchip.plan.gradient.step import SHARE, gradients_step
+from onchip.plan.gradient.step import training_step as network_of_step
+from onchip.plan.gradient.training_form import DRAW
+from onchip.plan.kernel import Job
+from onchip.plan.plan import Plan
+from onchip.plan.planner import make_plan
+from onchip.runtime.backend import Backend, BoundStep
+from onchip.runtime.placement import kernels_for, place
+from onchip.train.options import TrainOptions, canonical_names
+from onchip.train.step import check_output, decays_of, trained_form, weights_used
+
+STEPS = 1024  # between two looks at the log of losses
+_OPTIONS = (
+    "loss", "label_smoothing", "optimiser", "lr", "momentum", "nesterov", "weight_decay", "clip_norm", "batch_size",
+    "seed", "precision",
+)  # fmt: skip
+
+
+def training_step(
+    net: Network,
+    *,
+    trainable: str | Sequence[str] = "*",
+    state: TrainStep | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    **options: Any,
+) -> TrainStep:
+    """A function that trains: `loss = step(x, y)` updates the weights by one batch.
+
+    trainable  patterns of the names of weights that are trained ("g.*"); the others stay as they are
+    state      another step on the same device: weights of the same name are one array that both steps read and change.
+               Make the step that trains a weight before those that only read it
+    options    loss, label_smoothing, optimiser, lr, momentum, nesterov, weight_decay, clip_norm, precision, seed, and
+               batch_size, for which the step is planned, as of onchip.fit; batches of any size can be passed
+    """
+    check_network(net)
+    given = canonical_names(options, ("trainable", "state"))
+    if other := next((name for name in given if name not in _OPTIONS), ""):
+        expected = ", ".join(_OPTIONS)
+        raise InputError("not an option of a single step", got=other, expected=expected, hint="onchip.fit")
+    o = TrainOptions(**given)
+    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm)
+    trained = trained_form(net)
+    check_output(trained, o.loss)
+    used = weights_used(trained)
+    patterns = [trainable] if isinstance(trainable, str) else trainable
+    names = match_names([part for each in patterns for part in each.split(",")], used, "trainable")
+    decays, is_trained = decays_of(o.weight_decay, used), names.__contains__
+    shared = _shared(trained, used, state)
+    step = counted_steps(network_of_step(trained, how, decays=decays, trainable=is_trained), STEPS)
+    constants = state.constants if state else set[str]()
+    if taken := next((name for name in step.state if name in constants), ""):
+        raise InputError(
+            f"another step that shares its weights holds '{taken}' as a constant", got=f"a step that trains '{taken}'",
+            expected="the step that trains a weight before those that only read it",
+            hint="this step first, then the other one with state=",
+        )  # fmt: skip
+    added = dict.fromkeys((name for name in shared if name not in step.state), "")
+    step = Network(step.inputs, step.nodes, step.outputs, step.weights, step.name, state={**step.state, **added})
+    constants.update(name for name in used if name not in step.state)
+    job = Job(o.precision, o.batch_size)
+    plan, backend, chosen = place(step, state.chosen if state else device, job, threads)
+    bound = backend.bind_step(plan, shared)
+    return TrainStep(trained, how, o, is_trained, plan, bound, backend, chosen.partition(" ")[0], constants)
+
+
+def _shared(net: Network, used: Sequence[str], other: TrainStep | None) -> dict[str, Any]:
+    """The arrays of another step for weights of the same name; InputError if one has another type."""
+    if other is None:
+        return {}
+    if not isinstance(other, TrainStep):
+        got, hint = type(other).__name__, "state=step, of step = onchip.training_step(...)"
+        raise InputError("bad state", got=got, expected="another step", hint=hint)
+    names = [name for name in used if name in other.state]
+    for name in names:
+        ours, theirs = net.weight_type(name), other.plan.network.weight_type(name)
+        if ours != theirs:
+            raise InputError(f"the steps differ in weight '{name}'", got=str(ours), expected=str(theirs))
+    return {name: other.state[name] for name in names}
+
+
+class TrainStep:
+    """A step of training on a device, of which every call is one update. See onchip.training_step."""
+
+    def __init__(
+        self, net: Network, how: TrainingStep, options: TrainOptions, is_trained: Callable[[str], bool], plan: Plan,
+        bound: BoundStep, backend: Backend, chosen: str, constants: set[str],
+    ) -> None:  # fmt: skip
+        self.constants = constants  # weights that a step of those which share weights does not read as state
+        self.plan, self.chosen, self.steps_done = plan, chosen, 0
+        self._net, self._how, self._options, self._is_trained = net, how, options, is_trained
+        self._bound, self._backend, self._lr = bound, backend, options.lr
+        self._changing = tuple(name for name in net.weights if plan.network.state.get(name))
+        self._batches: dict[tuple[int, int], Any] = {}  # by step and rows
+        self._losses = np.zeros(0)  # of the steps before those in the log
+        self._restart()
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def __call__(self, *rows: Any, weights: Any = None) -> StepLoss:
+        """Train on a batch; returns its loss before the update, which is read when it is used as a number.
+
+        rows     B rows of every input of the network, then the targets: NumPy arrays, torch tensors, or on a GPU also
+                 arrays of CuPy, JAX and others, which are read where they are
+        weights  (B,), at least 0: multiplies the loss of each row; the mean divides by their sum
+        """
+        if self.steps_done - len(self._losses) == STEPS:
+            self._restart()
+        batch = self._batch(self._bound, rows, weights)
+        self._bound.begin(batch)
+        self.steps_done += 1
+        return StepLoss(self, self.steps_done - 1)
+
+    def gradients(self, *rows: Any, weights: Any = None) -> dict[str, Array]:
+        """The gradients of the loss by every trained weight, by name; nothing changes.
+
+        rows, weights  as of a call
+        """
+        step, values = self._gradients
+        if DRAW in step.state:
+            step.write_state({DRAW: np.array([self._options.seed, self.steps_done])})
+        batch = self._batch(step, rows, weights)
+        step.begin(batch)
+        step.wait()
+        outputs = step.outputs(batch)
+        return {name: outputs[value][0, ...] for name, value in values.items()}
+
+    @functools.cached_property
+    def _gradients(self) -> tuple[BoundStep, dict[str, str]]:
+        """What computes gradients, with the weights of the steps; and its outputs by weight."""
+        shared = {name: array for name, array in self._bound.state.items() if name in self._net.weights}
+        network, values = gradients_step(self._net, self._how, self._is_trained, shared)
+        plan = make_plan(network, self.plan.device, kernels_for(self.plan.device), self.plan.job)
+        return self._backend.bind_step(plan, shared), values
+
+    # -- options and weights -----------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next steps."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        TrainOptions(lr=value)  # checks it
+        self._lr = value
+        self._restart()
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """Copies of the weights that the steps change, by name; running statistics, too."""
+        self._bound.wait()
+        return self._bound.read_state(self._changing)
+
+    @weights.setter
+    def weights(self, arrays: Mapping[str, Array]) -> None:
+        self._bound.wait()
+        like = self._bound.read_state(self._changing)
+        for name, array in arrays.items():
+            if name not in like or np.shape(array) != like[name].shape:
+                expected = f"{like[name].dtype}{list(like[name].shape)}" if name in like else ", ".join(like)
+                raise InputError(f"cannot set weight '{name}'", got=str(np.shape(array)), expected=expected)
+        self._bound.write_state({name: np.asarray(array, like[name].dtype) for name, array in arrays.items()})
+
+    @property
+    def network(self) -> Network:
+        """The network with its weights of now."""
+        return self._net.replace(weights={**self._net.weights, **self.weights})
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The arrays on the device, by name."""
+        return self._bound.state
+
+    # -- the device --------------------------------------------------------------------------------------------
+
+    def _batch(self, step: BoundStep, rows: Sequence[Any], weights: Any) -> Any:
+        """The rows, and the share of each in the loss, for a step."""
+        names = [name for name in step.plan.network.inputs if name != SHARE]
+        if len(rows) != len(names):
+            got, expected = f"{len(rows)} arrays", ", ".join(names)
+            raise InputError("wrong number of arrays", got=got, expected=expected, hint=f"step({expected})")
+        B, given = _row_count(rows), dict(zip(names, rows, strict=True))
+        batch = self._held(step, B)
+        if weights is None:
+            return step.with_rows(batch, given)
+        shares = np.asarray(weights, np.float64)
+        if shares.shape != (B,) or not (shares >= 0).all() or not shares.sum():
+            got, expected = f"{shares.dtype}{list(shares.shape)}", f"[{B}], at least 0, not all 0"
+            raise InputError("bad weights of rows", got=got, expected=expected)
+        scale = 1.0 if self._how.loss == "half_sse" else 1 / shares.sum()
+        dtype = numpy_dtype(step.plan.network.inputs[SHARE].dtype)
+        weighted = step.hold(self._empty(step, B) | {SHARE: (shares * scale).astype(dtype)}, B)
+        return step.with_rows(weighted, given)
+
+    def _held(self, step: BoundStep, B: int) -> Any:
+        key = id(step), B
+        if key not in self._batches:
+            self._batches[key] = step.hold(self._empty(step, B), B)
+        return self._batches[key]
+
+    def _empty(self, step: BoundStep, B: int) -> dict[str, Array]:
+        """Rows of zeros, each of an equal share."""
+        arrays = {
+            name: np.zeros((kind.rows(B), *kind.row_shape), numpy_dtype(kind.dtype))
+            for name, kind in step.plan.network.inputs.items()
+        }
+        arrays[SHARE][...] = 1.0 if self._how.loss == "half_sse" else 1 / B
+        return arrays
+
+    def _restart(self) -> None:
+        """Keep the losses in the log, and write the optimiser's values of the next steps."""
+        self._losses = self._all_losses()
+        o, t = self._options, np.arange(self.steps_done + 1, self.steps_done + 1 + STEPS)
+        same = np.ones(STEPS)
+        columns = self._lr * same, o.step_decay * same, o.momentum * same, 1 - BETA1**t, 1 - BETA2**t
+        table = np.stack(columns, axis=1).astype(np.float32)
+        state = begin_steps(self._bound.plan.network, np.zeros(0, np.int64), table)
+        if DRAW in self._bound.state:
+            state[DRAW] = np.array([o.seed, self.steps_done])
+        self._bound.write_state(state)
+
+    def _all_losses(self) -> Array:
+        """Of all steps until now."""
+        if self.steps_done == len(self._losses):
+            return self._losses
+        self._bound.wait()
+        log = self._bound.read_state((LOG,))[LOG][: self.steps_done - len(self._losses)]
+        return np.concatenate([self._losses, log.astype(np.float64)])
+
+    def loss_of(self, step: int) -> float:
+        """The loss of a step, counted from 0, before its update; waits for it."""
+        return float(self._losses[step] if step < len(self._losses) else self._all_losses()[step])
+
+
+class StepLoss:
+    """The loss of a step: a number once it is read, for which the step must be done."""
+
+    def __init__(self, of: TrainStep, step: int) -> None:
+        self._of, self._step = of, step
+
+    def __float__(self) -> float:
+        return self._of.loss_of(self._step)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(float(self), dtype)
+
+
+def _row_count(rows: Sequence[Any]) -> int:
+    shape = getattr(rows[0], "shape", None) if rows else None
+    if not shape or not shape[0]:
+        got = "none" if not rows else str(list(shape) if shape is not None else type(rows[0]).__name__)
+        raise InputError("no rows to train on", got=got, expected="arrays of B rows, at least one")
+    return int(shape[0])

@@ -85,8 +85,8 @@ def train(
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
-      onchip train digits --data sklearn --momentum 0.9 --nesterov --weight-decay '*.bias=0,*=1e-4' --epochs 5
-      onchip train digits.onnx --data sklearn --frozen 'fc1.*' --ema 0.99 --epochs 5
+      onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
+      onchip train digits.onnx --data sklearn --frozen 'fc1.*' --ema 0.99
       onchip train digits --data sklearn --epochs 5 --seeds 8
       onchip train digits.onnx --data sklearn --epochs 2 -o further.onnx
 

@@ -144,8 +144,13 @@ def test_a_network_that_trains_by_layers(device, monkeypatch):
     (one,) = found.trainings
     assert (one.network, one.kernel) == ("network", f"{len(plain.plan.groups)} groups of layers")
     assert f"batch {BATCH}, {one.kernel}\n" in one.text
-    assert (one.is_by_layers, one.launches, one.steps) == (True, (), 2 * -(-N // BATCH))
-    assert "not timed" not in one.text
+    assert (one.is_by_layers, one.steps) == (True, 2 * -(-N // BATCH))
+    kernels = {launch.kernel: launch for launch in one.launches}
+    assert {"step_rows", "loss", "update", "step_counters"} <= kernels.keys()
+    assert kernels["update"].count >= 1
+    assert all(launch.estimate_us > 0 for launch in one.launches if launch.kernel != "view")
+    assert sum(launch.us for launch in one.launches) > 0
+    assert "launches per step" in one.text
     assert_phases_fit(found.recorded_trainings)
 
 

@@ -47,8 +47,8 @@ class TrainingProfile:
     estimate_us: float  # of a step, by the plan
     is_comparable: bool  # to the estimate: each run had the device for itself, and trained one network
     phases: tuple[PhaseTime, ...]  # those with the most time first
-    launches: tuple[LaunchTime, ...] = ()  # of a step, on a GPU one at a time; of the first run
-    is_by_layers: bool = False  # no kernel runs the whole step; its launches are not timed
+    launches: tuple[LaunchTime, ...] = ()  # of a step; on a GPU and by layers one at a time; of the first run
+    is_by_layers: bool = False  # no kernel runs the whole step; its launches are timed one at a time
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ class TrainingProfile:
                 "per step",
             ]  # fmt: skip
         on_gpu = self.chosen.startswith("cuda")
-        if on_gpu and self.launches:
+        if (on_gpu or self.is_by_layers) and self.launches:
             whole = sum(launch.us for launch in self.launches) or 1.0
             head_of_step = ["kernel", "launches per step", "time per step", "share", "estimate"]
             cells = [
@@ -82,7 +82,7 @@ class TrainingProfile:
                 for e in self.launches
             ]  # fmt: skip
             lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3, 4)))
-        elif on_gpu and not self.is_by_layers:
+        elif on_gpu:
             lines.append("the launches of a step were not timed: no memory for a copy of the state")
         for launch in self.launches:
             if launch.phases:

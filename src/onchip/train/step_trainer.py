@@ -141,6 +141,21 @@ class StepTrainer:
             return losses, np.zeros(count, np.int64)
         return losses, np.rint(np.nan_to_num(logs[CORRECT_LOG][:count])).astype(np.int64)
 
+    def launch_times(self) -> tuple[LaunchTime, ...]:
+        """Of a step of a whole batch: the launches of each kernel, with the estimates of its groups."""
+        B, plan = self._bound.batch, self._step.plan
+        found: dict[str, list[tuple[int, float]]] = {}
+        for group, us in self._step.time_groups(self._hold(self._step, B, self._share_of(B))):
+            found.setdefault(plan.groups[group].claim.kernel or "view", []).append((group, us))
+        return tuple(
+            LaunchTime(
+                kernel, len(launches), sum(us for _, us in launches),
+                sum(plan.groups[group].claim.cost.estimate_us(plan.device, plan.job.precision, B)
+                    for group in {group for group, _ in launches}),
+            )
+            for kernel, launches in found.items()
+        )  # fmt: skip
+
     # -- evaluation --------------------------------------------------------------------------------------------
 
     def evaluate(self, order: Array) -> tuple[float, int]:
@@ -195,6 +210,7 @@ class StepRuns:
         self.trainers, self.is_asynchronous = (self._trainer,), bound.step.is_asynchronous
         self._orders = orders
         self._epochs: Epochs | None = None
+        self._is_timed, self._launch_times = False, tuple[LaunchTime, ...]()
 
     def make_ready(self) -> None:
         self._trainer.make_ready(self._orders)
@@ -213,7 +229,9 @@ class StepRuns:
         return [trained]
 
     def time_steps(self) -> None:
-        return
+        self._is_timed = True
 
     def launch_times(self) -> tuple[LaunchTime, ...]:
-        return ()
+        if self._is_timed:  # once
+            self._is_timed, self._launch_times = False, self._trainer.launch_times()
+        return self._launch_times

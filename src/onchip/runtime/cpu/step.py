@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LINE = 64  # bytes of a cache line: every value begins on one
 _MOST_SIZES = 8  # batch sizes whose tables are kept
+_TIMED_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class _Action:
     """A launch of a step, with the names of the arrays that it reads and writes."""
 
     launch: Launch
+    group: int  # the plan's, that it belongs to or comes after
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
@@ -151,6 +153,24 @@ class CpuStep:
                 old[...] = new
         self._seconds += time.perf_counter() - begin
 
+    def time_groups(self, batch: Batch) -> list[tuple[int, float]]:
+        """Microseconds of every launch of a run, one at a time, with its group's index in the plan. The state stays as
+        it is.
+        """
+        kept = self.read_state(name for name, value in self.plan.network.state.items() if value)
+        self._start_helpers(self.threads)
+        parts = [self._table([action], batch.B) if _is_compiled(action) else action for action in self._actions]
+        bound = [self._bound(part, batch.B, batch.inputs) for part in parts]
+        runs = list[list[float]]()
+        for _ in range(_TIMED_RUNS):
+            runs.append([])
+            for part in bound:
+                begin = time.perf_counter()
+                part()
+                runs[-1].append(1e6 * (time.perf_counter() - begin))
+        self.write_state(kept)
+        return list(zip((action.group for action in self._actions), map(min, zip(*runs, strict=True)), strict=True))
+
     def wait(self) -> float:
         """How many seconds the runs took that were begun since the last call."""
         seconds, self._seconds = self._seconds, 0.0
@@ -178,20 +198,20 @@ class CpuStep:
     def _bind(self, kernels: Mapping[str, InferenceKernel], weights: StepWeights) -> list[_Action]:
         """All launches in order, bound to their weights, and those that compute weights, as soon as they can."""
         of_groups: list[list[_Action]] = []
-        for group in self.plan.groups:
+        for i, group in enumerate(self.plan.groups):
             arrays = {name: weights.array(recipe) for name, recipe in group.claim.recipes.items()}
             if not group.claim.is_view:
                 launch = kernels[group.claim.kernel].bind(group.claim, arrays)
-                of_groups.append([_Action(launch, group.inputs, group.outputs)])
+                of_groups.append([_Action(launch, i, group.inputs, group.outputs)])
             elif self._owner[group.inputs[0]] == self._owner[group.outputs[0]]:
                 of_groups.append([])
             else:
-                of_groups.append([_Action(_copy, group.inputs, group.outputs)])
+                of_groups.append([_Action(_copy, i, group.inputs, group.outputs)])
         first: list[_Action] = []
         written = {name: i for i, group in enumerate(self.plan.groups) for name in group.outputs}
         for values, launches in weights.updates().items():
             last = max((written[value] for value in values), default=-1)
-            (first if last < 0 else of_groups[last]).extend(map(_Action, launches))
+            (first if last < 0 else of_groups[last]).extend(_Action(launch, max(0, last)) for launch in launches)
         return [*first, *itertools.chain(*of_groups)]
 
     # -- memory ----------------------------------------------------------------------------------------------

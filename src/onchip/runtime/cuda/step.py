@@ -22,6 +22,7 @@ from onchip.runtime.cuda.batch import Batch, download, new_batch, with_rows
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.status import Ticket
+from onchip.runtime.cuda.timed_step import time_groups
 from onchip.runtime.cuda.weights import make_weights
 from onchip.runtime.step_inputs import checked_inputs
 
@@ -120,6 +121,13 @@ class CudaStep:
         ticket.wait()
         with self.gpu:
             return self._done.ms_since(self._begun) / 1e3
+
+    def time_groups(self, batch: Batch) -> list[tuple[int, float]]:
+        """Microseconds of every launch of a run, one at a time, with its group's index in the plan. The state stays as
+        it is; nothing if there is no memory for a copy of it.
+        """
+        changing = {name: self.state[name] for name, value in self.plan.network.state.items() if value}
+        return time_groups(self.gpu, self.bound, batch.pointers, batch.B, changing)
 
     def read_state(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Copies of the state, by name; of all, or of these."""

@@ -40,7 +40,7 @@ def recurrent(fx: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
     function = f"rnn_{layer.activation}" if isinstance(layer, RNN) else layer.kind.lower()
     initial = first if isinstance(layer, LSTM) else first[0]
     has_bias, is_bidirectional = "bias" in weights, D == 2
-    outputs = fx.call(function, x, initial, parameters, has_bias, 1, 0.0, False, is_bidirectional, True)  # batch first
+    outputs = fx.call(function, x, initial, parameters, has_bias, 1, 0.0, fx.trains, is_bidirectional, True)
     shape = (-1, *fx.net.types[node.name].row_shape)
     output = layer.attributes()["output"]
     if output == "sequence":

@@ -174,6 +174,28 @@ def test_every_option_reaches_the_training(cli):
     assert document["best_epoch"] == alone.best_epoch
 
 
+def test_options_by_name_reach_the_training(cli):
+    options = {"momentum": 0.9, "weight_decay": "*.bias=0,fc2.*=0.01", "frozen": "fc1.*,fc2.bias", "ema": 0.9}
+    args = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ran = cli("train", "digits", *QUICK, "--nesterov", "--threads", 1, "--json", *args)
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert document["weight_decay"] == [["*.bias", 0.0], ["fc2.*", 0.01]]
+    assert (document["frozen"], document["nesterov"], document["ema"]) == (["fc1.*", "fc2.bias"], True, 0.9)
+    data, kept = load_data("sklearn"), {name: document[name] for name in ("lr", "batch_size", "epochs", "seed")}
+    net = digits_network(64, (32,))
+    alone = fit(net, data.x_train, data.y_train, nesterov=True, threads=1, **options, **kept)
+    assert document["epoch_losses"] == list(alone.epoch_losses)
+    assert np.array_equal(alone.network.weights["fc1.weight"], net.weights["fc1.weight"])
+
+
+def test_a_pattern_that_matches_nothing_is_misuse(cli):
+    ran = cli("train", "digits", *QUICK, "--frozen", "fc4.*")
+    assert ran.code == 2
+    assert "frozen matches no weight" in ran.err
+    assert "fc1.weight" in ran.err
+
+
 def test_the_text_tells_of_validation(cli):
     ran = cli("train", "digits", *QUICK, "--validation", 0.2)
     assert "validation loss" in ran.out

@@ -25,6 +25,7 @@ from onchip.train import recording
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.recording import ROWS, STEPS, TrainingRecorder
+from row_steps import sentences
 from takers import CPU
 
 N, BATCH = 100, 16
@@ -132,6 +133,22 @@ def test_a_gpu_without_memory_for_a_copy(monkeypatch):
     assert "no memory for a copy" in found.text
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gxx)])
+def test_a_network_that_trains_by_layers(device, monkeypatch):
+    if device == "cuda":
+        emulate_device(monkeypatch)
+    net, x, y = sentences(), np.arange(5 * N).reshape(N, 5) % 11, np.arange(N) % 3
+    plain = onchip.fit(net, x, y, device=device, batch_size=BATCH, epochs=2)
+    with onchip.profile() as found:
+        assert_same(onchip.fit(net, x, y, device=device, batch_size=BATCH, epochs=2), plain)
+    (one,) = found.trainings
+    assert (one.network, one.kernel) == ("network", f"{len(plain.plan.groups)} groups of layers")
+    assert f"batch {BATCH}, {one.kernel}\n" in one.text
+    assert (one.is_by_layers, one.launches, one.steps) == (True, (), 2 * -(-N // BATCH))
+    assert "not timed" not in one.text
+    assert_phases_fit(found.recorded_trainings)
+
+
 def assert_phases_fit(recorded):
     """Phases do not overlap and add up to at most the time of their run."""
     for training in recorded:
@@ -208,7 +225,7 @@ def recorder_of(monkeypatch, step_us):
     recorder = TrainingRecorder()
     step = training_step(mlp(256, 256, 10), TrainingStep("cross_entropy", "sgd"))
     plan = make_plan(step, CPU, kernels_for(CPU), Job(batch=64))
-    recorder.start(plan, "cpu", 1, 2, True)
+    recorder.start("mlp", plan, "cpu", 1, 2, True)
     with recorder.phase(ROWS):
         spend(50)
     spend(10)

@@ -49,6 +49,13 @@ def train(folder=None, **options):
         {"momentum": 0.9, "weight_decay": 0.01, "schedule": "step", "step_every": 2},
         {"optimiser": "adam", "lr": 0.01, "schedule": "cosine", "warmup": 1.5},
         {"momentum": 0.9, "schedule": "one_cycle"},
+        {
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": {"*.bias": 0, "*": 0.01},
+            "frozen": "fc1.bias",
+            "ema": 0.9,
+        },
         {"validation": 0.3, "patience": 2, "lr": 0.5},
         {
             "optimiser": "adamw",

@@ -256,7 +256,7 @@ def test_passes_share_the_scale_of_the_first():
 def test_passes_over_the_same_rows_are_the_epochs_of_fit(options):
     x, y = classes(101)
     whole = classifier(epochs=4, **options).fit(x, y)
-    parts = classifier(schedule="cosine", warmup=2, **options)  # of fit only
+    parts = classifier(schedule="cosine", warmup=2, ema=0.9, **options)  # these are for fit
     for _ in range(4):
         parts.partial_fit(x, y, classes=["elm", "ash", "beech"])
         parts = pickle.loads(pickle.dumps(parts))  # the optimiser's state is pickled too
@@ -264,6 +264,14 @@ def test_passes_over_the_same_rows_are_the_epochs_of_fit(options):
     assert parts.loss_curve_ == whole.loss_curve_
     assert parts.n_iter_ == 4
     assert [epoch.epoch for epoch in parts.history_] == [1, 2, 3, 4]
+
+
+def test_a_pass_after_a_fit_with_averages_continues_from_them():
+    x, y = classes(101)
+    clf = classifier(ema=0.5, momentum=0.5, epochs=2).fit(x, y)
+    averages = clf.network_
+    clf.set_params(lr=1e-30).partial_fit(x, y)  # changes no bit
+    assert_same_network(clf.network_, averages)
 
 
 def test_partial_fit_learns_from_rows_that_come_bit_by_bit():

@@ -61,6 +61,7 @@ from onchip.train.options import TrainOptions
         ({"frozen": ["a", 3]}, "bad frozen"),
         ({"frozen": "a,,b"}, "bad frozen"),
         ({"frozen": [""]}, "bad frozen"),
+        ({"frozen": ""}, "bad frozen"),
         ({"step_factor": 0.0}, "step factor"),
         ({"step_every": 0}, "step every"),
         ({"batch_size": 0}, "batch size"),
@@ -116,7 +117,7 @@ def test_a_weight_decay_of_all_is_a_number(given):
 
 @pytest.mark.parametrize(
     ("given", "patterns"),
-    [("fc1.*", ("fc1.*",)), ("fc1.*, fc2.bias", ("fc1.*", "fc2.bias")), (["a", "b"], ("a", "b")), ("", ()), ([], ())],
+    [("fc1.*", ("fc1.*",)), ("fc1.*, fc2.bias", ("fc1.*", "fc2.bias")), (["a", "b"], ("a", "b")), ([], ())],
 )
 def test_frozen_weights_are_patterns(given, patterns):
     assert TrainOptions(frozen=given).frozen == patterns

@@ -6,10 +6,19 @@ import pytest
 import onchip
 from checks import rows
 from onchip.errors import InputError
+from onchip.network.build import sequential
 from onchip.network.graph import Node
-from onchip.network.layers import Add, Linear
+from onchip.network.layers import Add, LayerNorm, Linear, ReLU, Reshape
+from onchip.network.types import TensorType
 from onchip.train import standardise
-from onchip.train.standardise import Columns, Standard, columns_of, why_not_foldable
+from onchip.train.standardise import (
+    Columns,
+    Standard,
+    columns_of,
+    why_rows_not_foldable,
+    why_targets_not_foldable,
+)
+from row_steps import sentences
 
 
 def exact(net, x):
@@ -128,9 +137,54 @@ def test_a_value_of_the_same_name_is_left_alone():
     assert names == ["centre_", "fc1", "centre", "fc2"]
 
 
+def chain(row_shape, *layers, weights=None):
+    """A chain of layers named a, b, ...; the Linears have 5 outputs and biases."""
+    names, made, width = "abcdef", {}, 5
+    for name, layer in zip(names, layers, strict=False):
+        if isinstance(layer, Linear):
+            D_in = row_shape[-1] if not made else width
+            made |= {f"{name}.weight": rows(width, D_in, seed=ord(name)), f"{name}.bias": rows(1, width)[0]}
+    return sequential(TensorType(("B", *row_shape)), list(zip(names, layers, strict=False)), made | (weights or {}))
+
+
 def test_which_networks_can_be_trained_further():
     raw = Standard(columns_of(rows(20, 4) + 1e5)).fold(trained(4, 5, 2))
-    assert (why_not_foldable(raw), why_not_foldable(onchip.mlp(4, 5, 2))) == ("", "")
-    assert "no bias" in why_not_foldable(onchip.mlp(4, 5, 2, bias=False))
-    assert "activation" in why_not_foldable(onchip.mlp(4, 5, 2, output="Sigmoid"))
-    assert "not an MLP" in why_not_foldable(onchip.load("faces"))
+    normed = chain(
+        (4,), Linear(), LayerNorm(), Linear(), weights={"b.weight": np.ones(5, "f4"), "b.bias": rows(1, 5)[0]}
+    )
+    for net in (raw, onchip.mlp(4, 5, 2), normed):
+        assert (why_rows_not_foldable(net), why_targets_not_foldable(net)) == ("", "")
+    bare, sigmoid = onchip.mlp(4, 5, 2, bias=False), onchip.mlp(4, 5, 2, output="Sigmoid")
+    assert why_rows_not_foldable(bare) == "layer 'fc1' has no bias"
+    assert why_targets_not_foldable(bare) == "layer 'fc2' has no bias"
+    assert why_rows_not_foldable(sigmoid) == ""
+    assert why_targets_not_foldable(sigmoid) == "the last layer is 'sigmoid2' (Sigmoid)"
+    assert why_rows_not_foldable(chain((4,), ReLU(), Linear())) == "the first layer is 'a' (ReLU)"
+    assert why_rows_not_foldable(chain((3, 4), Linear())) == "layer 'a' computes several vectors per row"
+    assert why_targets_not_foldable(chain((3, 4), Linear())) == "layer 'a' computes several vectors per row"
+    assert why_rows_not_foldable(sentences()) == "the rows are int64"
+    first, relu, last = onchip.mlp(4, 4, 4).nodes
+    tied = onchip.mlp(4, 4, 4).replace(nodes=[first, relu, Node(last.name, last.layer, last.inputs, first.weights)])
+    assert why_rows_not_foldable(tied) == why_targets_not_foldable(tied) == "another layer shares 'fc1.weight'"
+    skip = onchip.mlp(4, 4).replace(nodes=[first, Node("y", Add(), ("fc1", "x"))], outputs=["y"])
+    assert why_rows_not_foldable(skip) == "several layers read the rows"
+
+
+@pytest.mark.parametrize("far", [0, 1e5])
+def test_rows_of_several_axes_are_scaled_by_column(far):
+    """A Reshape comes before the first Linear and after the last."""
+    x, y = rows(300, 6) * 3 + np.float32(far), rows(300, 5) * 40 + 9
+    net = sequential(
+        TensorType(("B", 2, 3)), [("flat", Reshape((6,))), ("a", Linear()), ("end", Reshape((5, 1)))],
+        {"a.weight": rows(5, 6), "a.bias": rows(1, 5)[0]},
+    )  # fmt: skip
+    assert (why_rows_not_foldable(net), why_targets_not_foldable(net)) == ("", "")
+    standard = Standard(columns_of(x), columns_of(y))
+    truth = onchip.compile(net, "cpu")(standard.rows.standardise(x).reshape(-1, 2, 3))
+    truth = truth[..., 0] * standard.targets.deviation + standard.targets.mean
+    folded = standard.fold(net)
+    got = onchip.compile(folded, "cpu")(x.reshape(-1, 2, 3))[..., 0]
+    np.testing.assert_allclose(got, truth, atol=2e-4 * truth.std())
+    inner = Standard(standard.rows, standard.targets, folded).unfold()
+    assert [type(node.layer) for node in inner.nodes] == [Reshape, Linear, Reshape]
+    np.testing.assert_allclose(inner.weights["a.weight"], net.weights["a.weight"], rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.runtime.cuda.gpu import Event
-from onchip.runtime.cuda.trainer import CudaJointTrainer
+from onchip.runtime.cuda.trainer import CudaJointTrainer, CudaTrainer, JointLaunches
 from onchip.train import loop, training_run
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.loop import fit
@@ -115,3 +115,18 @@ def test_runs_of_other_lengths_go_ahead_together(emulated):
     for run, result in zip(runs, together, strict=True):
         (alone,) = fit_runs([run], x, y, device="cuda")
         assert_same_bits(result, alone)
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(40, 16), (48, 16), (400, 4)])
+def test_no_graph_is_built_while_steps_are_timed(monkeypatch, rows, batch):
+    """A short epoch, epochs that are joined, and an epoch in several pieces."""
+    emulate_device(monkeypatch)
+    log, build, begin = [], JointLaunches.build, CudaTrainer.begin
+    monkeypatch.setattr(JointLaunches, "build", lambda *args: log.append("build") or build(*args))
+    monkeypatch.setattr(CudaTrainer, "begin", lambda *args: log.append("timed") or begin(*args))
+    monkeypatch.setattr(CudaTrainer, "end", lambda trainer, end=CudaTrainer.end: log.append("end") or end(trainer))
+    net, x, y, _ = case(8, 3, n=rows)
+    fit(net, x, y, device="cuda", epochs=12, **TRAINING | {"batch_size": batch})
+    timed = [at for at, each in enumerate(log) if each == "timed"]
+    assert "build" in log
+    assert all("build" not in log[at : log.index("end", at)] for at in timed)

@@ -16,6 +16,7 @@ from onchip.workloads import digits, table_cache, train_job
 from onchip.workloads.classify import score_outputs
 from onchip.workloads.table_data import TEST_SHARE, Source
 from onchip.workloads.train_job import HIDDEN
+from row_steps import images
 
 SKLEARN = Source("sklearn")
 
@@ -65,7 +66,18 @@ def test_targets_from_0_to_1_are_not_scaled():
 def test_a_file_is_trained_on_files_or_on_digits():
     save(mlp(6, 4, 3), "net.onnx")
     assert train_job.train_job("net.onnx", Source("x.npy", "y.npy"), {}).widths == (6, 4, 3)
-    assert train_job.train_job("net.onnx", SKLEARN, {}).data.name == "sklearn digits"
+    save(mlp(64, 4, 10), "digits.onnx")
+    job = train_job.train_job("digits.onnx", SKLEARN, {})
+    assert (job.data.name, job.has_own_layers) == ("sklearn digits", True)
+    assert not train_job.train_job("digits", SKLEARN, {}).has_own_layers
+
+
+def test_a_network_that_is_no_mlp_has_no_widths():
+    save(images(), "images.onnx")
+    np.save("images.npy", np.zeros((50, 3, 8, 8), np.float32))
+    job = train_job.train_job("images.onnx", Source("images.npy", "y.npy"), {})
+    assert job.widths is None
+    assert job.title == "network (479 parameters) on images.npy: sgd, lr 0.03, batch 64"
 
 
 def test_a_workload_with_fixed_layers(monkeypatch):

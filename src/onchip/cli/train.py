@@ -84,8 +84,11 @@ def train(
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
-      onchip train digits --data sklearn --lr 0.2 --schedule cosine --warmup 0.5 --epochs 5
+      onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
+      onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
+      onchip train digits.onnx --data sklearn --frozen 'fc1.*' --ema 0.99
       onchip train digits --data sklearn --epochs 5 --seeds 8
+      onchip train digits.onnx --data sklearn --epochs 2 -o further.onnx
 
     \b
     As MPI ranks, which share the seeds or the rows of large batches:
@@ -97,8 +100,11 @@ def train(
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
+      onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
 
+    A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
+    rows are read: they are reshaped to one row of it, and ids stay integers.
     Same seed, same kind of machine: same bits. The output is written after the last epoch, complete or not at all.
     Omitted options are the workload's; the defaults below are those of mlp. Tables and compressed files are converted
     once and cached in $ONCHIP_CACHE, else in ~/.cache/onchip.
@@ -263,7 +269,7 @@ def warn_of_baseline(trained: Trained, job: TrainJob) -> None:
     """Warn if the network is no better on the test rows than a constant prediction."""
     if trained.beats_baseline is False:
         what = "the mean of the targets" if trained.accuracy is None else "the most common class"
-        hint = "more --epochs, another --lr or --hidden"
+        hint = "more --epochs, another --lr" + " or --hidden" * (not job.has_own_layers)
         hint += ", or omit --no-scale" if job.standard.rows is None and job.data.is_table else ""
         print_message(f"warning: on the test rows the network is no better than {what} for every row\n  try: {hint}")
 

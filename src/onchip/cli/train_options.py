@@ -23,7 +23,8 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; mlp: a new network for your data; or a file (.onnx, .safetensors) to train further.",
+        help="digits; backprop; mlp: a new network for your data; or the file of any network (.onnx, .safetensors), to "
+        "train it further.",
         autocompletion=completes(("digits", "backprop", "mlp"), ".onnx", ".safetensors"),
     ),
 ]

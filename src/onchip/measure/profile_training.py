@@ -32,7 +32,7 @@ class TrainingProfile:
 
     network: str
     chosen: str  # the device, and why
-    kernel: str
+    kernel: str  # that runs the whole step, or how many groups of layers the step has
     batch: int
     networks: int  # trained
     runs: int  # networks that share launches are one run
@@ -48,6 +48,7 @@ class TrainingProfile:
     is_comparable: bool  # to the estimate: each run had the device for itself, and trained one network
     phases: tuple[PhaseTime, ...]  # those with the most time first
     launches: tuple[LaunchTime, ...] = ()  # of a step, on a GPU one at a time; of the first run
+    is_by_layers: bool = False  # no kernel runs the whole step; its launches are not timed
 
     @property
     def text(self) -> str:
@@ -81,7 +82,7 @@ class TrainingProfile:
                 for e in self.launches
             ]  # fmt: skip
             lines.append(fitted_columns(head_of_step, cells, width, right=(1, 2, 3, 4)))
-        elif on_gpu:
+        elif on_gpu and not self.is_by_layers:
             lines.append("the launches of a step were not timed: no memory for a copy of the state")
         for launch in self.launches:
             if launch.phases:
@@ -125,7 +126,7 @@ def summarise_trainings(recorded: Sequence[TrainingRecorder]) -> tuple[TrainingP
         plan = run.plan
         if plan is not None:
             how = plan.whole_step and plan.whole_step.how
-            key = plan.network_name, run.chosen, str(plan.job), str(how), *(group.claim.label for group in plan.groups)
+            key = run.network, run.chosen, str(plan.job), str(how), *(group.claim.label for group in plan.groups)
             groups.setdefault(key, []).append(run)
     return tuple(_summarise(runs) for runs in groups.values())
 
@@ -140,14 +141,17 @@ def _summarise(runs: Sequence[TrainingRecorder]) -> TrainingProfile:
         for name, ns in run.phase_ns.items():
             totals[name] = totals.get(name, 0) + ns
     chunks_us = [(span.end_ns - span.begin_ns) / 1e3 / span.steps for run in runs for span in run.spans]
+    is_by_layers = plan.whole_step is None
+    labels = [group.claim.label for group in plan.groups]
+    kernel = f"{plural(len(labels), 'group')} of layers" if is_by_layers else ", ".join(labels)
     phases = [PhaseTime(name, ns / 1e3, ns / max(1, run_ns)) for name, ns in totals.items()]
     return TrainingProfile(
-        plan.network_name, runs[0].chosen, ", ".join(group.claim.label for group in plan.groups), plan.job.batch,
+        runs[0].network, runs[0].chosen, kernel, plan.job.batch,
         sum(run.networks for run in runs), len(runs), sum(run.epochs for run in runs), steps, run_ns / 1e3,
         step_ns / max(1, run_ns), step_ns / 1e3 / max(1, steps), _p95(chunks_us),
         sum(epochs_us) / max(1, len(epochs_us)), _p95(epochs_us), plan.estimate_us,
         all(run.is_alone and run.networks == 1 for run in runs), tuple(sorted(phases, key=lambda p: -p.total_us)),
-        tuple(sorted(runs[0].launches or (), key=lambda launch: -launch.us)),
+        tuple(sorted(runs[0].launches or (), key=lambda launch: -launch.us)), is_by_layers,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def _training_events(process: int, training: TrainingRecorder, zero: int) -> Ite
         event = _event(process, 1, f"epoch {steps.epoch}", steps.begin_ns - zero, steps.end_ns, steps.begin_ns)
         yield event | {"args": {"steps": steps.steps}}
     device = training.chosen.partition(" ")[0]
-    yield _name("process_name", process, 0, f"training {training.plan.network_name} on {device}")
+    yield _name("process_name", process, 0, f"training {training.network} on {device}")
     for number, name in enumerate((PHASES, EPOCHS)):
         yield _name("thread_name", process, number, name)
 

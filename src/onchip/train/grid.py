@@ -15,7 +15,7 @@ from sklearn.utils import _safe_indexing
 from onchip.errors import InputError, KernelError
 from onchip.network.recipe import Array
 from onchip.network.text import columns, escaped, html_table, plural
-from onchip.train.estimators import Estimator
+from onchip.train.estimators import Estimator, shape_data
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
 from onchip.train.row_weights import check_sample_weight
@@ -110,11 +110,13 @@ def fit_many(
     base = clone(estimator)
     settings = list(ParameterGrid({} if grid is None else grid))
     _check_settings(settings, base)
-    x, targets = base._prepare(X, y)
+    first = copy.copy(base).set_params(**settings[0])  # a grid over `network` decides how rows are read
+    x, targets = first._prepare(X, y)
     splits: list[tuple[Any, Any]] = [(None, None)]
     if folds is not None:
         splits = list(check_cv(folds, targets, classifier=is_classifier(base)).split(x, targets))
-    estimators = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
+    defaults = base.get_params(deep=False)
+    estimators = [copy.copy(first).set_params(**defaults | params) for params in settings for _ in splits]
     weights = check_sample_weight(sample_weight, len(x))
     for unscaled in [one for one in estimators if not one.scale][:1]:
         unscaled._warn_of_scales(x, targets)
@@ -143,7 +145,8 @@ def fit_many(
     if np.isnan(means).all():
         raise next(result for result in results if isinstance(result, KernelError))
     best = settings[int(np.where(np.isnan(means), -np.inf, means).argmax())]
-    return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets, sample_weight), best)
+    refitted = copy.copy(first).set_params(**defaults | best)._train(x, targets, sample_weight)
+    return ManyResult(done, refitted, best)
 
 
 def _fit_all(
@@ -158,7 +161,7 @@ def _fit_all(
     where: dict[str, Any] = {"device": estimators[0].device, "threads": estimators[0].threads, "spread": spread}
     standards = [Standard()] * len(estimators)
     plain = [i for i, one in enumerate(estimators) if not one.scale]
-    done = fit_runs([runs[i] for i in plain], x, targets, sample_weight=weights, **where)
+    done = fit_runs([runs[i] for i in plain], *shape_data(x, targets, runs[0].net), sample_weight=weights, **where)
     results = dict(zip(plain, done, strict=True))
     if scaled := [i for i, one in enumerate(estimators) if one.scale]:
         # Each fold has its own mean and deviation, so its scaled rows are stored separately in the shared array.
@@ -168,10 +171,12 @@ def _fit_all(
         ends = np.cumsum([len(some) for some in rows])
         for i in scaled:
             f = i % len(folds)
-            runs[i] = replace(runs[i], rows=np.arange(ends[f] - len(rows[f]), ends[f]))
-            standards[i] = of_fold[f]
+            standards[i] = replace(of_fold[f], raw=estimators[i]._given())
+            net = runs[i].net if standards[i].raw is None else standards[i].unfold()
+            runs[i] = replace(runs[i], net=net, rows=np.arange(ends[f] - len(rows[f]), ends[f]))
         x, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         weights = None if weights is None else np.concatenate([weights[some] for some in rows])
+        x, targets = shape_data(x, targets, runs[scaled[0]].net)
         done = fit_runs([runs[i] for i in scaled], x, targets, sample_weight=weights, **where)
         results |= zip(scaled, done, strict=True)
     return [results[i] for i in range(len(estimators))], standards

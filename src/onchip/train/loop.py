@@ -93,7 +93,8 @@ def fit(
 
     x           (n, ...) of the network's input type; torch tensors, data frames and other float types are converted
     y           (n,) integer classes for "cross_entropy" (the network returns logits; the loss is the batch mean);
-                (n, D_out) float32 for "half_sse" and "mse"
+                floats of the output's shape for "mse", "half_sse", "mae", "huber", and from 0 to 1 for
+                "bce_with_logits", also of several labels per row
     loss .. precision  see train.options.TrainOptions
     sample_weight      (n,), at least 0: multiplies a row's loss and gradient. As in torch and scikit-learn, means over
                 a batch, an epoch or the validation rows divide by the sum of the weights, class weights included

@@ -219,7 +219,7 @@ def _number(value: Any) -> Any:
 def _patterns(value: Any) -> tuple[str, ...]:
     """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")] if value else ()
+        value = [part.strip() for part in value.split(",")]
     is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
     if not is_known:
         raise InputError(

@@ -46,7 +46,7 @@ class TrainingRecorder:
 
     def __init__(self) -> None:
         self.plan: Plan | None = None  # None: no training began
-        self.chosen, self.networks, self.is_alone, self.steps_per_epoch = "", 0, True, 0
+        self.network, self.chosen, self.networks, self.is_alone, self.steps_per_epoch = "", "", 0, True, 0
         self.begin_ns = self.end_ns = perf_counter_ns()
         self.phases: list[PhaseSpan] = []
         self.phase_ns: dict[str, int] = {}  # totals
@@ -62,15 +62,16 @@ class TrainingRecorder:
         """The time of the run, until the end of its last phase."""
         return self.end_ns - self.begin_ns + self._earlier_ns
 
-    def start(self, plan: Plan, chosen: str, networks: int, steps: int, is_alone: bool) -> None:
+    def start(self, network: str, plan: Plan, chosen: str, networks: int, steps: int, is_alone: bool) -> None:
         """The training begins.
 
+        network   the name of the trained one
         networks  trained in the same launches
         steps     per epoch
         is_alone  no other runs share the device
         """
-        self.plan, self.chosen, self.networks, self.steps_per_epoch = plan, chosen, networks, steps
-        self.is_alone = is_alone
+        self.network, self.plan, self.chosen, self.networks = network, plan, chosen, networks
+        self.steps_per_epoch, self.is_alone = steps, is_alone
 
     def phase(self, name: str) -> _Phase:
         return _Phase(self, name)

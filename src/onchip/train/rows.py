@@ -41,6 +41,24 @@ def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
     return converted
 
 
+def as_ids(x: Array, dtype: str, what: str, *, most: int | None = None) -> Array:
+    """x as integers of this dtype; InputError for the first value that is none, or is beyond +-most."""
+    least, limit = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if most is not None:
+        least, limit = max(least, -most), min(limit, most)
+    is_id = (x >= least) & (x < limit + 1 if x.dtype.kind == "f" else x <= limit)  # a float cannot hold every limit
+    if x.dtype.kind == "f":
+        is_id &= x == np.floor(x)
+    if not is_id.all():
+        row, *position = np.argwhere(~is_id)[0].tolist()
+        raise InputError(
+            f"{what} are not ids", got=f"{x[(row, *position)]} in row {row}",
+            expected=f"integers that {dtype} holds{'' if most is None else f', at most {most:,}'}",
+            hint="ids as an array or a file of integers",
+        )  # fmt: skip
+    return x.astype(dtype, copy=False)
+
+
 def _fits(array: Array, limits: np.iinfo[Any]) -> bool:
     return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 

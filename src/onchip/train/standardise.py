@@ -13,12 +13,11 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.files import check_memory
-from onchip.kernels.chain import find_chain, why_not_float32
-from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.chain import first_layer
 from onchip.network.graph import Network, Node
-from onchip.network.layers import Add, Linear
+from onchip.network.layers import Add, Linear, Reshape
 from onchip.network.reading import show
-from onchip.network.recipe import Array, Weight, materialise
+from onchip.network.recipe import Array, Weight, materialise, reach
 
 LARGEST, SMALLEST = 1e30, 1e-30  # largest value; deviations below SMALLEST count as 0: weights stay normal float32
 # Largest |mean| / deviation that is folded. float32 rounds W x and W mean before they cancel: an 8-100-3 network had
@@ -103,28 +102,29 @@ class Standard:
         )
 
     def fold(self, net: Network) -> Network:
-        """Fold the scaling into the first and last Linear of a trained MLP, which must have biases.
+        """Fold the scaling into the first and last Linear of a trained network, which must have biases.
 
         The result reads raw rows and returns raw targets. If a mean is far from 0 (see FAR), an Add before the first
         Linear subtracts the means.
         """
-        linear, weights, nodes = linear_nodes(net), dict(net.weights), list(net.nodes)
+        weights, nodes = dict(net.weights), list(net.nodes)
         if self.rows is not None:
-            mean, factor, first = self.rows.mean, self.rows.factor, linear[0]
+            mean, factor, first = self.rows.mean, self.rows.factor, first_linear(net)
             W = _as_float64(weights, first.weights["weight"]) * factor
             if self.raw is not None:  # columns that are constant in these rows keep their trained weights
-                W = np.where(factor == 0, _as_float64(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
+                W = np.where(factor == 0, _as_float64(self.raw.weights, first_linear(self.raw).weights["weight"]), W)
             if (np.abs(mean) * factor).max() > FAR:
                 name = "centre"
                 while name in net.types:  # a name in a file may collide
                     name += "_"
-                weights[f"{name}.constant"] = centre = (-mean).astype(np.float32)
-                mean, at = mean + centre, nodes.index(first)
-                nodes[at] = Node(first.name, first.layer, (name,), first.weights)
-                nodes.insert(at, Node(name, Add(), first.inputs, {"constant": f"{name}.constant"}))
+                centre = (-mean).astype(np.float32)
+                weights[f"{name}.constant"] = centre.reshape(net.input.row_shape)
+                head = nodes[0]  # a Reshape may precede the Linear
+                mean, nodes[0] = mean + centre, Node(head.name, head.layer, (name,), head.weights)
+                nodes.insert(0, Node(name, Add(), head.inputs, {"constant": f"{name}.constant"}))
             _set_linear(weights, first, W, _as_float64(weights, first.weights["bias"]) - _shift(W, mean))
         if self.targets is not None:
-            last, deviation = linear[-1], self.targets.divisor
+            last, deviation = last_linear(net), self.targets.divisor
             W, b = (_as_float64(weights, last.weights[role]) for role in ("weight", "bias"))
             _set_linear(weights, last, W * deviation[:, None], b * deviation + self.targets.mean)
         return net.replace(nodes=nodes, weights=weights)
@@ -133,44 +133,88 @@ class Standard:
         """The inverse of `fold`, to train a network further: convert `raw` to standardised rows and targets."""
         assert self.raw is not None
         net, centre = (self.raw, 0.0) if self.rows is None else without_centre(self.raw)
-        linear, weights = linear_nodes(net), dict(net.weights)
+        weights = dict(net.weights)
         if self.rows is not None:
-            W, b = (_as_float64(weights, linear[0].weights[role]) for role in ("weight", "bias"))
-            _set_linear(weights, linear[0], W * self.rows.deviation, b + _shift(W, self.rows.mean + centre))
+            first = first_linear(net)
+            W, b = (_as_float64(weights, first.weights[role]) for role in ("weight", "bias"))
+            _set_linear(weights, first, W * self.rows.deviation, b + _shift(W, self.rows.mean + centre))
         if self.targets is not None:
-            W, b = (_as_float64(weights, linear[-1].weights[role]) for role in ("weight", "bias"))
-            divisor = self.targets.divisor
-            _set_linear(weights, linear[-1], W / divisor[:, None], (b - self.targets.mean) / divisor)
+            last, divisor = last_linear(net), self.targets.divisor
+            W, b = (_as_float64(weights, last.weights[role]) for role in ("weight", "bias"))
+            _set_linear(weights, last, W / divisor[:, None], (b - self.targets.mean) / divisor)
         return net.replace(weights=weights)
 
 
-def linear_nodes(net: Network) -> list[Node]:
-    return [node for node in net.nodes if isinstance(node.layer, Linear)]
+def first_linear(net: Network) -> Node:
+    """The first Linear of a network whose rows can be scaled, also of one that `fold` returned."""
+    return next(node for node in net.nodes if isinstance(node.layer, Linear))
+
+
+def last_linear(net: Network) -> Node:
+    """The Linear whose values the network returns, if its targets can be scaled."""
+    return _last_nodes(net)[-1]
+
+
+def _last_nodes(net: Network) -> list[Node]:
+    """The node of the output; if that is a Reshape then the one before it, and so on."""
+    found = [net.by_name[net.outputs[0]]]
+    while isinstance(found[-1].layer, Reshape) and found[-1].inputs[0] in net.by_name:
+        found.append(net.by_name[found[-1].inputs[0]])
+    return found
 
 
 def without_centre(net: Network) -> tuple[Network, Array | float]:
     """Remove the Add that `fold` may have inserted before the first Linear; return its constant too, (D,) or 0."""
     add, rest = net.nodes[0], net.nodes[1:]
     constant = add.weights.get("constant", "")
-    is_centre = isinstance(add.layer, Add) and constant and add.inputs == tuple(net.inputs)
+    is_centre = rest and isinstance(add.layer, Add) and constant and add.inputs == tuple(net.inputs)
     if not (is_centre and net.readers(add.name) == [*rest[:1]] and net.weights[constant].shape == net.input.row_shape):
         return net, 0.0
     first = Node(rest[0].name, rest[0].layer, add.inputs, rest[0].weights)
     weights = {name: weight for name, weight in net.weights.items() if name != constant}
-    return net.replace(nodes=(first, *rest[1:]), weights=weights), _as_float64(net.weights, constant)
+    return net.replace(nodes=(first, *rest[1:]), weights=weights), _as_float64(net.weights, constant).reshape(-1)
 
 
-def why_not_foldable(net: Network) -> str:
-    """ "" if row and target scaling can be folded into this network; else the reason."""
+def why_rows_not_foldable(net: Network) -> str:
+    """ "" if the scaling of rows can be folded into this network's first layer; else the reason."""
     net, _ = without_centre(net)
-    chain = find_chain(net, 0, TRAINED)
-    if chain is None or len(chain.nodes) < len(net.nodes) or chain.vectors != 1:
-        return "it is not an MLP"
-    if why_not := why_not_float32(net, chain):
-        return why_not
-    if any(layer.bias is None for layer in (chain.layers[0], chain.layers[-1])):
-        return "its first or last layer has no bias"
-    return "an activation follows its last layer" if chain.layers[-1].activation is not None else ""
+    if net.input.dtype != "float32":
+        return f"the rows are {net.input.dtype}"
+    at, (name,) = first_layer(net, 0), net.inputs
+    if len(net.readers(name)) != 1 or name in net.kept:
+        return "several layers read the rows"
+    if at is None:
+        return f"the first layer is '{net.nodes[0].name}' ({net.nodes[0].layer.kind})"
+    return _why_fixed(net, net.nodes[at], net.input.row_size, axis=1)
+
+
+def why_targets_not_foldable(net: Network) -> str:
+    """ "" if the scaling of targets can be folded into this network's last layer; else the reason."""
+    nodes = _last_nodes(net)
+    last = nodes[-1]
+    if not isinstance(last.layer, Linear):
+        return f"the last layer is '{last.name}' ({last.layer.kind})"
+    # The output has no reader, and each node before it only the next one.
+    if any(len(net.readers(node.name)) != (i > 0) for i, node in enumerate(nodes)):
+        return f"other layers read the output of '{last.name}'"
+    return _why_fixed(net, last, net.output.row_size, axis=0)
+
+
+def _why_fixed(net: Network, node: Node, size: int, axis: int) -> str:
+    """Why a Linear's weights cannot absorb a scaling of its inputs (axis 1) or outputs (axis 0); "" if they can."""
+    of_others = reach([w for other in net.nodes if other is not node for w in other.weights.values()], net.weights)
+    if net.values_as_weights(node):
+        return f"the weights of layer '{node.name}' are computed"
+    if net.weights[node.weights["weight"]].shape[axis] != size:
+        return f"layer '{node.name}' computes several vectors per row"
+    if "bias" not in node.weights:
+        return f"layer '{node.name}' has no bias"
+    for weight in node.weights.values():
+        if net.weight_type(weight).dtype != "float32":
+            return f"'{weight}' is {net.weight_type(weight).dtype}"
+        if weight in of_others:
+            return f"another layer shares '{weight}'"
+    return ""
 
 
 def _as_float64(weights: Mapping[str, Weight], name: str) -> Array:

@@ -36,7 +36,7 @@ def start_runs(
     runs = [TrainingRun(run, trainer) for run, trainer in zip(planned, joint.trainers, strict=True)]
     if recorder is not None:
         is_alone = shared.runs == 1 and shared.ranks is None
-        recorder.start(runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, is_alone)
+        recorder.start(runs[0].net.name, runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, is_alone)
         joint.time_steps()
     return ConcurrentRuns(joint, runs, recorder)
 

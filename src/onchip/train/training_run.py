@@ -364,7 +364,7 @@ class TrainingRun:
         return float(losses @ weights / weights.sum())
 
     def _diverged(self, got: str, expected: str) -> KernelError:
-        hint = "a smaller --lr (lr=), rows and targets without NaN; --debug (debug=True) locates the first NaN"
+        hint = "a smaller --lr (lr=); --debug (debug=True) locates the first NaN"
         return KernelError("training diverged", got=f"{got} in epoch {self.epoch + 1}", expected=expected, hint=hint)
 
     def _best_loss(self) -> float:

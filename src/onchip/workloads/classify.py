@@ -15,6 +15,7 @@ from onchip.formats.load import SUFFIXES
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.runtime.engine import compile
+from onchip.train.given_network import shape_targets
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
 from onchip.train.standardise import Standard
@@ -72,19 +73,31 @@ def train_and_test(
     x_train, y_train = standard.apply(data.x_train, data.y_train)
     x_train, x_test = fit_rows(x_train, net, data), fit_rows(data.x_test, net, data)
     result = fit(
-        net, x_train, y_train, device=device, threads=threads, on_progress=on_progress, **how, **asdict(options)
+        net,
+        x_train,
+        shape_targets(y_train, net),
+        device=device,
+        threads=threads,
+        on_progress=on_progress,
+        **how,
+        **asdict(options),
     )
     result = replace(result, network=standard.fold(result.network))
     y = compile(result.network, device, threads=threads)(x_test)
-    return score_outputs(result, y, data.y_test, data.y_train)
+    return score_outputs(result, y, data.y_test, data.y_train, options.loss)
 
 
-def score_outputs(result: FitResult, y: Array, truth: Array, training_targets: Array) -> Trained:
+def score_outputs(
+    result: FitResult, y: Array, truth: Array, training_targets: Array, loss: str = TrainOptions.loss
+) -> Trained:
     """Score outputs y of the test rows against the truth: classes (n,), or values (n, D_out), which may be one-hot.
 
     training_targets  of the same kind, for the baseline
+    loss              "bce_with_logits": the scores are of the probabilities, not of the logits y
     """
     y = flat(y)
+    if loss == "bce_with_logits":
+        y = 0.5 + 0.5 * np.tanh(0.5 * y)
     if not len(y):
         return Trained(result, y.argmax(axis=1) if truth.ndim == 1 else y)
     if truth.ndim == 1:
@@ -130,7 +143,8 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
     if x.shape[1] != net.input.row_size:
         got, other = f"{x.shape[1]} values per row", "other data"
         if data.side is not None:
-            got, other = f"{data.side}x{data.side} pixels", f"--data {'sklearn' if data.name == 'mnist' else 'mnist'}"
+            got = f"{data.side}x{data.side} pixels"
+            other = f"--data {'sklearn' if data.name == 'mnist' else 'mnist'}, your own --data"
         raise ShapeError(
             f"the rows of {data.name} do not fit network '{net.name}'", got=got, expected=str(net.input),
             hint=f"{other}, or a network for {x.shape[1]} inputs",
@@ -139,10 +153,11 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
 
 
 def with_meaning(net: Network, data: Dataset) -> Network:
-    """Attach the data's column and class names to the network, if they fit its input and output."""
-    meaning = data.meaning
-    has_classes = len(meaning.classes) == net.output.row_size
-    return net.replace(meaning=replace(meaning, classes=meaning.classes if has_classes else ()))
+    """Attach the data's column and class names to the network, if they fit its input and output. Classes that the data
+    only numbers keep the network's names."""
+    meaning, known = data.meaning, net.meaning.classes
+    classes = known if meaning.classes and known and not data.words else meaning.classes
+    return net.replace(meaning=replace(meaning, classes=classes if len(classes) == net.output.row_size else ()))
 
 
 def check_model_path(path: Path) -> None:

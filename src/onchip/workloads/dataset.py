@@ -15,7 +15,7 @@ class Dataset:
     name: str
     where: str
     side: int | None  # an image is side x side pixels; None: no images
-    x_train: Array  # (n, D_in) float32
+    x_train: Array  # (n, D_in) float32, or integers for a network that reads ids
     y_train: Array
     x_test: Array  # empty: nothing to test on
     y_test: Array
@@ -24,6 +24,7 @@ class Dataset:
     columns: tuple[str, ...] = ()  # column names; empty: none
     scale: float = 0.0  # the rows are bytes divided by this; 0: they are not bytes
     is_table: bool = False  # columns may have different units; else rows are images, series or similar
+    row_shape: tuple[int, ...] = ()  # of a row in its file; (): a list of columns
 
     @property
     def meaning(self) -> Meaning:

@@ -10,6 +10,7 @@ import numpy as np
 from onchip.errors import KernelError
 from onchip.network.text import columns
 from onchip.runtime.engine import compile
+from onchip.train.given_network import shape_targets
 from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult
 from onchip.workloads.classify import Trained, fit_rows, score_outputs
@@ -69,6 +70,7 @@ def train_seeds(
     jobs = [job.seeded(seed) for seed in seeds]
     x_train, y_train = job.standard.apply(job.data.x_train, job.data.y_train)
     x_train, x_test = (fit_rows(x, job.net, job.data) for x in (x_train, job.data.x_test))
+    y_train = shape_targets(y_train, job.net)
     runs = [Run(each.net, each.options) for each in jobs]
     results = fit_runs(runs, x_train, y_train, device=device, threads=threads, on_progress=on_progress, spread=spread)
     if all(isinstance(result, KernelError) for result in results):
@@ -79,7 +81,7 @@ def train_seeds(
             return result
         result = replace(result, network=job.standard.fold(result.network))
         y = compile(result.network, device, threads=threads)(x_test)
-        return score_outputs(result, y, job.data.y_test, job.data.y_train)
+        return score_outputs(result, y, job.data.y_test, job.data.y_train, job.options.loss)
 
     return SeedResults(seeds, tuple(tested(result) for result in results))
 

@@ -1,7 +1,7 @@
 """Data sets from a user's files: .csv tables, .npy arrays, idx files (the format of MNIST), gzipped or not.
 
-uint8 pixels are divided by 255. With "cross_entropy", labels are classes: integers from 0 up are class indices, other
-integers and text are numbered in sorted order. With other losses, labels are target values.
+uint8 pixels are divided by 255; rows of ids stay integers. With "cross_entropy", labels are classes: integers from 0 up
+are class indices, other integers and text are numbered in sorted order. With other losses, labels are target values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from onchip.formats.arrays.row_files import map_npy, open_rows
 from onchip.formats.tables.csv_rows import POSITIONS, csv_columns, is_float, read_csv
 from onchip.network.recipe import Array
 from onchip.train.order import hold_out
+from onchip.train.rows import as_ids
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_cache import CachedTable, read_cached
 
@@ -31,7 +33,8 @@ _ARRAYS = (".npy", ".gz", ".idx")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_NAMES = 10
 _SHOWN_CHARACTERS = 400
-_PEAK_BYTES = 8  # per element: as float32, plus a copy when test rows are split off
+_PEAK_ARRAYS = 2  # per element: as read, plus a copy when test rows are split off
+_MAX_CSV_ID = (1 << 24) - 1  # .csv cells are read as float32, which holds all integers up to here
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ def is_file(data: str) -> bool:
     return bool(Path(data).suffix) or os.sep in data or Path(data).exists()
 
 
-def load_table(source: Source, classes: bool, seed: int) -> Dataset:
+def load_table(source: Source, classes: bool, seed: int, dtype: str = "float32") -> Dataset:
     """Read the source. Test rows come from `test_data`, or are a share of the rows, chosen by the seed.
 
     classes  whether labels are classes, not target values
+    dtype    of the rows: float32, or that of ids
     """
     share = source.test_share or 0.0
     if not 0 <= share < 1:
@@ -78,11 +82,11 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
             hint="omit --test-share",
         )  # fmt: skip
     assert source.data is not None
-    train, notes = _read(source.data, source.labels, classes, "--labels")
+    train, notes = _read(source.data, source.labels, classes, "--labels", dtype)
     assert train.y is not None
     if source.test_data is not None:
         labels = source.test_labels or (source.labels if _is_csv(source.test_data) else None)
-        test, test_notes = _read(source.test_data, labels, classes, "--test-labels")
+        test, test_notes = _read(source.test_data, labels, classes, "--test-labels", dtype)
         x_train, y_train, x_test, y_test = train.x, train.y, test.x, _renumbered(train, test)
         if x_test.shape[1] != x_train.shape[1]:
             got, expected = f"{x_test.shape[1]} columns", f"{x_train.shape[1]}, as in {source.data}"
@@ -104,9 +108,10 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
     if _is_csv(source.data):
         label = source.labels if _is_column(source.data, source.labels or "") else None
         columns = csv_columns(source.data, label)
-    scale, is_table = _kind_of_rows(Path(source.data))
+    scale, is_table, row_shape = _kind_of_rows(Path(source.data), dtype)
     return Dataset(
-        name, folder, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale, is_table
+        name, folder, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale, is_table,
+        row_shape,
     )  # fmt: skip
 
 
@@ -118,8 +123,8 @@ def _is_column(data: str, labels: str) -> bool:
     return _is_csv(data) and (labels in POSITIONS or Path(labels).suffix.lower() not in _ARRAYS)
 
 
-def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[CachedTable, list[str]]:
-    """Rows (n, D_in) float32 with their labels, and notes for the user."""
+def _read(data: str, labels: str | None, classes: bool, option: str, dtype: str) -> tuple[CachedTable, list[str]]:
+    """Rows (n, D_in) of this dtype with their labels, and notes for the user."""
     if labels is None:
         what, hint = ("a column", "last") if _is_csv(data) else ("a file", "labels.npy")
         raise InputError(f"{data} needs labels", got=f"no {option}", expected=what, hint=f"{option} {hint}")
@@ -128,9 +133,9 @@ def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Ca
             Path(data), f"label {labels}, {'classes' if classes else 'numbers'}",
             lambda: _read_labelled_csv(Path(data), labels, classes),
         )  # fmt: skip
-        notes = [note]
+        table, notes = replace(table, x=_as_ids(table.x, Path(data), dtype)), [note]
     else:
-        rows, note = _read_csv_rows(Path(data)) if _is_csv(data) else read_rows(Path(data))
+        rows, note = _read_csv_rows(Path(data), dtype) if _is_csv(data) else read_rows(Path(data), dtype)
         table, notes = CachedTable(flat(rows), *_read_labels(Path(labels), classes)), [note]
     assert table.y is not None
     if len(table.x) != len(table.y) or not len(table.x):
@@ -144,11 +149,12 @@ def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Ca
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> tuple[Array, str]:
-    """Rows (n, ...) float32 of an .npy, idx or gzipped idx file, and a note for the user; uint8 is divided by 255."""
+def read_rows(path: Path, dtype: str = "float32") -> tuple[Array, str]:
+    """Rows (n, ...) of an .npy, idx or idx.gz file, and a note for the user; as float32, uint8 is divided by 255."""
+    read = _as_float32 if dtype == "float32" else partial(_read_ids, dtype=dtype)
     if path.suffix.lower() != ".gz":
-        return _as_float32(path), ""
-    table, note = read_cached(path, "float32", lambda: CachedTable(_as_float32(path)))
+        return read(path), ""
+    table, note = read_cached(path, dtype, lambda: CachedTable(read(path)))
     return table.x, note
 
 
@@ -159,7 +165,7 @@ def flat(rows: Array) -> Array:
 
 def _as_float32(path: Path) -> Array:
     with open_rows(path) as rows:
-        check_memory(_PEAK_BYTES * math.prod(rows.shape), str(path))
+        check_memory(_PEAK_ARRAYS * 4 * math.prod(rows.shape), str(path))
         if rows.dtype == np.float32 and path.suffix.lower() == ".npy":
             return np.ascontiguousarray(map_npy(path), np.float32)  # copies only if it is not row-major
         raw = rows.read(0, len(rows))
@@ -170,18 +176,33 @@ def _as_float32(path: Path) -> Array:
     return values
 
 
-def _kind_of_rows(path: Path) -> tuple[float, bool]:
-    """What the rows of a file were divided by (0: nothing), and whether they are a table."""
-    if _is_csv(str(path)):
-        return 0.0, True
+def _read_ids(path: Path, dtype: str) -> Array:
     with open_rows(path) as rows:
-        is_bytes = rows.dtype == np.uint8
-        return BYTE_SCALE if is_bytes else 0.0, len(rows.shape) == 2 and not is_bytes
+        check_memory(_PEAK_ARRAYS * np.dtype(dtype).itemsize * math.prod(rows.shape), str(path))
+        return _as_ids(rows.read(0, len(rows)), path, dtype)
 
 
-def _read_csv_rows(path: Path) -> tuple[Array, str]:
+def _as_ids(x: Array, path: Path, dtype: str) -> Array:
+    """x as integers of this dtype, unless that is float32; InputError for the first value that is none."""
+    if dtype == "float32":
+        return x
+    return as_ids(x, dtype, f"{path}: the rows", most=_MAX_CSV_ID if _is_csv(str(path)) else None)
+
+
+def _kind_of_rows(path: Path, dtype: str) -> tuple[float, bool, tuple[int, ...]]:
+    """What the rows of a file were divided by (0: nothing), whether they are a table, and the shape of one; () in a
+    .csv."""
+    if _is_csv(str(path)):
+        return 0.0, dtype == "float32", ()
+    with open_rows(path) as rows:
+        is_bytes, is_float = rows.dtype == np.uint8, dtype == "float32"
+        is_table = is_float and len(rows.shape) == 2 and not is_bytes
+        return BYTE_SCALE if is_bytes and is_float else 0.0, is_table, tuple(rows.shape[1:])
+
+
+def _read_csv_rows(path: Path, dtype: str) -> tuple[Array, str]:
     table, note = read_cached(path, "rows", lambda: CachedTable(read_csv(path).values))
-    return table.x, note
+    return _as_ids(table.x, path, dtype), note
 
 
 def _read_labelled_csv(path: Path, label: str, classes: bool) -> CachedTable:
@@ -203,7 +224,7 @@ def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
             hint="put them into the table: --labels last",
         )  # fmt: skip
     with open_rows(path) as source:
-        check_memory(_PEAK_BYTES * math.prod(source.shape), str(path))
+        check_memory(_PEAK_ARRAYS * 4 * math.prod(source.shape), str(path))
         labels = source.read(0, len(source))
     if not classes:
         return flat(labels).astype(np.float32), ()

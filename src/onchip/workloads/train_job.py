@@ -9,15 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from onchip.errors import InputError
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.kernels.chain import find_chain
 from onchip.kernels.training import bytes_of
 from onchip.network.build import mlp
 from onchip.network.graph import Network
-from onchip.network.layers import Linear
 from onchip.network.names import known_name
+from onchip.train.given_network import check_trainable
 from onchip.train.options import ACTIVATIONS, TrainOptions
-from onchip.train.standardise import Standard, columns_of, why_not_foldable
+from onchip.train.standardise import (
+    Standard,
+    columns_of,
+    why_rows_not_foldable,
+    why_targets_not_foldable,
+    without_centre,
+)
 from onchip.workloads import WORKLOADS, backprop, digits, load
+from onchip.workloads.classify import fit_rows
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
 
@@ -44,22 +54,25 @@ class TrainJob:
     source: Source
     make_net: Callable[..., Network]  # (seed=)
     standard: Standard = Standard()  # noqa: RUF009 - frozen
-    notes: tuple[str, ...] = ()  # on preprocessing of rows and targets
+    has_own_layers: bool = False  # those of a file; else `hidden` and `activation` choose them
+    notes: tuple[str, ...] = ()  # on the initial weights, and on preprocessing of rows and targets
 
     def seeded(self, seed: int) -> TrainJob:
         """The same job and data with another seed."""
         return replace(self, net=self.make_net(seed=seed), options=replace(self.options, seed=seed))
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Widths of the input and of each Linear's output."""
-        linear = (self.net.types[node.name].row_size for node in self.net.nodes if isinstance(node.layer, Linear))
-        return self.net.input.row_size, *linear
+    def widths(self) -> tuple[int, ...] | None:
+        """Widths of the input and of each layer of an MLP; None: another network."""
+        net, _ = without_centre(self.net)
+        chain = find_chain(net, 0)
+        return chain.widths if chain is not None and len(chain.nodes) == len(net.nodes) else None
 
     @property
     def title(self) -> str:
         """Network, data and the most important options."""
-        o, widths = self.options, "-".join(map(str, self.widths))
+        o, parameters = self.options, f"({self.net.parameters:,} parameters)"
+        layers = parameters if self.widths is None else "-".join(map(str, self.widths))
         words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
         words += [f"{'Nesterov ' * o.nesterov}momentum {o.momentum:g}"] if o.momentum else []
         groups = o.weight_decay if o.has_decay_groups else [("", o.weight_decay)] * (o.weight_decay > 0)
@@ -71,7 +84,7 @@ class TrainJob:
         words += [f"frozen {','.join(o.frozen)}"] if o.frozen else []
         words += [o.schedule] if o.schedule != "constant" else []
         words += [f"warmup {o.warmup:g}"] if o.warmup else []
-        return f"{self.net.name} {widths} on {self.data.name}: {', '.join(words)}"
+        return f"{self.net.name} {layers} on {self.data.name}: {', '.join(words)}"
 
 
 def train_job(
@@ -85,7 +98,7 @@ def train_job(
 ) -> TrainJob:
     """Collect everything that `fit` needs.
 
-    model   a name of TRAINED, NEW, or the file of a network
+    model   a name of TRAINED, NEW, or a network by its file or workload name, whose weights are the initial ones
     source  the data: the name of a set, or the user's files
     given   options by name; defaults are the workload's
     scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or similar
@@ -110,18 +123,22 @@ def train_job(
         standard, notes = _standard(data, options, scale)
     else:
         net = load(model)  # before the data: a wrong name fails at once
-        data = _named_data(model, digits, source) if is_named else _users_data(source, options)
-        is_fit = data.inputs == net.input.row_size and (
-            data.y_train.ndim == 1 or data.outputs == net.output.row_size
-        )  # else `fit` raises the error
-        if is_fit and not is_named:
-            standard, notes = _standard(data, options, scale, net)
+        check_trainable(net)
+        has_set = is_named and (source.data is not None or source.labels is None)
+        data = _named_data(model, digits, source) if has_set else _users_data(source, options, net)
+        data, notes = _for_network(data, net, model)
+        if not is_named:
+            standard, more = _standard(data, options, scale, net)
+            notes += more
             net = net if standard.raw is None else standard.unfold()
 
         def make_net(seed: int) -> Network:
             return net
 
-    return TrainJob(make_net(seed=options.seed), data, options, source, make_net, standard, tuple(notes))
+    has_own_layers = workload is None and model != NEW
+    return TrainJob(
+        make_net(seed=options.seed), data, options, source, make_net, standard, has_own_layers, tuple(notes)
+    )  # fmt: skip
 
 
 def files_read(model: str, source: Source) -> dict[str, str | Path]:
@@ -159,15 +176,19 @@ def _standard(
     """
     if scale is False:
         return Standard(), ["columns are not scaled (--no-scale)"]
-    if raw is not None and (why_not := why_not_foldable(raw)):
-        if scale:
-            hint = "omit --scale, or train a new network: onchip train mlp"
-            raise InputError("the network cannot be scaled", got=why_not, expected="an MLP with biases", hint=hint)
-        return Standard(), [f"columns are not scaled: the network cannot be scaled, {why_not}"]
+    why_no_rows = "" if raw is None else why_rows_not_foldable(raw)
+    why_no_targets = "" if raw is None else why_targets_not_foldable(raw)
+    if why_no_rows and scale:
+        raise InputError(
+            "columns cannot be scaled", got=why_no_rows, expected="rows whose first reader is a Linear with a bias",
+            hint="omit --scale, or train a new network: onchip train mlp",
+        )  # fmt: skip
     rows = targets = None
     notes = []
-    found = bytes_of(data.x_train) if scale is None and data.is_table else None
-    if scale is None and not data.is_table:
+    found = bytes_of(data.x_train) if scale is None and data.is_table and not why_no_rows else None
+    if why_no_rows:
+        notes.append(f"columns are not scaled, as that cannot be folded into the network: {why_no_rows}")
+    elif scale is None and not data.is_table:
         notes.append("rows are images, series or bytes: not scaled; --scale standardises their columns")
     elif found is not None and found[1] < 1:
         notes.append("all values are bytes / 255, like pixels: not scaled; --scale standardises their columns")
@@ -175,9 +196,40 @@ def _standard(
         rows = columns_of(data.x_train, data.columns)
         notes.append("columns standardised; folded into the first layer; --no-scale turns it off")
     if data.y_train.ndim == 2 and options.loss != "bce_with_logits":  # its targets are shares, from 0 to 1
-        targets = columns_of(data.y_train, what="target")
-        notes.append("targets standardised: losses refer to these; folded into the last layer")
+        if why_no_targets:
+            notes.append(f"targets are not scaled, as that cannot be folded into the network: {why_no_targets}")
+        else:
+            targets = columns_of(data.y_train, what="target")
+            notes.append("targets standardised: losses refer to these; folded into the last layer")
     return Standard(rows, targets, raw), notes
+
+
+def _for_network(data: Dataset, net: Network, model: str) -> tuple[Dataset, list[str]]:
+    """The data for a given network, with its numbering of the classes, and messages for the user.
+
+    ShapeError if rows or classes do not fit.
+    """
+    fit_rows(data.x_train[:0], net, data)
+    initial = f"random, from seed 0: {model} is a workload" if model in WORKLOADS else f"those of {model}"
+    notes, row_shape = [f"initial weights: {initial}"], net.input.row_shape
+    if len(data.row_shape) > 1 and _without_ones(data.row_shape) != _without_ones(row_shape):
+        notes.append(f"rows {data.row_shape} are reshaped to {row_shape}, not transposed")
+    classes = net.meaning.classes
+    if data.words and data.words != classes and set(data.words) <= set(classes):
+        index = np.array([classes.index(word) for word in data.words])
+        data = replace(data, y_train=index[data.y_train], y_test=index[data.y_test], words=classes)
+        notes.append(f"classes are numbered as in {model}")
+    if data.y_train.ndim == 1 and data.outputs > net.output.row_size:
+        raise ShapeError(
+            f"the classes of {data.name} do not fit network '{net.name}'", got=f"classes 0 to {data.outputs - 1}",
+            expected=f"0 to {net.output.row_size - 1}, as it returns {net.output}",
+            hint=f"a network with {data.outputs} outputs, or --loss mse if these are values",
+        )  # fmt: skip
+    return data, notes
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _named_data(model: str, workload: TrainingCase, source: Source) -> Dataset:
@@ -194,9 +246,11 @@ def _named_data(model: str, workload: TrainingCase, source: Source) -> Dataset:
     return workload.load_data() if source.data is None else workload.load_data(source.data)
 
 
-def _users_data(source: Source, options: TrainOptions) -> Dataset:
+def _users_data(source: Source, options: TrainOptions, net: Network | None = None) -> Dataset:
+    """net  the network to train further, whose input may be ids"""
     if source.data is None or not is_file(source.data):
         got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
         hint = "--data table.csv --labels last"
         raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
-    return load_table(source, options.loss == "cross_entropy", options.seed)
+    dtype = net.input.dtype if net is not None and "int" in net.input.dtype else "float32"
+    return load_table(source, options.loss == "cross_entropy", options.seed, dtype)

@@ -95,6 +95,7 @@ class CudaJointTrainer:
 
     def begin(self, runs: Sequence[Epochs | None]) -> None:
         launches = self._launches
+        self._build_graphs(runs)
         with launches.gpu:
             self._begun.record(launches.stream)
         work = [
@@ -103,12 +104,22 @@ class CudaJointTrainer:
         ]
         with launches.gpu:
             first = 0
-            for together in self._together(work):
+            for together in self._together([[order for order, _ in orders] for _, orders in work]):
                 counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in work]
                 first += together
                 for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
             self._done.record(launches.stream)
+
+    def _build_graphs(self, runs: Sequence[Epochs | None]) -> None:
+        """Those that `begin` launches: not while their steps are timed."""
+        launches, first = self._launches, 0
+        orders = [epochs.orders if epochs is not None else () for epochs in runs]
+        for together in self._together(orders):
+            rows = [[len(order) for order in each[first : first + together]] for each in orders]
+            first += together
+            for size in launches.sizes_of(max(sum(-(-n // launches.lowering.batch) for n in each) for each in rows)):
+                launches.steps(size)
 
     def end(self) -> list[Trained]:
         trained = [trainer.end() for trainer in self.trainers]
@@ -124,10 +135,10 @@ class CudaJointTrainer:
         memories, rows = zip(*((trainer.memory, trainer.sent_rows) for trainer in self.trainers), strict=True)
         return time_launches(launches.gpu, launches.lowering, launches.stream, memories, rows)
 
-    def _together(self, work: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
-        """How many orders each round of launches joins."""
-        batch, most = self._launches.lowering.batch, max(len(orders) for _, orders in work)
-        joined = min(joined_epochs(len(order), batch) for _, orders in work for order, _ in orders)
+    def _together(self, runs: Sequence[Sequence[Array]]) -> list[int]:
+        """How many orders of each run each round of launches joins."""
+        batch, most = self._launches.lowering.batch, max(map(len, runs))
+        joined = min(joined_epochs(len(order), batch) for orders in runs for order in orders)
         return [joined] * (most // joined) + [1] * (most % joined)
 
 

@@ -129,6 +129,15 @@ def test_an_untrained_network_changes_nothing(case):
     assert changed(before, module) == set()
 
 
+def test_the_weights_of_a_training_step_go_back():
+    module, x, y = make("mlp")
+    step = onchip.training_step(onchip.load(module, x[:2]), lr=0.1, batch_size=16, device="cpu")
+    step(x[:16], y[:16])
+    onchip.to_torch(module, step)
+    for name, tensor in module.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), step.network.weights[name])
+
+
 def test_weights_of_one_name_go_back_with_their_bits():
     module, x, _ = make("cnn")
     net = moved(onchip.load(module, x[:2]))
@@ -191,6 +200,28 @@ def test_tied_weights_buffers_and_unused_layers():
     assert module.out.weight is module.table.weight
     assert changed(before, module) == {"table.weight", "out.weight", "scale"}
     np.testing.assert_array_equal(module.scale.numpy(), net.weights["scale"])
+
+
+class Causal(nn.Module):
+    """Two norms with equal values, and a mask of infinities."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(x + torch.softmax(y @ y.mT + self.mask, -1) @ y)
+
+
+def test_equal_parameters_and_masks():
+    module = Causal()
+    net = moved(onchip.load(module, torch.randn(2, 5, 4)), skip=("Constant", "mask"))
+    onchip.to_torch(module, net)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_array_equal(parameter.detach().numpy(), net.weights[name])
+    assert (module.mask == torch.full((5, 5), -torch.inf).triu(1)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -30,7 +30,7 @@ def to_torch(module: Any, trained: Any) -> Any:
 
     module   changed in place: the parameters and float buffers that the network has, running statistics included. They
              keep their dtypes and devices; what the network does not have keeps its values, as do counters of batches
-    trained  the result of onchip.fit, or a Network
+    trained  the result of onchip.fit, a training step, or a Network
 
     Where an LSTM, GRU or RNN adds two biases, a network has their sum: if training changed it, bias_ih receives the
     sum and bias_hh becomes 0. InputError, before anything is changed, for a network of another module, and for trained
@@ -46,7 +46,7 @@ def to_torch(module: Any, trained: Any) -> Any:
     net: Network = getattr(trained, attribute) if attribute else trained
     check_network(net)
     owner = unwrapped(torch, module)
-    tensors = _float_tensors(torch, owner)
+    tensors = _float_tensors(owner)
     if not tensors:
         raise _other_module(net, type(owner).__name__, f"weights {', '.join(net.weights)}", "no weights")
     source = _source(torch, owner, net)
@@ -65,11 +65,10 @@ def to_torch(module: Any, trained: Any) -> Any:
     return module
 
 
-def _float_tensors(torch: Any, module: Any) -> dict[str, Any]:
-    """The float parameters and buffers, each once; without masks of -inf, which the reader recognises by value."""
-    found = dict(module.named_parameters())
-    found |= {name: buffer for name, buffer in module.named_buffers() if bool(torch.isfinite(buffer).all())}
-    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+def _float_tensors(module: Any) -> dict[str, Any]:
+    """The float parameters and buffers, each once."""
+    every = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in every.items() if tensor.is_floating_point()}
 
 
 def _source(torch: Any, module: Any, net: Network) -> TorchModule:

@@ -73,24 +73,23 @@ class Epochs:
     decay: float = 0.0
 
 
-Trained = list[tuple[Array, Array]]  # per order: each step's loss before its update, and its correct predictions
+# Per order: each step's loss before its update, and its correct predictions; of several outputs (steps, outputs), the
+# loss of each.
+Trained = list[tuple[Array, Array]]
 
 
 class Trainer(Protocol):
     """One training run: its data, its weights, and its optimiser state."""
 
     @property
-    def x(self) -> Array:
-        """(n, D_in) float32: the caller's rows."""
-        ...
-
-    @property
     def gpu_bytes(self) -> int:
         """GPU memory that the run holds, including data that it shares with others; 0 on the CPU."""
         ...
 
-    def evaluate(self, order: Array) -> tuple[float, int]:
-        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
+    def evaluate(self, order: Array) -> tuple[float, Any]:
+        """The loss of the rows `order` of x as one batch, and the number of correct predictions; of several outputs
+        (outputs,), the loss of each.
+        """
         ...
 
     def weights(self) -> dict[str, Array]:

@@ -14,8 +14,8 @@ from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.evaluation import evaluation_step
-from onchip.plan.gradient.over_rows import LOGS, ORDER, POSITION, ROW_WEIGHTS, SCALES, data_name, over_rows
-from onchip.plan.gradient.step import TARGET, averages_of
+from onchip.plan.gradient.over_rows import ORDER, POSITION, ROW_WEIGHTS, SCALES, data_name, is_log, over_rows
+from onchip.plan.gradient.step import averages_of, target_names
 from onchip.plan.kernel import Job, Kernel, Refusal
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
@@ -23,10 +23,11 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend, BoundStep
 from onchip.runtime.placement import find_device, kernels_for, place, training_kernels_for
 from onchip.train.options import TrainOptions
+from onchip.train.rows import Rows, by_name, count_rows
 from onchip.train.step import step_of, trained_form
 from onchip.train.step_trainer import BoundSteps
 
-OWN = (ORDER, POSITION, SCALES, *LOGS)  # state that training and evaluation have each
+OWN = (ORDER, POSITION, SCALES)  # state that training and evaluation have each; and logs
 EVALUATED_BATCHES = 4  # the held-out rows at a time, in batches: no gradients are kept
 
 
@@ -54,13 +55,15 @@ class LayeredRun:
         plan, backend, chosen = place(step, device, job, threads)
         return replace(plan, refusals=(*self._refusals(plan), *plan.refusals)), backend, chosen
 
-    def bind(self, plan: Plan, backend: Backend, x: Array, y: Array, shared: SharedData) -> BoundSteps:
+    def bind(self, plan: Plan, backend: Backend, x: Rows, y: Rows, shared: SharedData) -> BoundSteps:
         """The run on the device, with the rows."""
         net, weighted = plan.network, self.row_weights
         if shared.runs > 1 and plan.device.kind == "cpu":
             backend = find_device("cpu", 1)[1]  # one thread each
-        (name,) = self.net.inputs
-        arrays = {data_name(name): x, data_name(TARGET): y}
+        names = target_names(self.net, self.how)
+        rows, targets = by_name(x, tuple(self.net.inputs), "input"), by_name(y, tuple(names), "output")
+        arrays = {data_name(name): array for name, array in rows.items()}
+        arrays |= {data_name(names[output]): array for output, array in targets.items()}
         key = backend.requested
         state = {
             name: shared.get((key, name), functools.partial(backend.hold_array, array))
@@ -70,7 +73,7 @@ class LayeredRun:
             state[ROW_WEIGHTS] = backend.hold_array(weighted.astype(net.weights[ROW_WEIGHTS].dtype))
         bound, averages = backend.bind_step(plan, state), averages_of(net)
         averaged = {name: bound.state[average] for name, average in averages.items()}
-        evaluation = self._evaluation(plan, backend, {**bound.state, **averaged}, len(x))
+        evaluation = self._evaluation(plan, backend, {**bound.state, **averaged}, count_rows(x))
         weights = tuple(name for name in trained_form(self.net).weights if name in net.state)
         return BoundSteps(bound, evaluation, self._batch, self.how, self.options.seed, weights, averages, weighted)
 
@@ -103,7 +106,9 @@ class LayeredRun:
             len(self.held), is_weighted=self.row_weights is not None,
         )  # fmt: skip
         plan = make_plan(whole, of.device, kernels_for(of.device), Job(of.job.precision, size))
-        shared = {name: array for name, array in state.items() if name in whole.state and name not in OWN}
+        shared = {
+            name: array for name, array in state.items() if name in whole.state and not (name in OWN or is_log(name))
+        }
         return backend.bind_step(plan, shared)
 
     def _refusals(self, plan: Plan) -> list[Refusal]:

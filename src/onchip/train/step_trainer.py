@@ -25,7 +25,7 @@ from onchip.kernels.training import (
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.network.types import numpy_dtype
-from onchip.plan.gradient.over_rows import CORRECT_LOG, LOG, begin_steps
+from onchip.plan.gradient.over_rows import CORRECT_LOG, LOG, begin_steps, part_logs
 from onchip.plan.gradient.step import SHARE
 from onchip.plan.gradient.training_form import DRAW
 from onchip.runtime.backend import BoundStep
@@ -55,13 +55,14 @@ class BoundSteps:
 class StepTrainer:
     """One run: its weights, its optimiser state and the number of its steps."""
 
-    def __init__(self, bound: BoundSteps, x: Array) -> None:
-        self.x, self.steps_done = x, 0
+    def __init__(self, bound: BoundSteps) -> None:
+        self.steps_done = 0
         self._bound, self._step = bound, bound.step
         self._held: dict[tuple[int, int, float], Any] = {}  # batches by step, rows and share of a row
         self._counts: list[int] = []  # the steps of each order in flight
         net = self._step.plan.network
         self._counts_correct = CORRECT_LOG in net.state
+        self._part_logs = part_logs(len(net.outputs) - 1) if len(net.outputs) > 2 else ()
         self._moments = {
             f"{kind}:{name}": f"{name}.{_MOMENTS[kind]}"
             for kind in STATE_NAMES["momentum" if bound.how.optimiser == "nesterov" else bound.how.optimiser]
@@ -134,9 +135,12 @@ class StepTrainer:
         return self._held[key]
 
     def _logs(self, step: BoundStep, count: int) -> tuple[Array, Array]:
-        """Losses and correct predictions."""
-        logs = step.read_state((LOG, CORRECT_LOG) if self._counts_correct else (LOG,))
+        """Losses, and correct predictions; of several outputs the losses of each."""
+        logs = step.read_state((LOG, CORRECT_LOG) if self._counts_correct else (LOG, *self._part_logs))
         losses = logs[LOG][:count].astype(np.float64)
+        if self._part_logs:  # with their weights
+            parts = np.stack([logs[name][:count] for name in self._part_logs], axis=1)
+            return losses, parts.astype(np.float64) / [each.weight for each in self._bound.how.outputs]
         if not self._counts_correct:
             return losses, np.zeros(count, np.int64)
         return losses, np.rint(np.nan_to_num(logs[CORRECT_LOG][:count])).astype(np.int64)
@@ -158,7 +162,7 @@ class StepTrainer:
 
     # -- evaluation --------------------------------------------------------------------------------------------
 
-    def evaluate(self, order: Array) -> tuple[float, int]:
+    def evaluate(self, order: Array) -> tuple[float, Any]:
         step, bound = self._bound.evaluation, self._bound
         assert step is not None, "evaluates held-out rows"
         if not len(order):
@@ -174,7 +178,7 @@ class StepTrainer:
                 step.begin(self._hold(step, B, share), count)
         step.wait()
         losses, correct = self._logs(step, steps)
-        return float(losses.sum()), int(correct.sum())
+        return float(losses.sum()), correct.sum(axis=0)
 
     # -- weights and state by name -----------------------------------------------------------------------------
 
@@ -204,9 +208,9 @@ class StepTrainer:
 class StepRuns:
     """One run, in the interface of networks that train together."""
 
-    def __init__(self, bound: BoundSteps, x: Array, orders: Sequence[int]) -> None:
+    def __init__(self, bound: BoundSteps, orders: Sequence[int]) -> None:
         """orders  row counts of the orders to train on"""
-        self._trainer, self.seconds = StepTrainer(bound, x), 0.0
+        self._trainer, self.seconds = StepTrainer(bound), 0.0
         self.trainers, self.is_asynchronous = (self._trainer,), bound.step.is_asynchronous
         self._orders = orders
         self._epochs: Epochs | None = None

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from onchip.kernels.training import Epochs, JointTrainer, SharedData
-from onchip.network.recipe import Array
 from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TIME_LAUNCHES, TrainingRecorder, phase
+from onchip.train.rows import Rows
 from onchip.train.step_trainer import BoundSteps, StepRuns
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
 def start_runs(
-    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData, recorder: TrainingRecorder | None = None
+    planned: Sequence[PlannedRun], x: Rows, y: Rows, shared: SharedData, recorder: TrainingRecorder | None = None
 ) -> ConcurrentRuns:
     """Prepare runs that share a trainer; x and y are already checked."""
     order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
@@ -24,8 +26,10 @@ def start_runs(
     networks, bound = [run.plan.network for run in planned], planned[0].bound
     joint: JointTrainer
     if isinstance(bound, BoundSteps):
-        joint = StepRuns(bound, x, [len(run.train) for run in planned])
+        joint = StepRuns(bound, [len(run.train) for run in planned])
     else:
+        assert isinstance(x, np.ndarray), "whole steps have one input"
+        assert isinstance(y, np.ndarray), "whole steps have one output"
         with phase(recorder, ROWS):
             joint = bound.trainers(networks, flat_rows(x), y, row_weights, order_lengths, shared)
     with phase(recorder, PLAN):

@@ -8,14 +8,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from onchip.errors import InputError
 from onchip.kernels.training import SharedData, epochs_at_once
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.evaluation import evaluation_step
 from onchip.plan.gradient.over_rows import ORDER, POSITION, ROW_WEIGHTS, SCALES, data_name, is_log, over_rows
-from onchip.plan.gradient.step import averages_of, target_names
+from onchip.plan.gradient.step import target_names
 from onchip.plan.kernel import Job, Kernel, Refusal
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
@@ -24,7 +23,7 @@ from onchip.runtime.backend import Backend, BoundStep
 from onchip.runtime.placement import find_device, kernels_for, place, training_kernels_for
 from onchip.train.options import TrainOptions
 from onchip.train.rows import Rows, by_name, count_rows
-from onchip.train.step import step_of, trained_form
+from onchip.train.step import averages_of_weights, step_of, trained_form
 from onchip.train.step_trainer import BoundSteps
 
 OWN = (ORDER, POSITION, SCALES)  # state that training and evaluation have each; and logs
@@ -71,7 +70,7 @@ class LayeredRun:
         }
         if weighted is not None:
             state[ROW_WEIGHTS] = backend.hold_array(weighted.astype(net.weights[ROW_WEIGHTS].dtype))
-        bound, averages = backend.bind_step(plan, state), averages_of(net)
+        bound, averages = backend.bind_step(plan, state), averages_of_weights(net)
         averaged = {name: bound.state[average] for name, average in averages.items()}
         evaluation = self._evaluation(plan, backend, {**bound.state, **averaged}, count_rows(x))
         weights = tuple(name for name in trained_form(self.net).weights if name in net.state)
@@ -90,10 +89,7 @@ class LayeredRun:
         count, epochs = len(self.train), epochs_at_once(len(self.train), self._batch)
         epochs, steps = min(epochs, self.options.epochs), -(-count // self._batch)
         step, is_weighted = self._training_step(counts=True), self.row_weights is not None
-        for name, average in averages_of(step).items():
-            if step.weight_type(name) != step.weight_type(average):
-                got = f"weight '{name}' in {step.weight_type(name).dtype}"
-                raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
+        averages_of_weights(step)
         return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=is_weighted)
 
     def _evaluation(self, of: Plan, backend: Backend, state: Mapping[str, object], rows: int) -> BoundStep | None:

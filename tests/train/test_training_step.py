@@ -180,6 +180,16 @@ def test_torch_tensors_on_a_gpu():
             "a sample weight is negative",
         ),
         (lambda net, x, y: onchip.training_step(net, device="cpu")(x, y + 3), InputError, "class is out of range"),
+        (
+            lambda net, x, y: onchip.training_step(images().replace(outputs=("c",))),
+            ShapeError,
+            "does not fit the output",
+        ),
+        (
+            lambda net, x, y: onchip.training_step(net.replace(nodes=net.nodes[:0], outputs=("x",))),
+            InputError,
+            "without",
+        ),
     ],
 )
 def test_bad_input_is_refused(make, error, words):

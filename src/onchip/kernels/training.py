@@ -309,7 +309,8 @@ def check_restored(
 ) -> None:
     """FormatError if they are not the weights and the state of a run with arrays like these."""
     if "steps" not in state:
-        raise FormatError("not an optimiser state", got=", ".join(state) or "nothing", expected="steps, ...")
+        raise FormatError("not an optimiser state", got=", ".join(state) or "nothing", expected="steps, ...",
+                          hint="state=result.state, of a run of the same network and optimiser")  # fmt: skip
     for name, array in like.items():
         _check_like(weights, name, array)
     if strange := next((name for name in state if name not in state_like), ""):

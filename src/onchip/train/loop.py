@@ -126,6 +126,10 @@ def fit(
         check_every_launch()
     _add_aliases(options, other)
     _check_state(state)
+    for name, callback in (("on_progress", on_progress), ("on_epoch", on_epoch), ("stop", stop)):
+        if callback is not None and not callable(callback):
+            got, hint = type(callback).__name__, f"{name}=lambda epoch: ..."
+            raise InputError(f"bad {name}", got=got, expected="a function", hint=hint)
     recorder = new_recorder()
     with phase(recorder, ROWS):
         data = TrainingData(x, y, sample_weight)

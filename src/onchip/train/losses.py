@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onchip.errors import InputError
+from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.names import did_you_mean
+from onchip.network.types import TensorType
+from onchip.plan.gradient.step import losses_of
 from onchip.train.options import TrainOptions
 
 
 def with_losses(net: Network, options: TrainOptions) -> TrainOptions:
     """The options with the loss as the network needs it: a name for its only output, else losses by output, in order.
 
-    InputError for an output that the network does not have.
+    InputError for an output that the network does not have, or that does not fit its loss.
     """
+    options = _by_output(net, options)
+    for each in losses_of(net, options.step):
+        check_output_type(net.types[each.output], each.loss)
+    return options
+
+
+def _by_output(net: Network, options: TrainOptions) -> TrainOptions:
     is_single = len(net.outputs) == 1
     if isinstance(options.loss, str) and is_single and not options.loss_weights:
         return options
@@ -42,3 +51,12 @@ def with_losses(net: Network, options: TrainOptions) -> TrainOptions:
             expected="no class_weight", hint="sample_weight, which multiplies all losses of a row",
         )  # fmt: skip
     return replace(options, loss=ordered)
+
+
+def check_output_type(output: TensorType, loss: str) -> None:
+    """ShapeError if the loss is not of such an output."""
+    if "float" not in output.dtype or (loss == "cross_entropy" and len(output.shape) != 2):
+        expected, hint = "a float output", "end the network before it becomes integers"
+        if loss == "cross_entropy":
+            expected, hint = "logits, float32[B, classes]", "end the network with a Linear, or another loss"
+        raise ShapeError(f"loss '{loss}' does not fit the output", got=str(output), expected=expected, hint=hint)

@@ -11,6 +11,7 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.train.losses import check_output_type
 from onchip.train.options import TrainOptions
 from onchip.train.rows import Rows, as_targets, by_name, check_finite
 
@@ -52,7 +53,7 @@ def check_target(output: TensorType, n: int, y: Any, loss: str) -> Array:
             "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
         )
     if n == 0:
-        raise InputError("nothing to train on", got="0 rows", expected="at least 1")
+        raise InputError("nothing to train on", got="0 rows", expected="at least 1", hint="x and y with rows")
     if loss == "cross_entropy":
         return _classes(n, y, output.row_size)
     if loss == "bce_with_logits" and y.shape == (n, *output.row_shape) and y.dtype.kind in "iub":
@@ -69,15 +70,6 @@ def check_target(output: TensorType, n: int, y: Any, loss: str) -> Array:
     return np.ascontiguousarray(y)
 
 
-def check_output_type(output: TensorType, loss: str) -> None:
-    """ShapeError if the loss is not of such an output."""
-    if "float" not in output.dtype or (loss == "cross_entropy" and len(output.shape) != 2):
-        expected, hint = "a float output", "end the network before it becomes integers"
-        if loss == "cross_entropy":
-            expected, hint = "logits, float32[B, classes]", "end the network with a Linear, or another loss"
-        raise ShapeError(f"loss '{loss}' does not fit the output", got=str(output), expected=expected, hint=hint)
-
-
 def _classes(n: int, y: Array, D_out: int) -> Array:
     if y.shape != (n,) or y.dtype.kind not in "iu":
         got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
@@ -86,6 +78,8 @@ def _classes(n: int, y: Array, D_out: int) -> Array:
         )
         if y.shape == (n, D_out) and D_out > 1 and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all():
             hint = "y.argmax(axis=1): these are one-hot"
+        elif y.shape in ((n,), (n, 1)) and y.dtype.kind in "iub":
+            hint = "y.astype(np.int64)" if y.ndim == 1 else "y[:, 0]"
         elif y.shape == (n,) and y.dtype.kind in "OUS":
             hint = "classes, y = np.unique(y, return_inverse=True); or onchip.Classifier, which accepts any labels"
         raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)

@@ -26,6 +26,7 @@ from onchip.runtime.backend import Backend, BoundStep
 from onchip.runtime.io.host_rows import check_rows
 from onchip.runtime.placement import kernels_for, place
 from onchip.runtime.step_inputs import host_array
+from onchip.train.given_network import check_parameters
 from onchip.train.losses import with_losses
 from onchip.train.options import TrainOptions, canonical_names, patterns_of
 from onchip.train.row_weights import check_sample_weight
@@ -67,6 +68,7 @@ def training_step(
     how, trained = o.step, trained_form(net)
     check_outputs(trained, how)
     used = weights_used(trained)
+    check_parameters(trained)
     names = match_names(patterns_of(trainable, "trainable"), used, "trainable")
     decays, is_trained = decays_of(o.weight_decay, used), names.__contains__
     shared = _shared(trained, used, state)

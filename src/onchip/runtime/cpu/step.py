@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.files import check_memory
 from onchip.kernels.cpu.compiler.jit import address
 from onchip.kernels.cpu.memory import first_fit_offsets, unset_memory
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, run_table
@@ -253,6 +254,8 @@ class CpuStep:
     def _prepare(self, B: int) -> None:
         """Write the tables of the compiled launches for a batch of B rows."""
         if B * self._bytes_per_row > len(self._arena):
+            hint = f"smaller batches (batch_size=): a row needs {self._bytes_per_row:,} B"
+            check_memory(B * self._bytes_per_row, f"a step of {B:,} rows", hint)
             self._parts.clear()  # with addresses in the arena that was
             self._arena = unset_memory(B * self._bytes_per_row)
         if len(self._parts) == _MOST_SIZES:

@@ -114,7 +114,7 @@ def test_concurrent_runs_have_the_bits_of_a_single_run(monkeypatch):
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
     sent, write = [], train_memory.write_rows
     monkeypatch.setattr(
-        train_memory, "write_rows", lambda gpu, to, shape, *how: (sent.append(shape[0]), write(gpu, to, shape, *how))
+        train_memory, "write_rows", lambda gpu, to, rows: (sent.append(rows.shape[0]), write(gpu, to, rows))
     )
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):

@@ -21,7 +21,7 @@ def start_runs(
     """Prepare runs that share a trainer; x and y are already checked."""
     order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
     row_weights = [run.row_weights for run in planned]
-    networks, bound = [run.plan.network for run in planned], planned[0].bound
+    networks, bound = [run.plan.whole_step.network for run in planned if run.plan.whole_step], planned[0].bound
     joint: JointTrainer
     if isinstance(bound, BoundSteps):
         joint = StepRuns(bound, x, [len(run.train) for run in planned])

@@ -3,24 +3,30 @@ shape share their launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, cast
 
 import numpy as np
 
 from onchip.errors import KernelError, PlanError
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
+from onchip.kernels.cuda.common.training import (
+    ORDER,
+    PROGRESS,
+    ROW_WEIGHTS,
+    STATUS,
+    STEP_CORRECT,
+    STEP_LOSSES,
+    STEP_VALUES,
+    TrainingLowering,
+)
 from onchip.kernels.training import (
-    STATE_NAMES,
     Epochs,
     LaunchTime,
     SharedData,
     Trained,
     check_restored,
     mean_losses,
-    per_step_values,
     weights_of_batches,
 )
 from onchip.network.graph import Network
@@ -31,7 +37,7 @@ from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.timed_steps import time_launches
-from onchip.runtime.cuda.train_memory import STATE_BUFFERS, Memory, allocate_memory, send_data
+from onchip.runtime.cuda.train_memory import Memory, allocate_memory, send_data
 
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
 
@@ -39,7 +45,7 @@ JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at it
 class JointLaunches:
     """The launches of networks that train together, on their own stream: several groups may run concurrently."""
 
-    def __init__(self, gpu: Gpu, lowering: TrainLowering, memory: Memory, orders: Sequence[int]) -> None:
+    def __init__(self, gpu: Gpu, lowering: TrainingLowering, memory: Memory, orders: Sequence[int]) -> None:
         """memory  the first network's
         orders  row counts of the orders that they will train on
         """
@@ -150,8 +156,8 @@ class CudaTrainer:
     ) -> None:
         self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
         self._gpu, self._stream = launches.gpu, launches.stream
-        self._lowering = replace(launches.lowering, networks=1, stride_bytes=0)
-        self._training, self._layers = self._lowering.training, self._lowering.layers
+        self._lowering = launches.lowering.with_memory(1, 0)
+        self._training = self._lowering.training
         self._weights = np.zeros(
             (0, 0)
         )  # of the current epochs: per order and step, the sum of the batch's row weights
@@ -161,9 +167,9 @@ class CudaTrainer:
         self._row_weights = row_weights
         if row_weights is not None:
             with self._gpu:
-                self._gpu.write(memory["row_weights"], row_weights, self._stream)
+                self._gpu.write(memory[ROW_WEIGHTS], row_weights, self._stream)
                 self._gpu.synchronise(self._stream)
-        self._write_weights({name: materialise(name, network.weights) for name in self._weight_names()}, "", "w")
+        self._write({name: materialise(name, network.weights) for name in network.weights}, {})
 
     @property
     def gpu_bytes(self) -> int:
@@ -178,9 +184,9 @@ class CudaTrainer:
         """Upload the optimiser values of each step; returns the epochs's orders, each with its first step."""
         self._weights = weights = self._weights_of_steps(epochs.orders)
         count, rates = weights.shape[1], (epochs.lrs.reshape(-1), epochs.momentum, epochs.decay)
-        values = per_step_values(self._training, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
+        values = self._lowering.values(weights.reshape(-1), self.steps_done, *rates)
         with self._gpu:
-            self._gpu.write(self.memory["per_step_values"], values, self._stream)
+            self._gpu.write(self.memory[STEP_VALUES], values, self._stream)
         return [(order, i * count) for i, order in enumerate(epochs.orders)]
 
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
@@ -191,7 +197,7 @@ class CudaTrainer:
             self._send_order(np.ascontiguousarray(order, np.int64), first_step * batch)
             steps += -(-len(order) // batch)
             progress = [orders[0][1], first_step * batch + len(order)]
-        self._gpu.write(self.memory["progress"], np.array(progress, np.int64), self._stream)
+        self._gpu.write(self.memory[PROGRESS], np.array(progress, np.int64), self._stream)
         return steps
 
     def _send_order(self, order: Array, first: int) -> None:
@@ -201,7 +207,7 @@ class CudaTrainer:
             return
         self._sent = {at: old for at, old in self._sent.items() if not _overlap(at, old, first, order)}
         # On its own stream: on the other one the driver would wait until the previous steps are done.
-        self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
+        self._gpu.write(self.memory[ORDER], order, self.launches.copies, first * order.itemsize)
         self._order_is_there.record(self.launches.copies)
         self._order_is_there.block_stream(self._stream)
         self._sent[first] = order  # a reference, so that no other array can have its address
@@ -240,10 +246,10 @@ class CudaTrainer:
     def _results(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and correct predictions of the steps, when they are done."""
         losses, correct = np.empty((count, groups)), np.empty((count, groups), np.int64)
-        self._gpu.download(self.memory["step_losses"], losses, self._stream)
-        self._gpu.download(self.memory["step_correct"], correct, self._stream)
-        if "status" in self.memory:
-            status = self._gpu.download(self.memory["status"], np.empty(2, np.uint32), self._stream)
+        self._gpu.download(self.memory[STEP_LOSSES], losses, self._stream)
+        self._gpu.download(self.memory[STEP_CORRECT], correct, self._stream)
+        if STATUS in self.memory:
+            status = self._gpu.download(self.memory[STATUS], np.empty(2, np.uint32), self._stream)
             if status[1]:
                 raise KernelError(
                     "grid barrier timed out during training", got="blocks that waited past the deadline",
@@ -254,47 +260,26 @@ class CudaTrainer:
     # -- weights and state by name -----------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Array]:
-        return self._read_weights("", "w")
+        return self._lowering.weights(self._read)
 
     def state(self) -> dict[str, Array]:
-        state = {"steps": np.array([self.steps_done])}
-        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
-            state |= self._read_weights(f"{name}:", memory)
-        return state
+        return {"steps": np.array([self.steps_done])} | self._lowering.moments(self._read)
 
     def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         check_restored(weights, state, self.weights(), self.state())
 
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         self.check(weights, state)
-        self._write_weights(weights, "", "w")
-        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
-            self._write_weights(state, f"{name}:", memory)
+        self._write(weights, state)
         self.steps_done = int(state["steps"][0])
 
-    def _weight_names(self) -> Iterator[str]:
-        for layer in self._layers:
-            yield layer.weight
-            if layer.bias:
-                yield layer.bias
+    def _read(self, name: str, array: Array) -> Array:
+        return self._gpu.download(self.memory[name], array)
 
-    def _read_weights(self, prefix: str, memory: str) -> dict[str, Array]:
-        named: dict[str, Array] = {}
-        for i, layer in enumerate(self._layers):
-            rows = self._gpu.download(self.memory[f"{memory}{i}"], np.empty((layer.N, layer.stride), np.float32))
-            named[prefix + layer.weight] = rows[:, : layer.D].copy()
-            if layer.bias:
-                named[prefix + layer.bias] = rows[:, layer.D].copy()
-        return named
-
-    def _write_weights(self, arrays: Mapping[str, Array], prefix: str, memory: str) -> None:
-        for i, layer in enumerate(self._layers):
-            rows = np.zeros((layer.N, layer.stride), np.float32)
-            rows[:, : layer.D] = arrays[prefix + layer.weight]
-            if layer.bias:
-                rows[:, layer.D] = arrays[prefix + layer.bias]
+    def _write(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        for name, array in self._lowering.stored(weights, state):
             with self._gpu:
-                self._gpu.write(self.memory[f"{memory}{i}"], rows, self._stream)
+                self._gpu.write(self.memory[name], array, self._stream)
                 self._gpu.synchronise(self._stream)
 
 
@@ -320,8 +305,7 @@ class TrainingBound:
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
         self.gpu, self.plan = gpu, plan
         (group,) = plan.groups  # a training kernel claims the whole network
-        assert isinstance(group.claim.facts, TrainLowering)
-        self._lowering = group.claim.facts
+        self._lowering = cast(TrainingLowering, group.claim.facts)
 
     def together(self, count: int) -> int:
         return self._lowering.for_networks(count).networks
@@ -336,7 +320,7 @@ class TrainingBound:
         data = send_data(self.gpu, lowering, x, y, shared)
         stride_bytes, extra_memory = allocate_memory(self.gpu, lowering, orders, len(x))
         memories = [data | memory for memory in extra_memory]
-        launches = JointLaunches(self.gpu, replace(lowering, stride_bytes=stride_bytes), memories[0], orders)
+        launches = JointLaunches(self.gpu, lowering.with_memory(lowering.networks, stride_bytes), memories[0], orders)
         each = zip(networks, row_weights, memories, strict=True)
         trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
         return CudaJointTrainer(launches, trainers)

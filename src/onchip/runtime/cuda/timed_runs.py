@@ -15,8 +15,8 @@ from onchip.kernels.training import LaunchTime
 from onchip.network.recipe import Array
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import BufferPart, Gpu
+from onchip.runtime.cuda.run_memory import Memory
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder, GpuClock
-from onchip.runtime.cuda.train_memory import Memory
 
 _MAX_STEPS, _MAX_PERSISTENT_STEPS = 16, 1024  # a persistent kernel loads its weights once per launch
 _RUNS = 2  # the last one counts: the first launch of a graph takes longer

@@ -13,6 +13,7 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
+from onchip.cli.train_faces import MODEL, ONLY_HERE, refuse_others, train_faces
 from onchip.network.text import plural
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ def train(
     plot: opt.Plot = None,
     device: opt.Device = None,
     threads: Threads = None,
+    width: opt.Width = None,
+    samples: opt.Samples = None,
+    augment: opt.Augment = None,
+    flip: opt.Flip = None,
+    skip_bad: opt.SkipBad = None,
     profile: ShowTrainingProfile = False,
     trace: TrainingTrace = None,
     as_json: Json = False,
@@ -103,6 +109,10 @@ def train(
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
 
+    \b
+    A generator of pictures, from a folder of .png and .jpg files, an .npz, or mnist:
+      onchip train faces --data pictures/ --width 16 --samples grid.png -o net.onnx
+
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
     rows are read: they are reshaped to one row of it, and ids stay integers.
     Same seed, same kind of machine: same bits. The output is written after the last epoch, complete or not at all.
@@ -112,6 +122,13 @@ def train(
     # The parameters above, by name. None: not given; a config file may set it.
     # Not context.params: with Typer 0.28 and earlier, its paths are still text.
     arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+
+    if (model or "").lower() == MODEL and config is None:
+        refuse_others(MODEL, arguments)
+        train_faces(arguments, as_json, verbose)
+        return
+    refuse_others(model or "a config file", arguments)
+    arguments = {name: value for name, value in arguments.items() if name not in ONLY_HERE}
 
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings

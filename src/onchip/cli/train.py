@@ -13,7 +13,7 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
-from onchip.cli.train_faces import MODEL, ONLY_HERE, refuse_others, train_faces
+from onchip.cli.train_faces import MODEL, ONLY_HERE, check_no_faces, refuse_others, train_faces
 from onchip.network.text import plural
 
 if TYPE_CHECKING:
@@ -123,11 +123,10 @@ def train(
     # Not context.params: with Typer 0.28 and earlier, its paths are still text.
     arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
 
-    if (model or "").lower() == MODEL and config is None:
-        refuse_others(MODEL, arguments)
-        train_faces(arguments, as_json, verbose)
+    if (model or "").lower() == MODEL:
+        train_faces({**arguments, "config": config}, as_json, verbose)
         return
-    refuse_others(model or "a config file", arguments)
+    refuse_others(model or "the model of the config file", arguments)
     arguments = {name: value for name, value in arguments.items() if name not in ONLY_HERE}
 
     from onchip.cli.curve import check_plot, draw_curve
@@ -143,6 +142,7 @@ def train(
 
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
+    check_no_faces(chosen.model)
     found = start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]

@@ -51,14 +51,22 @@ def refuse_others(model: str, given: Mapping[str, Any]) -> None:
         raise InputError(f"{option} is not an option of {model}", got=option, expected=expected, hint=hint)
 
 
+def check_no_faces(model: str) -> None:
+    """InputError for the model of a config file that is faces."""
+    if model == MODEL:
+        got, hint = "model = 'faces' in a config file", "onchip train faces --data FOLDER"
+        raise InputError("faces has no config file", got=got, expected="its options", hint=hint)
+
+
 def train_faces(given: Mapping[str, Any], as_json: bool, verbose: int) -> None:
     """given  the options of the command line by name; None: not given"""
-    from onchip.files import check_outputs, check_writable
+    from onchip.files import check_outputs
     from onchip.formats.load import save
     from onchip.workloads.classify import check_folder, check_model_path
     from onchip.workloads.gan_job import train_gan
     from onchip.workloads.gan_training import GanRun
 
+    refuse_others(MODEL, given)
     found = {name: value for name, value in given.items() if value is not None}
     output, samples, folder = (found.get(name) for name in ("output", "samples", "checkpoint"))
     _check_checkpoint(found)
@@ -71,8 +79,6 @@ def train_faces(given: Mapping[str, Any], as_json: bool, verbose: int) -> None:
     for check, path in ((check_model_path, output), (_check_samples, samples), (check_folder, folder)):
         if path is not None:
             check(path)
-    if samples is not None:
-        check_writable(samples.with_suffix(".gif"))
     pictures = _pictures(data, found.get("skip_bad", False))
     options = _options(found, pictures)
     where = {name: found[name] for name in ("device", "threads") if name in found}
@@ -109,7 +115,8 @@ def _check_samples(path: Path) -> None:
     if path.suffix.lower() != ".png":
         got, hint = f"suffix '{path.suffix}'", f"--samples {path.with_suffix('.png')}"
         raise InputError(f"cannot write {path}: unknown format", got=got, expected=".png", hint=hint)
-    check_writable(path)
+    for each in (path, path.with_suffix(".gif")):
+        check_writable(each)
 
 
 def _source(data: str | None) -> Path:

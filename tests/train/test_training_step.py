@@ -177,6 +177,25 @@ def test_the_checkpoint_of_another_step_is_refused():
             step.resume(other.checkpoint())
 
 
+@pytest.mark.parametrize("make", [lambda: mlp(5, 9, 3), images])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_beta1_of_adam(device, make, optimiser):
+    """Two steps by hand, also of an MLP, which other kernels train with 0.9."""
+    net = make()
+    x, y = data(net)
+    step = onchip.training_step(net, optimiser=optimiser, beta1=0.5, lr=0.01, device=device)
+    name = next(iter(step.gradients(x, y)))
+    w, m, s = np.float64(net.weights[name]), 0.0, 0.0
+    for t in (1, 2):
+        g = step.gradients(x, y)[name].astype(np.float64)
+        m, s = 0.5 * m + 0.5 * g, 0.999 * s + 0.001 * g * g
+        w = w - 0.01 * (m / (1 - 0.5**t)) / (np.sqrt(s / (1 - 0.999**t)) + 1e-8)
+        step(x, y)
+    np.testing.assert_allclose(step.weights[name], w, atol=2e-5)
+    with pytest.raises(InputError, match="bad beta1"):
+        onchip.training_step(net, beta1=1.0)
+
+
 def test_rows_have_weights(device):
     net = mlp(5, 3)
     x, y = data(net)

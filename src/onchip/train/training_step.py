@@ -42,6 +42,7 @@ def training_step(
     state: TrainStep | None = None,
     device: str = "auto",
     threads: int | None = None,
+    beta1: float = BETA1,
     **options: Any,
 ) -> TrainStep:
     """A function that trains: `loss = step(x, y)` updates the weights by one batch.
@@ -49,6 +50,7 @@ def training_step(
     trainable  patterns of the names of weights that are trained ("g.*"); the others stay as they are
     state      another step on the same device: weights of the same name are one array that both steps read and change.
                Make the step that trains a weight before those that only read it
+    beta1      of adam and adamw: the decay of the first moment; generators and discriminators often train with 0.5
     options    loss, label_smoothing, optimiser, lr, momentum, nesterov, weight_decay, clip_norm, ema, precision, seed,
                and batch_size, for which the step is planned, as of onchip.fit; batches of any size can be passed
     """
@@ -58,7 +60,7 @@ def training_step(
         expected = ", ".join(_OPTIONS)
         raise InputError("not an option of a single step", got=other, expected=expected, hint="onchip.fit")
     o = TrainOptions(**given)
-    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm, ema=o.ema)
+    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm, ema=o.ema, beta1=beta1)
     trained = trained_form(net)
     check_output(trained, o.loss)
     used = weights_used(trained)
@@ -270,7 +272,7 @@ class TrainStep:
         """The state with which so many steps begin, apart from what earlier steps have left."""
         o, t = self._options, np.arange(self.steps_done + 1, self.steps_done + 1 + count)
         same = np.ones(count)
-        columns = self._lr * same, o.step_decay * same, o.momentum * same, 1 - BETA1**t, 1 - BETA2**t
+        columns = self._lr * same, o.step_decay * same, o.momentum * same, 1 - self._how.beta1**t, 1 - BETA2**t
         table = np.stack(columns, axis=1).astype(np.float32)
         state = begin_steps(self._bound.plan.network, np.zeros(0, np.int64), table)
         if DRAW in self._bound.state:

@@ -109,6 +109,8 @@ def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
         return f"trains with {', '.join(STATE_NAMES)}, not {step.how.optimiser}"
     if isinstance(step.decays, Mapping):
         return "decays all weights alike, not by name"
+    if step.how.beta1 != BETA1:
+        return f"trains with Adam's beta1 {BETA1}, not {step.how.beta1:g}"
     if step.how.ema:
         return "keeps no average of the weights (ema)"
     if chain is None or len(chain.nodes) != len(net.nodes):

@@ -15,7 +15,7 @@ from onchip.kernels.training import Epochs, SharedData
 from onchip.network.build import mlp
 from onchip.network.training import TrainingStep
 from onchip.plan.device import H200
-from onchip.plan.gradient.step import training_step
+from onchip.plan.gradient.step import TARGET, training_step
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import training_kernels_for
@@ -46,8 +46,8 @@ def planned_on(device, kind) -> PlannedRun:
 
 
 def bound_on(planned, count=1):
-    runs = [planned.network_run] * count
-    bound = planned.backend.bind_runs(planned.plan, runs, *data(), SharedData(), planned.evaluation)
+    (x, y), runs = data(), [planned.network_run] * count
+    bound = planned.backend.bind_runs(planned.plan, runs, {"x": x}, {TARGET: y}, SharedData(), planned.evaluation)
     bound.make_ready()
     return bound
 

@@ -472,6 +472,7 @@ def test_the_command_trains_on_a_gpu(cli, precision):
     document = json.loads(ran.out)
     assert document["device"] == "cuda:0"
     assert document["gpu_bytes"] > 2**20
+    assert 0 < document["gpu_busy"] <= 1
     assert document["accuracy"] > 0.9
 
 

@@ -33,7 +33,7 @@ def test_loss_curve_and_weights_follow_the_reference(name):
     assert_follows_reference(*CASES[name](), device="cpu")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"one cycle", "warm-up"}))  # their rates: test_schedule.py
 def test_loss_curve_follows_torch_in_the_same_order(name):
     torch = pytest.importorskip("torch")
     from onchip.bench.peers.frameworks.torch_network import torch_module

@@ -14,7 +14,7 @@ from onchip.cli.output import Update, print_device, print_json, print_message, p
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
 from onchip.cli.train_faces import MODEL, ONLY_HERE, check_no_faces, refuse_others, train_faces
-from onchip.network.text import plural
+from onchip.network.text import plural, size_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -210,6 +210,7 @@ def train(
             "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, **scores(trained),
             "test_rows": test_rows, "seconds": result.seconds,
             "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
+            "gpu_busy": result.gpu_busy, "process_bytes": result.process_bytes,
             "plan": result.plan.to_dict(),
         })  # fmt: skip
         return
@@ -218,9 +219,12 @@ def train(
     if best.validation_loss is not None:
         accuracy = "" if best.validation_accuracy is None else f", accuracy {best.validation_accuracy:.2%}"
         print(f"validation loss {best.validation_loss:.4f}{accuracy} in epoch {best.epoch}, whose weights are saved")
-    gpu_memory = f", {result.gpu_bytes / 2**20:,.0f} MiB of GPU memory" if result.gpu_bytes else ""
     done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
-    print(f"{done}, {rate(samples_per_s, 'samples')}{gpu_memory}")
+    print(f"{done}, {rate(samples_per_s, 'samples')}")
+    gpu = (
+        "" if result.gpu_busy is None else f"{size_text(result.gpu_bytes)} of GPU memory, busy {result.gpu_busy:.0%}; "
+    )
+    print(f"memory: {gpu}{size_text(result.process_bytes)} at most in this process, libraries and data included")
 
 
 def train_all(

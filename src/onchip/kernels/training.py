@@ -75,7 +75,9 @@ class Epochs:
     steps_done: int = 0  # of the run before these
 
 
-Trained = list[tuple[Array, Array]]  # per order: each step's loss before its update, and its correct predictions
+# Per order: each step's loss before its update, and its correct predictions; of several outputs (steps, outputs), the
+# loss of each.
+Trained = list[tuple[Array, Array]]
 
 
 @dataclass(frozen=True)

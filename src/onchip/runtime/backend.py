@@ -36,11 +36,12 @@ class Backend(Protocol):
         ...
 
     def bind_runs(
-        self, plan: Plan, runs: Sequence[NetworkRun], x: Array, y: Array, shared: SharedData,
-        evaluation: Plan | None = None,
+        self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None = None,
     ) -> BoundRuns:  # fmt: skip
-        """Prepare training runs on rows x (n, ...) with targets y, as many as `runs_at_once` returns.
+        """Prepare training runs on rows x (n, ...) by input, as many as `runs_at_once` returns.
 
+        y           targets, by the step's input that reads them
         plan        of a training step: of a kernel that runs it whole, or by layers over the rows (over_rows)
         shared      data shared with other runs on the same rows
         evaluation  by layers: the plan that evaluates held-out rows, if there are any
@@ -152,8 +153,10 @@ class BoundRuns(Protocol):
         """The time of the epochs that ended last, excluding other host work."""
         ...
 
-    def evaluate(self, run: int, order: Array) -> tuple[float, int]:
-        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
+    def evaluate(self, run: int, order: Array) -> tuple[float, Any]:
+        """The loss of the rows `order` of x as one batch, and the number of correct predictions; of several outputs
+        (outputs,), the loss of each.
+        """
         ...
 
     def weights(self, run: int) -> dict[str, Array]:

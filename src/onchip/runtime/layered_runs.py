@@ -27,20 +27,21 @@ from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.over_rows import (
     CORRECT_LOG,
     LOG,
-    LOGS,
     ORDER,
     POSITION,
     ROW_WEIGHTS,
     SCALES,
     begin_steps,
     data_name,
+    is_log,
+    part_logs,
 )
-from onchip.plan.gradient.step import SHARE, TARGET, averages_of
+from onchip.plan.gradient.step import SHARE, averages_of
 from onchip.plan.gradient.training_form import DRAW
 from onchip.plan.plan import Plan
 from onchip.runtime.backend import Backend, BoundStep, NetworkRun
 
-OWN = (ORDER, POSITION, SCALES, *LOGS)  # state that training and evaluation have each
+OWN = (ORDER, POSITION, SCALES)  # state that training and evaluation have each; and logs
 # The optimiser's state in the names of a checkpoint, "<kind>:<weight>", and in those of the step, "<weight>.<name>".
 _MOMENTS = {"velocity": "velocity", "mean": "first", "square": "second"}
 
@@ -49,15 +50,14 @@ class LayeredRuns:
     """One run: several runs are several of these."""
 
     def __init__(
-        self, backend: Backend, plan: Plan, runs: Sequence[NetworkRun], x: Array, y: Array, shared: SharedData,
-        evaluation: Plan | None,
+        self, backend: Backend, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None,
     ) -> None:  # fmt: skip
         (run,), net, key = runs, plan.network, backend.requested
         self._run, self._batch, self.seconds = run, plan.job.batch, 0.0
-        (name,) = run.network.inputs
         state = {
-            name: shared.get((key, name), functools.partial(backend.hold_array, array))
-            for name, array in ((data_name(name), x), (data_name(TARGET), y))
+            data_name(name): shared.get((key, data_name(name)), functools.partial(backend.hold_array, array))
+            for name, array in {**x, **y}.items()
         }
         if run.row_weights is not None:
             state[ROW_WEIGHTS] = backend.hold_array(run.row_weights.astype(net.weights[ROW_WEIGHTS].dtype))
@@ -69,6 +69,7 @@ class LayeredRuns:
         self._counts: list[int] = []  # with the steps of each order
         self._is_timed, self._launch_times = False, tuple[LaunchTime, ...]()
         self._counts_correct = CORRECT_LOG in net.state
+        self._part_logs = part_logs(len(net.outputs) - 1) if len(net.outputs) > 2 else ()
         self._weights = tuple(name for name in run.network.weights if name in net.state)  # running statistics, too
         self._moments = {
             f"{kind}:{name}": f"{name}.{_MOMENTS[kind]}"
@@ -150,9 +151,12 @@ class LayeredRuns:
         return self._held[key]
 
     def _logs(self, step: BoundStep, count: int) -> tuple[Array, Array]:
-        """Losses and correct predictions."""
-        logs = step.read_state((LOG, CORRECT_LOG) if self._counts_correct else (LOG,))
+        """Losses, and correct predictions; of several outputs the losses of each."""
+        logs = step.read_state((LOG, CORRECT_LOG) if self._counts_correct else (LOG, *self._part_logs))
         losses = logs[LOG][:count].astype(np.float64)
+        if self._part_logs:  # with their weights
+            parts = np.stack([logs[name][:count] for name in self._part_logs], axis=1)
+            return losses, parts.astype(np.float64) / [each.weight for each in self._run.how.outputs]
         if not self._counts_correct:
             return losses, np.zeros(count, np.int64)
         return losses, np.rint(np.nan_to_num(logs[CORRECT_LOG][:count])).astype(np.int64)
@@ -182,7 +186,7 @@ class LayeredRuns:
 
     # -- evaluation --------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: int, order: Array) -> tuple[float, int]:
+    def evaluate(self, run: int, order: Array) -> tuple[float, Any]:
         step = self._evaluation
         assert step is not None, "evaluates held-out rows"
         if not len(order):
@@ -198,7 +202,7 @@ class LayeredRuns:
                 step.begin(self._hold(step, B, share), count)
         step.wait()
         losses, correct = self._logs(step, steps)
-        return float(losses.sum()), int(correct.sum())
+        return float(losses.sum()), correct.sum(axis=0)
 
     # -- weights and state by name -----------------------------------------------------------------------------
 
@@ -223,5 +227,5 @@ class LayeredRuns:
 def _evaluating(backend: Backend, plan: Plan, step: BoundStep, averages: Mapping[str, str]) -> BoundStep:
     """What evaluates the held-out rows, with the data and the weights of the training steps, or their averages."""
     state = {**step.state, **{name: step.state[average] for name, average in averages.items()}}
-    wanted = plan.network.state
-    return backend.bind_step(plan, {name: array for name, array in state.items() if name in wanted and name not in OWN})
+    shared = {name: array for name, array in state.items() if name in plan.network.state}
+    return backend.bind_step(plan, {name: shared[name] for name in shared if name not in OWN and not is_log(name)})

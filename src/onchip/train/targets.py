@@ -11,17 +11,41 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
-from onchip.train.rows import check_finite
+from onchip.train.options import TrainOptions
+from onchip.train.rows import Rows, as_targets, by_name, check_finite
+
+
+def targets_of(net: Network, n: int, y: Any, options: TrainOptions) -> Rows:
+    """Targets of n rows in any form, as check_targets returns them; of several outputs by name."""
+    if isinstance(options.loss, str):
+        (given,) = by_name(y, net.outputs, "output").values()
+        return check_targets(net, n, as_targets(given, options.loss, net.output.dtype), options.loss)
+    found = dict[str, Array]()
+    for each, given in zip(options.outputs, by_name(y, _names(options), "trained output").values(), strict=True):
+        kind = net.types[each.output]
+        try:
+            found[each.output] = _checked(kind, n, as_targets(given, each.loss, kind.dtype), each.loss)
+        except InputError as error:
+            what = f"output '{each.output}': {error.what}"
+            raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+    return found
+
+
+def _names(options: TrainOptions) -> tuple[str, ...]:
+    return tuple(each.output for each in options.outputs)
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """Check targets against n rows of the network's output and convert them for the kernels.
+    """Check targets against n rows of the network's only output and convert them for the kernels.
 
     Returns classes (n,) int64 for "cross_entropy", else finite values like the output: (n, ...) in its dtype. For
     "bce_with_logits" they are from 0 to 1, and may be given as ints or bools.
     """
-    output = net.output
-    _check_output(output, loss)
+    return _checked(net.output, n, y, loss)
+
+
+def _checked(output: TensorType, n: int, y: Any, loss: str) -> Array:
+    check_output_type(output, loss)
     if not isinstance(y, np.ndarray):
         raise ShapeError(
             "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
@@ -44,7 +68,8 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
     return np.ascontiguousarray(y)
 
 
-def _check_output(output: TensorType, loss: str) -> None:
+def check_output_type(output: TensorType, loss: str) -> None:
+    """ShapeError if the loss is not of such an output."""
     if "float" not in output.dtype or (loss == "cross_entropy" and len(output.shape) != 2):
         expected, hint = "a float output", "end the network before it becomes integers"
         if loss == "cross_entropy":

@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onchip.kernels.training import Epochs, SharedData
-from onchip.network.recipe import Array
+from onchip.plan.gradient.step import target_names
 from onchip.runtime.backend import BoundRuns
 from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TIME_LAUNCHES, TrainingRecorder, phase
+from onchip.train.rows import Rows, by_name
 from onchip.train.trainer import Trainer
 from onchip.train.training_run import PlannedRun, TrainingRun
 
 
 def start_runs(
-    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData, recorder: TrainingRecorder | None = None
+    planned: Sequence[PlannedRun], x: Rows, y: Rows, shared: SharedData, recorder: TrainingRecorder | None = None
 ) -> ConcurrentRuns:
     """Prepare runs that train together; x and y are already checked."""
     first = planned[0]
+    names = target_names(first.net, first.how)
+    rows, of_outputs = by_name(x, tuple(first.net.inputs), "input"), by_name(y, tuple(names), "output")
+    targets = {names[output]: array for output, array in of_outputs.items()}
     with phase(recorder, ROWS if first.plan.whole_step else PLAN):
         runs = [run.network_run for run in planned]
-        bound = first.backend.bind_runs(first.plan, runs, x, y, shared, first.evaluation)
-    trainers = [Trainer(bound, i, x) for i in range(len(planned))]
+        bound = first.backend.bind_runs(first.plan, runs, rows, targets, shared, first.evaluation)
+    trainers = [Trainer(bound, i) for i in range(len(planned))]
     with phase(recorder, PLAN):
         bound.make_ready()
         for run, trainer in zip(planned, trainers, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +15,18 @@ from onchip.runtime.backend import BoundRuns
 class Trainer:
     """One training run."""
 
-    def __init__(self, bound: BoundRuns, run: int, x: Array) -> None:
-        """x  the caller's rows"""
-        self._bound, self._run, self.x = bound, run, x
-        self.steps_done = 0
+    def __init__(self, bound: BoundRuns, run: int) -> None:
+        self._bound, self._run, self.steps_done = bound, run, 0
 
     @property
     def gpu_bytes(self) -> int:
         """GPU memory that the run holds, including data that it shares with others; 0 on the CPU."""
         return self._bound.gpu_bytes(self._run)
 
-    def evaluate(self, order: Array) -> tuple[float, int]:
-        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
+    def evaluate(self, order: Array) -> tuple[float, Any]:
+        """The loss of the rows `order` of x as one batch, and the number of correct predictions; of several outputs
+        (outputs,), the loss of each.
+        """
         return self._bound.evaluate(self._run, order)
 
     def weights(self) -> dict[str, Array]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.over_rows import LOG, begin_steps, counted_steps
-from onchip.plan.gradient.step import SHARE, averages_of, gradients_step
+from onchip.plan.gradient.step import SHARE, averages_of, gradients_step, target_names
 from onchip.plan.gradient.step import training_step as network_of_step
 from onchip.plan.gradient.training_form import DRAW
 from onchip.plan.kernel import Job
@@ -24,13 +25,16 @@ from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend, BoundStep
 from onchip.runtime.placement import kernels_for, place
+from onchip.train.losses import with_losses
 from onchip.train.options import TrainOptions, canonical_names
-from onchip.train.step import check_output, decays_of, trained_form, weights_used
+from onchip.train.rows import by_name
+from onchip.train.step import check_outputs, decays_of, trained_form, weights_used
 
 LOSSES = "losses"  # in a checkpoint
 STEPS = 1024  # between two looks at the log of losses
 _OPTIONS = (
-    "loss", "label_smoothing", "optimiser", "lr", "momentum", "nesterov", "weight_decay", "clip_norm", "ema",
+    "loss", "loss_weights", "label_smoothing", "optimiser", "lr", "momentum", "nesterov", "weight_decay", "clip_norm",
+    "ema",
     "batch_size", "seed", "precision",
 )  # fmt: skip
 
@@ -51,18 +55,18 @@ def training_step(
     state      another step on the same device: weights of the same name are one array that both steps read and change.
                Make the step that trains a weight before those that only read it
     beta1      of adam and adamw: the decay of the first moment; generators and discriminators often train with 0.5
-    options    loss, label_smoothing, optimiser, lr, momentum, nesterov, weight_decay, clip_norm, ema, precision, seed,
-               and batch_size, for which the step is planned, as of onchip.fit; batches of any size can be passed
+    options    loss, loss_weights, label_smoothing, optimiser, lr, momentum, nesterov, weight_decay, clip_norm, ema,
+               seed, precision, and batch_size, for which the step is planned, as of onchip.fit; a batch can have any
+               size
     """
     check_network(net)
     given = canonical_names(options, ("trainable", "state"))
     if other := next((name for name in given if name not in _OPTIONS), ""):
         expected = ", ".join(_OPTIONS)
         raise InputError("not an option of a single step", got=other, expected=expected, hint="onchip.fit")
-    o = TrainOptions(**given)
-    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm, ema=o.ema, beta1=beta1)
-    trained = trained_form(net)
-    check_output(trained, o.loss)
+    o = with_losses(net, TrainOptions(**given))
+    how, trained = replace(o.step, beta1=beta1), trained_form(net)
+    check_outputs(trained, how)
     used = weights_used(trained)
     patterns = [trainable] if isinstance(trainable, str) else trainable
     names = match_names([part for each in patterns for part in each.split(",")], used, "trainable")
@@ -109,6 +113,7 @@ class TrainStep:
     ) -> None:  # fmt: skip
         self.constants = constants  # weights that a step of those which share weights does not read as state
         self.plan, self.chosen, self.steps_done = plan, chosen, 0
+        self._targets = target_names(net, how)
         self._net, self._how, self._options, self._is_trained = net, how, options, is_trained
         self._bound, self._backend, self._lr = bound, backend, options.lr
         self._changing = tuple(name for name in net.weights if plan.network.state.get(name))
@@ -121,8 +126,9 @@ class TrainStep:
     def __call__(self, *rows: Any, weights: Any = None) -> StepLoss:
         """Train on a batch; returns its loss before the update, which is read when it is used as a number.
 
-        rows     B rows of every input of the network, then the targets: NumPy arrays, torch tensors, or on a GPU also
-                 arrays of CuPy, JAX and others, which are read where they are
+        rows     x and y: B rows and their targets, of several inputs or outputs a dict by name or a tuple each; or
+                 every input, then every target. NumPy arrays, torch tensors, or on a GPU also arrays of CuPy, JAX and
+                 others, which are read where they are
         weights  (B,), at least 0: multiplies the loss of each row; the mean divides by their sum
         """
         if self.steps_done - len(self._losses) == STEPS:
@@ -231,11 +237,8 @@ class TrainStep:
 
     def _batch(self, step: BoundStep, rows: Sequence[Any], weights: Any) -> Any:
         """The rows, and the share of each in the loss, for a step."""
-        names = [name for name in step.plan.network.inputs if name != SHARE]
-        if len(rows) != len(names):
-            got, expected = f"{len(rows)} arrays", ", ".join(names)
-            raise InputError("wrong number of arrays", got=got, expected=expected, hint=f"step({expected})")
-        B, given = _row_count(rows), dict(zip(names, rows, strict=True))
+        given = self._by_name(rows)
+        B = _row_count(given.values())
         batch = self._held(step, B)
         if weights is None:
             return step.with_rows(batch, given)
@@ -247,6 +250,18 @@ class TrainStep:
         dtype = numpy_dtype(step.plan.network.inputs[SHARE].dtype)
         weighted = step.hold(self._empty(step, B) | {SHARE: (shares * scale).astype(dtype)}, B)
         return step.with_rows(weighted, given)
+
+    def _by_name(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """The arrays of a call, by the step's inputs."""
+        inputs, targets = tuple(self._net.inputs), self._targets
+        if len(rows) == 2:
+            y = by_name(rows[1], tuple(targets), "trained output")
+            return by_name(rows[0], inputs, "input") | {targets[output]: array for output, array in y.items()}
+        names = (*inputs, *targets.values())
+        if len(rows) != len(names):
+            got, expected = f"{len(rows)} arrays", ", ".join(names)
+            raise InputError("wrong number of arrays", got=got, expected=expected, hint="step(x, y)")
+        return dict(zip(names, rows, strict=True))
 
     def _held(self, step: BoundStep, B: int) -> Any:
         key = id(step), B
@@ -311,9 +326,10 @@ class StepLoss:
         return np.asarray(float(self), dtype)
 
 
-def _row_count(rows: Sequence[Any]) -> int:
-    shape = getattr(rows[0], "shape", None) if rows else None
+def _row_count(rows: Iterable[Any]) -> int:
+    first = next(iter(rows))
+    shape = getattr(first, "shape", None)
     if not shape or not shape[0]:
-        got = "none" if not rows else str(list(shape) if shape is not None else type(rows[0]).__name__)
+        got = str(list(shape) if shape is not None else type(first).__name__)
         raise InputError("no rows to train on", got=got, expected="arrays of B rows, at least one")
     return int(shape[0])

@@ -172,14 +172,15 @@ class CpuBackend:
         return CpuStep(plan, self.threads, state)
 
     def bind_runs(
-        self, plan: Plan, runs: Sequence[NetworkRun], x: Array, y: Array, shared: SharedData,
-        evaluation: Plan | None = None,
+        self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None = None,
     ) -> BoundRuns:  # fmt: skip
         from onchip.runtime.cpu.runs import CpuRuns
         from onchip.runtime.layered_runs import LayeredRuns
 
         if plan.whole_step is not None:
-            return CpuRuns(plan, runs, x, y, shared, self.threads)
+            (rows,), (targets,) = x.values(), y.values()
+            return CpuRuns(plan, runs, rows, targets, shared, self.threads)
         backend = CpuBackend(1) if shared.runs > 1 else self  # concurrent runs have one thread each
         return LayeredRuns(backend, plan, runs, x, y, shared, evaluation)
 

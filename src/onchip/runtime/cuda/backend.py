@@ -71,13 +71,14 @@ class CudaBackend:
         return CudaStep(self.gpu, plan, state)
 
     def bind_runs(
-        self, plan: Plan, runs: Sequence[NetworkRun], x: Array, y: Array, shared: SharedData,
-        evaluation: Plan | None = None,
+        self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None = None,
     ) -> BoundRuns:  # fmt: skip
         if plan.whole_step is None:
             with self.gpu:  # of this thread, too: several runs train concurrently
                 return LayeredRuns(self, plan, runs, x, y, shared, evaluation)
-        return CudaRuns(self.gpu, plan, runs, x, y, shared)
+        (rows,), (targets,) = x.values(), y.values()
+        return CudaRuns(self.gpu, plan, runs, rows, targets, shared)
 
     def runs_at_once(self, plan: Plan, count: int) -> int:
         return lowering_of(plan).for_networks(count).networks if plan.whole_step else 1

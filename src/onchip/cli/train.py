@@ -39,6 +39,7 @@ def train(
     test_data: opt.TestData = None,
     test_labels: opt.TestLabels = None,
     test_share: opt.TestShare = None,
+    network: opt.Network = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -89,6 +90,7 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
+      onchip train digits --data sklearn --network lenet
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
       onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
@@ -159,7 +161,7 @@ def train(
         got, expected = "--checkpoint-every without --checkpoint", "--checkpoint too"
         raise InputError("no folder for checkpoints", got=got, expected=expected, hint="--checkpoint FOLDER")
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
-    job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
+    job = train_job(chosen.model, source, options, network=chosen.network, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     print_message(f"data: {job.data.name}, {rows:,} training rows, {test_rows:,} test rows ({job.data.where})")
     for note in (*job.data.notes, *job.notes):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import onchip
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
 from onchip.errors import InputError, KernelError
 from onchip.kernels import reference
 from onchip.network.graph import Network
@@ -169,6 +171,23 @@ def test_a_run_continues_with_the_same_bits(tmp_path, stop):
     for suffix in (".png", ".gif"):
         assert (tmp_path / f"whole{suffix}").read_bytes() == (tmp_path / f"then{suffix}").read_bytes()
     assert len(list((tmp_path / "run").iterdir())) <= 2
+
+
+@pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("gpu", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    if request.param == "emulated":
+        emulate_device(monkeypatch)
+    return "cuda"
+
+
+def test_a_gpu_trains_the_same(gpu):
+    on_cpu, on_gpu = (GanRun(pictures(), OPTIONS, device) for device in ("cpu", gpu))
+    for _ in range(2):
+        expected, got = on_cpu.step(), on_gpu.step()
+        assert [float(loss) for loss in got] == pytest.approx([float(loss) for loss in expected], rel=1e-3)
+    for name, array in on_cpu.weights().items():
+        np.testing.assert_allclose(on_gpu.weights()[name], array, atol=2e-3)
+    assert np.abs(on_gpu.samples(5).astype(int) - on_cpu.samples(5)).max() <= 2
 
 
 def test_bits_depend_on_the_seed_alone():

@@ -185,9 +185,14 @@ def show_progress(p: GanProgress, update: Update) -> None:
 
 
 def _document(run: GanRun, options: GanOptions, pictures: Pictures, data: Path, result: GanResult) -> dict[str, Any]:
+    from datetime import date
+
+    from onchip import __version__
+
     losses = [{"discriminator": d, "generator": g} for d, g in result.epoch_losses]
     return {
-        "model": MODEL, "data": data, "pictures": len(pictures.images), "skipped": list(pictures.skipped),
+        "model": MODEL, "version": __version__, "date": date.today().isoformat(), "data": data,
+        "pictures": len(pictures.images), "skipped": list(pictures.skipped),
         "held_out": len(run.held), **asdict(options), "device": run.chosen, "parameters": run.parameters,
         "epoch_losses": losses, "frechet": asdict(result.score), "seconds": result.seconds,
         "plans": {name: plan.to_dict() for name, plan in run.plans.items()},

@@ -6,14 +6,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from onchip.errors import InputError
 from onchip.kernels.training import epochs_at_once
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.evaluation import evaluation_step
 from onchip.plan.gradient.over_rows import over_rows
-from onchip.plan.gradient.step import averages_of
 from onchip.plan.kernel import Job, Kernel, Refusal
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
@@ -21,7 +19,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend
 from onchip.runtime.placement import find_device, kernels_for, place, training_kernels_for
 from onchip.train.options import TrainOptions
-from onchip.train.step import step_of, trained_form
+from onchip.train.step import averages_of_weights, step_of, trained_form
 
 EVALUATED_BATCHES = 4  # the held-out rows at a time, in batches: no gradients are kept
 
@@ -78,10 +76,7 @@ class LayeredRun:
         count, epochs = len(self.train), epochs_at_once(len(self.train), self._batch)
         epochs, steps = min(epochs, self.options.epochs), -(-count // self._batch)
         step = self._training_step(counts=True)
-        for name, average in averages_of(step).items():
-            if step.weight_type(name) != step.weight_type(average):
-                got = f"weight '{name}' in {step.weight_type(name).dtype}"
-                raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
+        averages_of_weights(step)
         return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=self.is_weighted)
 
     def _refusals(self, plan: Plan) -> list[Refusal]:

@@ -280,16 +280,22 @@ def _number(value: Any) -> Any:
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
-    """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
+    """The patterns of frozen weights; there may be none."""
+    return () if isinstance(value, list | tuple) and not value else patterns_of(value, "frozen")
+
+
+def patterns_of(value: Any, option: str) -> tuple[str, ...]:
+    """Parse patterns of the names of weights: one, or several with commas, or a sequence of them; at least one."""
+    parts = value
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
-    is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
-    if not is_known:
+        parts = [part.strip() for part in value.split(",")]
+    is_known = isinstance(parts, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in parts)
+    if not (is_known and parts):
         raise InputError(
-            "bad frozen", got=show(value), expected="patterns of the names of weights",
-            hint="frozen='embedding.*', or ['conv1.*', 'conv2.*']",
+            f"bad {option}", got=show(value), expected="patterns of the names of weights",
+            hint=f"{option}='embedding.*', or ['conv1.*', 'conv2.*']",
         )  # fmt: skip
-    return tuple(value)
+    return tuple(parts)
 
 
 def _class(label: Any) -> int:

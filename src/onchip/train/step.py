@@ -10,7 +10,7 @@ from onchip.network.layers import Dropout
 from onchip.network.names import match_names
 from onchip.network.recipe import Recipe, materialise
 from onchip.network.training import TrainingStep
-from onchip.plan.gradient.step import losses_of, training_step, weights_with_gradient
+from onchip.plan.gradient.step import averages_of, losses_of, training_step, weights_with_gradient
 from onchip.plan.rewrites import drop_idle
 
 OF_LOGITS = ("cross_entropy", "bce_with_logits")  # losses that apply a softmax or a sigmoid to the output
@@ -61,6 +61,16 @@ def check_outputs(net: Network, how: TrainingStep) -> None:
                 f"{each.loss} expects logits", got=f"layer '{last.name}' ({last.layer.kind}) at the end",
                 expected="its input", hint=f"train without it: the loss computes it{or_mse}",
             )  # fmt: skip
+
+
+def averages_of_weights(step: Network) -> dict[str, str]:
+    """The state with the average of each weight, by weight, if `ema` is set; InputError unless it has their type."""
+    found = averages_of(step)
+    for name, average in found.items():
+        if step.weight_type(name) != step.weight_type(average):
+            got = f"weight '{name}' in {step.weight_type(name).dtype}"
+            raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
+    return found
 
 
 def trained_form(net: Network) -> Network:

@@ -24,7 +24,7 @@ def targets_of(net: Network, n: int, y: Any, options: TrainOptions) -> Rows:
     for each, given in zip(options.outputs, by_name(y, _names(options), "trained output").values(), strict=True):
         kind = net.types[each.output]
         try:
-            found[each.output] = _checked(kind, n, as_targets(given, each.loss, kind.dtype), each.loss)
+            found[each.output] = check_target(kind, n, as_targets(given, each.loss, kind.dtype), each.loss)
         except InputError as error:
             what = f"output '{each.output}': {error.what}"
             raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
@@ -41,10 +41,11 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
     Returns classes (n,) int64 for "cross_entropy", else finite values like the output: (n, ...) in its dtype. For
     "bce_with_logits" they are from 0 to 1, and may be given as ints or bools.
     """
-    return _checked(net.output, n, y, loss)
+    return check_target(net.output, n, y, loss)
 
 
-def _checked(output: TensorType, n: int, y: Any, loss: str) -> Array:
+def check_target(output: TensorType, n: int, y: Any, loss: str) -> Array:
+    """As check_targets, for n rows of an output."""
     check_output_type(output, loss)
     if not isinstance(y, np.ndarray):
         raise ShapeError(
@@ -55,7 +56,7 @@ def _checked(output: TensorType, n: int, y: Any, loss: str) -> Array:
     if loss == "cross_entropy":
         return _classes(n, y, output.row_size)
     if loss == "bce_with_logits" and y.shape == (n, *output.row_shape) and y.dtype.kind in "iub":
-        _check_shares(y)
+        check_shares(y)
         return np.ascontiguousarray(y, numpy_dtype(output.dtype))
     if y.shape != (n, *output.row_shape) or y.dtype != numpy_dtype(output.dtype):
         raise ShapeError(
@@ -64,7 +65,7 @@ def _checked(output: TensorType, n: int, y: Any, loss: str) -> Array:
         )  # fmt: skip
     check_finite(y, "targets")
     if loss == "bce_with_logits":
-        _check_shares(y)
+        check_shares(y)
     return np.ascontiguousarray(y)
 
 
@@ -83,6 +84,10 @@ def _classes(n: int, y: Array, D_out: int) -> Array:
         hint = (
             "one class index per row; loss 'mse' for real-valued targets, 'bce_with_logits' for several labels per row"
         )
+        if y.shape == (n, D_out) and D_out > 1 and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all():
+            hint = "y.argmax(axis=1): these are one-hot"
+        elif y.shape == (n,) and y.dtype.kind in "OUS":
+            hint = "classes, y = np.unique(y, return_inverse=True); or onchip.Classifier, which accepts any labels"
         raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
     y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
     bad = np.flatnonzero((y < 0) | (y >= D_out))
@@ -92,7 +97,8 @@ def _classes(n: int, y: Array, D_out: int) -> Array:
     return np.ascontiguousarray(y, np.int64)
 
 
-def _check_shares(y: Array) -> None:
+def check_shares(y: Array) -> None:
+    """InputError for the first value that is not from 0 to 1."""
     if y.size and not 0 <= y.min() <= y.max() <= 1:
         row, *position = (int(i) for i in np.argwhere((y < 0) | (y > 1))[0])
         where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")

@@ -127,7 +127,7 @@ def test_one_run_has_all_threads_and_several_have_one_each():
         shared = SharedData(runs)
         planned = plan_run(net, x, y, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
         together = start_runs([planned], x, y, shared)
-        assert together.trainer.trainers[0].threads == expected
+        assert together.bound.steps.threads == expected
 
 
 def fit_and_listen(name, device="cpu", epochs=40, **more):

@@ -130,6 +130,72 @@ def test_the_learning_rate_and_the_weights_can_be_set(device):
     assert f"{second:.3f}" == f"{float(second):.3f}"
 
 
+def test_averages_are_those_of_fit(device):
+    net = images()
+    x, y = data(net)
+    options = {"lr": 0.02, "batch_size": B, "ema": 0.8, "seed": 3, "device": device}
+    result = onchip.fit(net, x, y, epochs=1, **options)
+    step = onchip.training_step(net, **options)
+    assert onchip.training_step(net, device=device).averages == {}
+    for rows in np.split(epoch_order(N, 3, 0), range(B, N, B)):
+        step(x[rows], y[rows])
+    averages = step.averages
+    assert averages
+    assert averages.keys() <= result.network.weights.keys()
+    assert all(array.tobytes() == result.network.weights[name].tobytes() for name, array in averages.items())
+    assert any((array != step.weights[name]).any() for name, array in averages.items())
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_a_step_continues_from_a_checkpoint_with_the_same_bits(device, stop, monkeypatch):
+    """Moments, averages, dropouts and a log of losses that is read on the way."""
+    monkeypatch.setattr(training_step, "STEPS", 3)
+    net = images()
+    x, y = data(net)
+    options = {"optimiser": "adam", "lr": 0.02, "ema": 0.8, "seed": 3, "device": device}
+    whole, first, then = (onchip.training_step(net, **options) for _ in range(3))
+    for at in range(7):
+        rows = slice(at, at + B)
+        whole(x[rows], y[rows])
+        if at < stop:
+            first(x[rows], y[rows])
+            continue
+        if at == stop:
+            then.resume(first.checkpoint())
+            assert then.steps_done == stop
+        then(x[rows], y[rows])
+    assert then.losses.tobytes() == whole.losses.tobytes()
+    expected = whole.checkpoint()
+    assert expected.keys() >= whole.weights.keys()
+    assert all(array.tobytes() == expected[name].tobytes() for name, array in then.checkpoint().items())
+
+
+def test_the_checkpoint_of_another_step_is_refused():
+    step = onchip.training_step(mlp(5, 3), optimiser="adam", device="cpu")
+    for other in (onchip.training_step(mlp(5, 3), device="cpu"), onchip.training_step(mlp(6, 3), device="cpu")):
+        with pytest.raises(InputError, match="checkpoint is of another step"):
+            step.resume(other.checkpoint())
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(5, 9, 3), images])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_beta1_of_adam(device, make, optimiser):
+    """Two steps by hand, also of an MLP, which other kernels train with 0.9."""
+    net = make()
+    x, y = data(net)
+    step = onchip.training_step(net, optimiser=optimiser, beta1=0.5, lr=0.01, device=device)
+    name = next(iter(step.gradients(x, y)))
+    w, m, s = np.float64(net.weights[name]), 0.0, 0.0
+    for t in (1, 2):
+        g = step.gradients(x, y)[name].astype(np.float64)
+        m, s = 0.5 * m + 0.5 * g, 0.999 * s + 0.001 * g * g
+        w = w - 0.01 * (m / (1 - 0.5**t)) / (np.sqrt(s / (1 - 0.999**t)) + 1e-8)
+        step(x, y)
+    np.testing.assert_allclose(step.weights[name], w, atol=2e-5)
+    with pytest.raises(InputError, match="bad beta1"):
+        onchip.training_step(net, beta1=1.0)
+
+
 def test_rows_have_weights(device):
     net = mlp(5, 3)
     x, y = data(net)
@@ -212,7 +278,7 @@ def test_a_weight_of_another_shape_is_not_shared():
         onchip.training_step(mlp(6, 3), state=first)
 
 
-def test_averages_are_those_of_fit(device):
+def test_the_network_of_a_step_has_averages(device):
     net = images()
     x, y = data(net)
     options = {"lr": 0.05, "ema": 0.6, "batch_size": B, "device": device}

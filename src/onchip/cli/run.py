@@ -44,6 +44,8 @@ def run(
     weights: opt.Weights = None,
     count: opt.Count = None,
     seed: Seed = None,
+    grid: opt.Grid = None,
+    walk: opt.Walk = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     io: Io = "",
@@ -70,6 +72,13 @@ def run(
       python -c "import numpy as np; np.save('x.npy', np.ones((9, 72), 'f4'))"
       onchip run decode x.npy -o out.npy
       onchip run faces --count 4 --seed 1 -o grid.png
+
+    \b
+    Here, faces is a generator of portraits that comes with onchip: synthetic
+    pictures, of no person. Elsewhere, and with --weights, it is the larger network
+    of the workload.
+      onchip run faces --grid 8x4 --seed 2 -o faces.png
+      onchip run faces --count 5 --walk 12 -o walk.gif
 
     \b
     With your own files:
@@ -99,6 +108,7 @@ def run(
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
     request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+    request = request.with_count()
     check_launches(debug)
 
     from onchip.runtime.distributed.launchers import is_one_of_many

@@ -13,6 +13,7 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
+from onchip.cli.train_faces import MODEL, ONLY_HERE, check_no_faces, refuse_others, train_faces
 from onchip.network.text import plural, size_text
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def train(
     test_data: opt.TestData = None,
     test_labels: opt.TestLabels = None,
     test_share: opt.TestShare = None,
+    network: opt.Network = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -73,6 +75,11 @@ def train(
     plot: opt.Plot = None,
     device: opt.Device = None,
     threads: Threads = None,
+    width: opt.Width = None,
+    samples: opt.Samples = None,
+    augment: opt.Augment = None,
+    flip: opt.Flip = None,
+    skip_bad: opt.SkipBad = None,
     profile: ShowTrainingProfile = False,
     trace: TrainingTrace = None,
     as_json: Json = False,
@@ -83,6 +90,7 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
+      onchip train digits --data sklearn --network lenet
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
       onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
@@ -103,6 +111,10 @@ def train(
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
 
+    \b
+    A generator of pictures, from a folder of .png and .jpg files, an .npz, or mnist:
+      onchip train faces --data pictures/ --width 16 --samples grid.png -o net.onnx
+
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
     rows are read: they are reshaped to one row of it, and ids stay integers.
     Same seed, same kind of machine: same bits. The output is written after the last epoch, complete or not at all.
@@ -112,6 +124,12 @@ def train(
     # The parameters above, by name. None: not given; a config file may set it.
     # Not context.params: with Typer 0.28 and earlier, its paths are still text.
     arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+
+    if (model or "").lower() == MODEL:
+        train_faces({**arguments, "config": config}, as_json, verbose)
+        return
+    refuse_others(model or "the model of the config file", arguments)
+    arguments = {name: value for name, value in arguments.items() if name not in ONLY_HERE}
 
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
@@ -126,6 +144,7 @@ def train(
 
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
+    check_no_faces(chosen.model)
     found = start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
@@ -142,7 +161,7 @@ def train(
         got, expected = "--checkpoint-every without --checkpoint", "--checkpoint too"
         raise InputError("no folder for checkpoints", got=got, expected=expected, hint="--checkpoint FOLDER")
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
-    job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
+    job = train_job(chosen.model, source, options, network=chosen.network, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     print_message(f"data: {job.data.name}, {rows:,} training rows, {test_rows:,} test rows ({job.data.where})")
     for note in (*job.data.notes, *job.notes):

@@ -40,6 +40,7 @@ class Settings:
     test_data: str | None = None
     test_labels: str | None = None
     test_share: float | None = None
+    network: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
     scale: bool | None = None

@@ -23,9 +23,9 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; mlp: a new network for your data; or the file of any network (.onnx, .safetensors), to "
-        "train it further.",
-        autocompletion=completes(("digits", "backprop", "mlp"), ".onnx", ".safetensors"),
+        help="digits; backprop; faces: a generator of pictures; mlp: a new network for your data; or the file of any "
+        "network (.onnx, .safetensors), to train it further.",
+        autocompletion=completes(("digits", "backprop", "faces", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
 Config = Annotated[
@@ -43,6 +43,9 @@ TestLabels = Annotated[str | None, Option(help="Labels of --test-data; for a .cs
 TestShare = Annotated[
     float | None,
     Option(help="Without --test-data: share of your rows to test on, chosen by the seed; 0.2 if not given."),
+]
+Network = Annotated[
+    str | None, Option(help="lenet: train digits with a convolutional network, to 99 % on MNIST. [default: mlp]")
 ]
 Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; default: the model's.")]
 Activation = Annotated[
@@ -142,4 +145,32 @@ Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the learning cur
 Device = Annotated[
     str | None,
     Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False, autocompletion=completes(DEVICES)),
+]
+
+Width = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        help="For faces: channels of the generator's last hidden layer; 16 for a CPU. [default: 64, the workload's]",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE", help="For faces: draw 64 samples after each epoch (.png), at the end also the .gif of them."
+    ),
+]
+Augment = Annotated[
+    bool | None,
+    Option(
+        "--augment/--no-augment",
+        help="For faces: shift, cut and brighten all pictures at random. [default: if there are fewer than 10,000]",
+    ),
+]
+Flip = Annotated[
+    bool | None, Option("--flip/--no-flip", help="For faces: mirror half of the pictures. [default: if in colour]")
+]
+SkipBad = Annotated[
+    bool | None,
+    Option("--skip-bad", help="For faces: leave out files that are damaged or of another size, and count them."),
 ]

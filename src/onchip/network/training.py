@@ -13,6 +13,7 @@ LOSSES = ("cross_entropy", "half_sse", "mse", "bce_with_logits", "mae", "huber")
 # With the number of state values per weight; "nesterov" is momentum whose step looks ahead.
 OPTIMISERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 MAX_NORM = 3.4028234e38  # float32's largest
+BETA1 = 0.9  # of Adam's first moment
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TrainingStep:
     is_weighted: bool = False  # rows have weights
     byte_scale: float = 0.0  # set: rows are bytes times this
     ema: float = 0.0  # set: the decay of an exponential moving average of the weights
+    beta1: float = BETA1  # of "adam" and "adamw"
     outputs: tuple[OutputLoss, ...] = ()  # set: the loss is the sum of those of these outputs
 
     def __post_init__(self) -> None:
@@ -57,6 +59,8 @@ class TrainingStep:
                 raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
         if not isinstance(self.ema, int | float) or not 0 <= self.ema < 1:
             raise InputError("bad ema", got=show(self.ema), expected="0 to below 1", hint="0: none")
+        if not isinstance(self.beta1, int | float) or not 0 <= self.beta1 < 1:
+            raise InputError("bad beta1", got=show(self.beta1), expected="0 to below 1", hint=f"{BETA1}: Adam's own")
         if not isinstance(self.is_weighted, bool):
             raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
         if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:

@@ -24,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from onchip.errors import InputError, ShapeError
+from onchip.kernels.training import AVERAGE
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name
@@ -35,7 +36,6 @@ from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard, columns_of, why_rows_not_foldable, why_targets_not_foldable
-from onchip.train.step_trainer import AVERAGE
 from onchip.train.training_run import FitResult
 
 _SHOWN_CLASSES = 10

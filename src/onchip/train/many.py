@@ -172,7 +172,7 @@ def _launch_groups(planned: Sequence[PlannedRun], local: Sequence[int]) -> list[
     groups = []
     for indices in similar:
         while indices:
-            size = planned[indices[0]].bound.together(len(indices))
+            size = planned[indices[0]].runs_at_once(len(indices))
             groups.append(indices[:size])
             indices = indices[size:]
     return groups

@@ -13,10 +13,10 @@ import numpy as np
 
 from onchip.errors import InputError, KernelError, PlanError
 from onchip.kernels.training import (
+    AVERAGE,
     Epochs,
     SharedData,
     Trained,
-    Trainer,
     bytes_of,
     epochs_at_once,
     weights_of_batches,
@@ -24,10 +24,11 @@ from onchip.kernels.training import (
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.text import escaped, html_table, plural
+from onchip.network.training import TrainingStep
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
-from onchip.runtime.backend import Backend, Bound
+from onchip.runtime.backend import Backend, NetworkRun
 from onchip.runtime.placement import find_device, may_use_gpu, place, training_kernels_for
 from onchip.runtime.process_memory import peak_process_bytes
 from onchip.train.layered import LayeredRun, is_layered
@@ -36,8 +37,8 @@ from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
 from onchip.train.rows import Rows, count_rows
 from onchip.train.schedule import lrs_of
-from onchip.train.step import step_of
-from onchip.train.step_trainer import AVERAGE, BoundSteps
+from onchip.train.step import step_of, trained_form
+from onchip.train.trainer import Trainer
 
 _EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
@@ -135,12 +136,25 @@ class PlannedRun:
 
     net: Network
     options: TrainOptions
+    how: TrainingStep
     plan: Plan
-    bound: Bound | BoundSteps
+    backend: Backend
     chosen: str
     train: Array  # row indices to train on
     held: Array  # row indices to validate on
     row_weights: Array | None  # (n,) float32, for all rows of x; None: all are 1
+    evaluation: Plan | None = None  # of a step by layers: what evaluates the rows to validate on
+
+    def runs_at_once(self, count: int) -> int:
+        """How many of `count` runs like this one share launches."""
+        return self.backend.runs_at_once(self.plan, count)
+
+    @property
+    def network_run(self) -> NetworkRun:
+        whole = self.plan.whole_step
+        network = whole.network if whole else trained_form(self.net)
+        counts = len(self.train), len(self.held)
+        return NetworkRun(network, self.how, *counts, self.row_weights, self.options.seed)
 
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two can be trained in the same launches."""
@@ -182,22 +196,22 @@ def plan_run(
     batch = min(options.batch_size, len(all_rows))
     scale = 0.0
     if isinstance(x, np.ndarray) and may_use_gpu(device, threads):
-        found = shared.get("bytes", functools.partial(bytes_of, flat_rows(x)))
+        found = shared.get("bytes", functools.partial(bytes_of, x.reshape(len(x), -1)))
         scale = found[1] if found else 0.0
     how = replace(options.step, is_weighted=row_weights is not None, byte_scale=scale)
-    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
+    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights is not None)
     if not (text and is_layered(text)):
         step = step_of(net, how, options.weight_decay, options.frozen)
         job = Job(options.precision, batch)
         try:
             plan, backend, chosen = _plan_whole(step, device, job, threads, text)
-            return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+            return PlannedRun(net, options, how, plan, backend, chosen, all_rows, held, row_weights)
         except PlanError:
             if text:
                 raise
     plan, backend, chosen = of_layers.plan(count_rows(x), device, threads, text)
-    bound = of_layers.bind(plan, backend, x, y, shared)
-    return PlannedRun(net, options, plan, bound, chosen, all_rows, held, row_weights)
+    evaluation = of_layers.evaluation(plan, count_rows(x))
+    return PlannedRun(net, options, how, plan, backend, chosen, all_rows, held, row_weights, evaluation)
 
 
 def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text: str) -> tuple[Plan, Backend, str]:
@@ -206,10 +220,6 @@ def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text:
         return place(step, device, job, threads, kernels_for=training_kernels_for)
     here, backend, chosen = find_device(device, threads)
     return plan_from_json(text, array_weights(step), training_kernels_for(here)), backend, chosen
-
-
-def flat_rows(x: Array) -> Array:
-    return x.reshape(len(x), -1)
 
 
 class TrainingRun:
@@ -292,7 +302,7 @@ class TrainingRun:
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
         lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
-        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay)
+        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay, self.trainer.steps_done)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -310,6 +320,7 @@ class TrainingRun:
 
     def keep(self, trained: Trained, took: float) -> None:
         """Queue the results of a chunk that took so many seconds."""
+        self.trainer.steps_done += sum(len(losses) for losses, _ in trained)
         self._trained.extend((losses, correct, took / len(trained)) for losses, correct in trained)
         self._choose_chunk_steps(sum(len(losses) for losses, _ in trained), took)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from onchip.train.rows import as_rows, as_targets, by_name, check_finite
 from onchip.train.step import averages_of_weights, check_outputs, decays_of, trained_form, weights_used
 from onchip.train.targets import check_shares, check_target
 
+LOSSES = "losses"  # in a checkpoint
 STEPS = 1024  # between two looks at the log of losses
 _OPTIONS = (
     "loss", "loss_weights", "label_smoothing", "optimiser", "lr", "momentum", "nesterov", "weight_decay", "clip_norm",
@@ -48,6 +50,7 @@ def training_step(
     state: TrainStep | None = None,
     device: str = "auto",
     threads: int | None = None,
+    beta1: float = BETA1,
     **options: Any,
 ) -> TrainStep:
     """A function that trains: `loss = step(x, y)` updates the weights by one batch.
@@ -55,6 +58,7 @@ def training_step(
     trainable  patterns of the names of weights that are trained ("g.*"); the others stay as they are
     state      another step on the same device: weights of the same name are one array that both steps read and change.
                Make the step that trains a weight before those that only read it
+    beta1      of adam and adamw: the decay of the first moment; generators and discriminators often train with 0.5
     options    loss, loss_weights, label_smoothing, optimiser, lr, momentum, nesterov, weight_decay, clip_norm, ema,
                seed, precision, and batch_size, for which the step is planned, as of onchip.fit; a batch can have any
                size
@@ -65,7 +69,7 @@ def training_step(
         expected = ", ".join(_OPTIONS)
         raise InputError("not an option of a single step", got=other, expected=expected, hint="onchip.fit")
     o = with_losses(net, TrainOptions(**given))
-    how, trained = o.step, trained_form(net)
+    how, trained = replace(o.step, beta1=beta1), trained_form(net)
     check_outputs(trained, how)
     used = weights_used(trained)
     check_parameters(trained)
@@ -198,9 +202,40 @@ class TrainStep:
     @property
     def network(self) -> Network:
         """The network with its weights of now, or with `ema` their averages."""
-        averages = self._bound.read_state(self._averages.values())
-        averaged = {name: averages[at] for name, at in self._averages.items()}
-        return self._net.replace(weights={**self._net.weights, **self.weights, **averaged})
+        return self._net.replace(weights={**self._net.weights, **self.weights, **self.averages})
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """Copies of the moving averages of the trained weights, by weight; empty without `ema`."""
+        self._bound.wait()
+        arrays = self._bound.read_state(self._averages.values())
+        return {name: arrays[at] for name, at in self._averages.items()}
+
+    def checkpoint(self) -> dict[str, Array]:
+        """Copies of what the next steps depend on: weights, moments, averages, and the losses until now."""
+        losses, begun = self._all_losses(), self._begin_values(1)
+        self._bound.wait()
+        return {**self._bound.read_state(name for name in self._bound.state if name not in begun), LOSSES: losses}
+
+    def resume(self, arrays: Mapping[str, Array]) -> None:
+        """Continue from the arrays of a `checkpoint` of the same step: the next steps have the same bits."""
+        like = self.checkpoint()
+        for name, array in like.items():
+            got = arrays.get(name)
+            if got is None or (got.shape != array.shape and name != LOSSES) or got.dtype != array.dtype:
+                expected = f"'{name}': {array.dtype}{list(array.shape)}"
+                text = "no such array" if got is None else f"{got.dtype}{list(got.shape)}"
+                raise InputError("the checkpoint is of another step", got=text, expected=expected)
+        self._bound.wait()
+        self._bound.write_state({name: arrays[name] for name in like if name != LOSSES})
+        self._losses = np.array(arrays[LOSSES])
+        self.steps_done = len(self._losses)
+        self._restart()
+
+    @property
+    def losses(self) -> Array:
+        """Of all steps until now, each before its update."""
+        return self._all_losses().copy()
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -272,14 +307,18 @@ class TrainStep:
     def _restart(self) -> None:
         """Keep the losses in the log, and write the optimiser's values of the next steps."""
         self._losses = self._all_losses()
-        o, t = self._options, np.arange(self.steps_done + 1, self.steps_done + 1 + STEPS)
-        same = np.ones(STEPS)
-        columns = self._lr * same, o.step_decay * same, o.momentum * same, 1 - BETA1**t, 1 - BETA2**t
+        self._bound.write_state(self._begin_values(STEPS))
+
+    def _begin_values(self, count: int) -> dict[str, Array]:
+        """The state with which so many steps begin, apart from what earlier steps have left."""
+        o, t = self._options, np.arange(self.steps_done + 1, self.steps_done + 1 + count)
+        same = np.ones(count)
+        columns = self._lr * same, o.step_decay * same, o.momentum * same, 1 - self._how.beta1**t, 1 - BETA2**t
         table = np.stack(columns, axis=1).astype(np.float32)
         state = begin_steps(self._bound.plan.network, np.zeros(0, np.int64), table)
         if DRAW in self._bound.state:
             state[DRAW] = np.array([o.seed, self.steps_done])
-        self._bound.write_state(state)
+        return state
 
     def _all_losses(self) -> Array:
         """Of all steps until now."""

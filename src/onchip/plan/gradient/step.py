@@ -330,7 +330,7 @@ def add_updates(
             moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
             first, second = _zeros(build, f"{name}.first", name), _zeros(build, f"{name}.second", name)
-            state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
+            state[first] = build.add(f"{first}.new", FirstMoment(step.beta1), (g,), {"moment": first})
             state[second] = build.add(f"{second}.new", SecondMoment(), (g,), {"moment": second})
             moments[name] = (state[first], state[second])
         else:

@@ -74,9 +74,9 @@ def run(
       onchip run faces --count 4 --seed 1 -o grid.png
 
     \b
-    Here, faces is a generator of portraits that comes with onchip: synthetic
-    pictures, of no person. Elsewhere, and with --weights, it is the larger network
-    of the workload.
+    Here, faces is a small generator of portraits that comes with onchip:
+    synthetic pictures, of no person. With --weights, and in other commands,
+    it is the larger network of the workload.
       onchip run faces --grid 8x4 --seed 2 -o faces.png
       onchip run faces --count 5 --walk 12 -o walk.gif
 

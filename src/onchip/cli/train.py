@@ -112,8 +112,8 @@ def train(
       onchip train --config run.toml --lr 0.1
 
     \b
-    A generator of pictures, from a folder of .png and .jpg files, an .npz, or mnist:
-      onchip train faces --data pictures/ --width 16 --samples grid.png -o net.onnx
+    A generator of pictures: of a folder of .png and .jpg, of an .npz, or mnist:
+      onchip train faces --data photos/ --width 16 --samples s.png -o net.onnx
 
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
     rows are read: they are reshaped to one row of it, and ids stay integers.

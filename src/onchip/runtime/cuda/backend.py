@@ -46,8 +46,7 @@ class CudaBackend:
 
     def bind(self, plan: Plan) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""
-        if plan.device.arch != self.device.arch:
-            raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
+        self._check_arch(plan)
         plan.check_layers()
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
         built = make_weights(self.gpu, wanted, plan.network.weights, recipe_rates_of(KERNELS, self.device))
@@ -74,6 +73,7 @@ class CudaBackend:
         self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
         shared: SharedData, evaluation: Plan | None = None,
     ) -> BoundRuns:  # fmt: skip
+        self._check_arch(plan)
         if plan.whole_step is None:
             with self.gpu:  # of this thread, too: several runs train concurrently
                 return LayeredRuns(self, plan, runs, x, y, shared, evaluation)
@@ -85,3 +85,7 @@ class CudaBackend:
 
     def hold_array(self, array: Array) -> Buffer:
         return self.gpu.upload(array)
+
+    def _check_arch(self, plan: Plan) -> None:
+        if plan.device.arch != self.device.arch:
+            raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)

@@ -102,7 +102,7 @@ def train(
 
     \b
     On texts: a network that onchip run applies to texts:
-      onchip train sentiment --data reviews.csv --column text --labels label -o sentiment.onnx
+      onchip train sentiment --data reviews.csv --labels label -o texts.onnx
       onchip train sentiment --data FOLDER --folds 10 --json
 
     \b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ class RecordLayout:
         """The records of the open file, from an offset and the number of lines before it."""
         lines = _Lines(file, *(begin or self.begin))
         return self._cells(lines) if self.delimiter else _whole_lines(lines)
+
+    def first_cells(self, block: str) -> list[str]:
+        """The first requested column of the records in a block of the file, which has no problems."""
+        if not self.delimiter:
+            return block.removesuffix("\n").split("\n")
+        rows = csv.reader(io.StringIO(block, newline=""), delimiter=self.delimiter)
+        return [row[self.columns[0]] for row in rows if row]
 
     def _cells(self, lines: _Lines) -> Iterator[Record]:
         reader = csv.reader(lines, delimiter=self.delimiter)
@@ -128,14 +136,17 @@ def record_error(record: Record, skip: str = "") -> FormatError:
     return FormatError(f"line {record.line}: {what}", got=got, expected=expected, hint=hint)
 
 
-def record_layout(path: str | os.PathLike[str], columns: Sequence[str | None] = (None,)) -> RecordLayout:
+def record_layout(
+    path: str | os.PathLike[str], columns: Sequence[str | None] = (None,), is_table: bool | None = None
+) -> RecordLayout:  # fmt: skip
     """The layout of a file of texts.
 
     columns  to read: names in the header, "first" or "last"; None: the column called "text", or the only one
+    is_table whether it is a .csv, if the suffix does not count
     """
     source = Path(path)
     with open_input(source) as file, naming_file(source):
-        delimiter = DELIMITERS.get(source.suffix.lower(), "")
+        delimiter = DELIMITERS.get(source.suffix.lower(), "") if is_table is None else "," * is_table
         if not delimiter:
             if named := [column for column in columns if column is not None]:
                 got, hint = f"column {named[0]}", "leave the column out, or a .csv"

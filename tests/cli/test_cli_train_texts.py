@@ -9,7 +9,7 @@ from onchip.formats.load import load_file
 from onchip.text.vocabulary import TOKENISER
 from text_data import write_csv, write_folder
 
-QUICK = ["--like", "small", "--epochs", "8", "--lr", "0.01", "--device", "cpu"]
+QUICK = ["--network", "small", "--epochs", "8", "--lr", "0.01", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -23,7 +23,11 @@ def test_train_and_save(cli, tmp_path, reviews):
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     assert document["accuracy"] == 1
-    assert (document["classes"], document["column"], document["like"]) == (["negative", "positive"], "review", "small")
+    assert (document["classes"], document["column"], document["network"]) == (
+        ["negative", "positive"],
+        "review",
+        "small",
+    )
     assert "80 training rows, 20 test rows" in ran.err
     assert "vocabulary:" in ran.err
     (stored,) = (json.loads(prop.value) for prop in onnx.load(tmp_path / "net.onnx").metadata_props)
@@ -55,14 +59,15 @@ def test_folds(cli, tmp_path):
     assert ran.err.count("fold ") == 3
     document = json.loads(cli("train", "sentiment", "--data", "mr", *QUICK, "--folds", "3", "--json").out)
     assert len(document["folds"]) == 3
-    assert (document["batch_size"], document["like"]) == (50, "small")
+    assert (document["batch_size"], document["network"]) == (50, "small")
 
 
 @pytest.mark.parametrize(
     ("args", "what"),
     [
         (["sentiment"], "no data to train on"),
-        (["digits", "--like", "small"], "--like is for texts"),
+        (["digits", "--data", "sklearn", "--network", "small"], "unknown network"),
+        (["sentiment", "--data", "mr", "--network", "kin"], "did you mean kim"),
         (["digits", "--folds", "3"], "--folds is for texts"),
         (["digits", "--column", "text"], "digits has its own data"),
         (["mlp", "--data", "reviews.csv", "--labels", "label", "--column", "review"], "--column is for texts"),
@@ -70,6 +75,7 @@ def test_folds(cli, tmp_path):
         (["sentiment", "--data", "reviews.csv", "--labels", "label"], "no column 'text'"),
         (["sentiment", "--data", "mr", "--folds", "3", "-o", "net.onnx"], "--output is for a single network"),
         (["sentiment", "--data", "mr", "--folds", "3", "--seeds", "2"], "two kinds of repetition"),
+        (["sentiment", "--data", "mr", "-o", "net.safetensors"], "stored in ONNX"),
         (["sentiment", "--data", "mr", "--folds", "100"], "bad number of folds"),
         (["sentiment", "--data", "mr", "--loss", "mse"], "classes"),
     ],

@@ -51,9 +51,9 @@ def test_it_learns_and_keeps_its_words(source):
 def test_the_network_of_the_report_is_one_of_them(source, monkeypatch):
     small = {"embedding": 8, "channels": 4, "hidden": (8,)}
     monkeypatch.setitem(
-        text_job.LIKE, "report",
+        text_job.NETWORKS, "report",
         dataclasses.replace(
-            text_job.LIKE["report"], make=lambda **sizes: text_job.sentiment.network(**sizes, **small)
+            text_job.NETWORKS["report"], make=lambda **sizes: text_job.sentiment.network(**sizes, **small)
         ),
     )  # fmt: skip
     net = text_job.text_job(source, {}, "report").net

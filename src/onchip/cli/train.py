@@ -40,8 +40,8 @@ def train(
     test_share: opt.TestShare = None,
     column: opt.Column = None,
     skip_bad: opt.SkipBad = None,
-    like: opt.Like = None,
     folds: opt.Folds = None,
+    network: opt.Network = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -87,6 +87,7 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
+      onchip train digits --data sklearn --network lenet
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
       onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
@@ -159,10 +160,10 @@ def train(
         return
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
     if chosen.model == TEXTS:
-        job = text_job(source, options, chosen.like or KIM)
+        job = text_job(source, options, chosen.network or KIM)
         check_seeds(chosen.seeds, job)
     else:
-        job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
+        job = train_job(chosen.model, source, options, network=chosen.network, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     print_message(f"data: {job.data.name}, {rows:,} training rows, {test_rows:,} test rows ({job.data.where})")
     for note in (*job.data.notes, *job.notes):

@@ -42,8 +42,8 @@ class Settings:
     test_share: float | None = None
     column: str | None = None
     skip_bad: bool | None = None
-    like: str | None = None
     folds: int | None = None
+    network: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
     scale: bool | None = None

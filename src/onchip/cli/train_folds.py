@@ -25,14 +25,19 @@ def check_text_options(chosen: Settings) -> None:
     """InputError for an option that needs texts, or a single network, where there is none."""
     from onchip.workloads.text_job import TEXTS
 
-    for name in ("like", "folds") if chosen.model != TEXTS else ():
+    for name in ("folds",) if chosen.model != TEXTS else ():
         if (value := getattr(chosen, name)) is not None:
             got = f"--{name} {value} with {chosen.model}"
             raise InputError(f"--{name} is for texts", got=got, expected=f"onchip train {TEXTS}", hint="omit it")
     for name in ("hidden", "activation", "scale") if chosen.model == TEXTS else ():
         if getattr(chosen, name) is not None:
             got = f"--{name} with {TEXTS}"
-            raise InputError(f"--{name} is for tables", got=got, expected=f"no --{name}", hint="--like, for its layers")
+            raise InputError(
+                f"--{name} is for tables", got=got, expected=f"no --{name}", hint="--network, for its layers"
+            )
+    if chosen.model == TEXTS and chosen.output is not None and chosen.output.suffix.lower() != ".onnx":
+        got, hint = f"-o {chosen.output}", f"-o {chosen.output.with_suffix('.onnx')}"
+        raise InputError("a vocabulary is stored in ONNX", got=got, expected="a .onnx file", hint=hint)
     for name in _OF_ONE_NETWORK if chosen.folds is not None else ():
         if getattr(chosen, name):
             raise InputError(f"--{name} is for a single network", got=f"--{name} and --folds {chosen.folds}",
@@ -63,7 +68,7 @@ def train_folds(
     with progress(f"train {chosen.folds} networks", chosen.folds) as update:
 
         def start(data: TextData, given: TrainOptions) -> None:
-            used.update({"model": chosen.model, "data": data.name, "like": chosen.like or KIM, **asdict(given)})
+            used.update({"model": chosen.model, "data": data.name, "network": chosen.network or KIM, **asdict(given)})
             for note in (f"data: {data.name}, {len(data.train.texts):,} texts ({data.where})", *data.notes):
                 print_message(note)
 
@@ -76,7 +81,7 @@ def train_folds(
                           f"epoch {fold.best_epoch} of {fold.epochs}, {fold.seconds:.0f} s")  # fmt: skip
 
         results = cross_validate(
-            source, options, chosen.folds, chosen.like or KIM, device=chosen.device, threads=chosen.threads,
+            source, options, chosen.folds, chosen.network or KIM, device=chosen.device, threads=chosen.threads,
             on_start=start, on_progress=show, on_fold=show_fold,
         )  # fmt: skip
     if as_json:

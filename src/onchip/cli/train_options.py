@@ -53,11 +53,15 @@ Column = Annotated[
 SkipBad = Annotated[
     bool | None, Option("--skip-bad", help="Skip and count lines that are empty, too long or not UTF-8.")
 ]
-Like = Annotated[
-    str | None, Option(help="Network for texts: kim (default), small (a file below 2 MB) or report (4,096 dimensions).")
-]
 Folds = Annotated[
     int | None, Option(metavar="N", help="Texts: cross-validate; train N networks, each tested on another N-th.")
+]
+Network = Annotated[
+    str | None,
+    Option(
+        help="digits: mlp or lenet, which reaches 99 % on MNIST. sentiment: kim, small (a file below 2 MB) or report "
+        "(4,096 dimensions per word). [default: the first]"
+    ),
 ]
 Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; default: the model's.")]
 Activation = Annotated[

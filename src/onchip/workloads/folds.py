@@ -50,19 +50,19 @@ def folds_of(n: int, folds: int, seed: int) -> list[Array]:
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(n), folds)]
 
 
-def fold_job(data: TextData, test: Array, options: TrainOptions, like: str = KIM) -> TrainJob:
+def fold_job(data: TextData, test: Array, options: TrainOptions, network: str = KIM) -> TrainJob:
     """The job of one fold, whose vocabulary is that of the texts of the others."""
     is_train = np.ones(len(data.train.texts), bool)
     is_train[test] = False
     parts = replace(data, train=data.train.rows(np.flatnonzero(is_train)), test=data.train.rows(test))
-    return job_of(parts, options, shape_named(like))
+    return job_of(parts, options, shape_named(network))
 
 
 def cross_validate(
     source: Source,
     given: Mapping[str, Any],
     folds: int,
-    like: str = KIM,
+    network: str = KIM,
     *,
     device: str = "auto",
     threads: int | None = None,
@@ -87,7 +87,7 @@ def cross_validate(
     if on_start is not None:
         on_start(data, options)
     for test in parts:
-        job = fold_job(data, test, options, like)
+        job = fold_job(data, test, options, network)
 
         def report(p: Progress) -> None:
             if on_progress is not None:

@@ -43,7 +43,7 @@ class TextShape:
     least_length: int = max(KERNELS)
 
 
-LIKE = {
+NETWORKS = {
     KIM: TextShape("300 dimensions per word, 3 x 100 channels (Kim 2014)", text_cnn),
     "small": TextShape(
         "32 dimensions per word, 3 x 64 channels: a file below 2 MB",
@@ -132,13 +132,13 @@ def text_options(given: Mapping[str, Any]) -> TrainOptions:
     return TrainOptions.of({**asdict(TRAIN), **given})
 
 
-def text_job(source: Source, given: Mapping[str, Any], like: str = KIM) -> TrainJob:
+def text_job(source: Source, given: Mapping[str, Any], network: str = KIM) -> TrainJob:
     """Collect everything that `fit` needs.
 
-    given  training options by name; defaults are TRAIN
-    like   one of LIKE
+    given    training options by name; defaults are TRAIN
+    network  one of NETWORKS
     """
-    options, shape = text_options(given), shape_named(like)
+    options, shape = text_options(given), shape_named(network)
     data = read_texts(source)
     notes = list(data.notes)
     if data.test is None:
@@ -154,8 +154,8 @@ def text_job(source: Source, given: Mapping[str, Any], like: str = KIM) -> Train
     return replace(job_of(data, options, shape), source=source)
 
 
-def shape_named(like: str) -> TextShape:
-    return LIKE[known_name(like, LIKE, "kind of network", f"--like {KIM}")]
+def shape_named(network: str) -> TextShape:
+    return NETWORKS[known_name(network, NETWORKS, "network", f"--network {KIM}")]
 
 
 def job_of(data: TextData, options: TrainOptions, shape: TextShape) -> TrainJob:

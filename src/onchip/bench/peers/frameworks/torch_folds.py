@@ -27,7 +27,7 @@ from onchip.train.order import epoch_order, hold_out
 from onchip.workloads.folds import fold_job, folds_of
 from onchip.workloads.seeds import spread
 from onchip.workloads.table_data import Source
-from onchip.workloads.text_job import KIM, LIKE, read_texts, text_options
+from onchip.workloads.text_job import KIM, NETWORKS, read_texts, text_options
 from onchip.workloads.train_job import TrainJob
 
 
@@ -86,16 +86,16 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--first", type=int, help="train only the first folds")
-    parser.add_argument("--like", default=KIM, choices=[name for name in LIKE if name != "report"])
+    parser.add_argument("--network", default=KIM, choices=[name for name in NETWORKS if name != "report"])
     given = parser.parse_args()
     options, data = text_options({}), read_texts(Source(given.data))
     torch.manual_seed(options.seed)
     found: list[dict[str, Any]] = []
     for test in folds_of(len(data.train.texts), given.folds, options.seed)[: given.first]:
-        found.append({"fold": len(found) + 1, **train_fold(fold_job(data, test, options, given.like), options)})
+        found.append({"fold": len(found) + 1, **train_fold(fold_job(data, test, options, given.network), options)})
         print(f"fold {len(found)}: accuracy {found[-1]['accuracy']:.2%}", file=sys.stderr, flush=True)
     mean, deviation = spread([fold["accuracy"] for fold in found])
-    document = {"torch": torch.__version__, "data": data.name, "like": given.like, **asdict(options)}
+    document = {"torch": torch.__version__, "data": data.name, "network": given.network, **asdict(options)}
     print(json.dumps({**document, "accuracy": mean, "deviation": deviation, "folds": found}, indent=2))
 
 

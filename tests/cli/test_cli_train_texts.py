@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 
 from onchip.formats.load import load_file
+from onchip.text.text_rows import encode_texts
 from onchip.text.vocabulary import TOKENISER
 from text_data import write_csv, write_folder
 
@@ -48,6 +50,23 @@ def test_a_killed_training_continues(cli, tmp_path, reviews):
     assert ran.code == 0, ran.err
     net, other = load_file("net.onnx"), load_file("whole.onnx")
     assert all(net.weights[name].tobytes() == other.weights[name].tobytes() for name in net.weights)
+
+
+def test_a_file_is_trained_further(cli, tmp_path, reviews):
+    assert cli("train", "sentiment", *reviews, *QUICK, "-o", "net.onnx").code == 0
+    ran = cli("train", "net.onnx", *reviews, "--epochs", 2, "--validation", 0, "--patience", 0, "-o", "further.onnx")
+    assert ran.code == 0, ran.err
+    assert "the network's" in ran.err
+    net, further = load_file(tmp_path / "net.onnx"), load_file(tmp_path / "further.onnx")
+    assert net.meaning == further.meaning
+    assert not (net.weights["fc.weight"] == further.weights["fc.weight"]).all()
+    np.save(tmp_path / "ids.npy", encode_texts(["fine", "dull"] * 20, net))
+    np.save(tmp_path / "y.npy", np.arange(40) % 2)
+    assert cli("train", "net.onnx", "--data", "ids.npy", "--labels", "y.npy", "--epochs", 1).code == 0
+    (tmp_path / "other.csv").write_text("text,label\na film,neutral\na play,positive\n")
+    ran = cli("train", "net.onnx", "--data", "other.csv")
+    assert ran.code == 2
+    assert "a class that the network does not have" in ran.err
 
 
 def test_folds(cli, tmp_path):

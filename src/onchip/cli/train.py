@@ -105,6 +105,7 @@ def train(
     On texts: a network that onchip run applies to texts:
       onchip train sentiment --data reviews.csv --labels label -o texts.onnx
       onchip train sentiment --data FOLDER --folds 10 --json
+      onchip train texts.onnx --data more.csv --labels label -o texts.onnx
 
     \b
     With your own data, and with the options in a file:
@@ -133,7 +134,7 @@ def train(
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.classify import check_folder, check_model_path, train_and_test, with_meaning
     from onchip.workloads.table_data import Source
-    from onchip.workloads.text_job import KIM, TEXTS, text_job
+    from onchip.workloads.text_job import KIM, TEXTS, text_job, text_network
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     chosen, options = settings(config, arguments)
@@ -159,8 +160,9 @@ def train(
         train_folds(chosen, source, options, as_json, found.size)
         return
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
-    if chosen.model == TEXTS:
-        job = text_job(source, options, chosen.network or KIM)
+    trained_on_texts = text_network(chosen.model, source.data)
+    if chosen.model == TEXTS or trained_on_texts is not None:
+        job = text_job(source, options, chosen.network or KIM, trained_on_texts)
         check_seeds(chosen.seeds, job)
     else:
         job = train_job(chosen.model, source, options, network=chosen.network, scale=chosen.scale, **layers)

@@ -19,10 +19,11 @@ from onchip.network.recipe import Array
 from onchip.network.text import plural
 from onchip.network.text_cnn import KERNELS, text_cnn
 from onchip.text.labelled import LabelledTexts, find_sets, read_labelled
+from onchip.text.text_rows import text_vocabulary
 from onchip.text.vocabulary import TOKENISER, UNKNOWN, Vocabulary, fitting_length
 from onchip.train.options import TrainOptions
 from onchip.train.order import hold_out
-from onchip.workloads import sentiment
+from onchip.workloads import load, sentiment
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source
 from onchip.workloads.train_job import TrainJob
@@ -30,6 +31,7 @@ from onchip.workloads.train_job import TrainJob
 TEXTS, KIM = "sentiment", "kim"  # the name of these jobs, and of the default network
 # On MR the validation loss is lowest in epoch 2 or 3.
 TRAIN = TrainOptions(optimiser="adam", lr=1e-3, batch_size=50, epochs=6, validation=0.1, patience=1)
+IDS = (".npy", ".gz", ".idx")  # suffixes of files of ids
 VOCABULARY, MIN_COUNT = 50_000, 2  # words that occur once share the id of unknown words, which is trained that way
 
 
@@ -132,44 +134,75 @@ def text_options(given: Mapping[str, Any]) -> TrainOptions:
     return TrainOptions.of({**asdict(TRAIN), **given})
 
 
-def text_job(source: Source, given: Mapping[str, Any], network: str = KIM) -> TrainJob:
+def text_network(model: str, data: str | None) -> Network | None:
+    """The network of a file that reads texts, to train it further; None for another model, or rows of ids."""
+    has_ids = data is not None and Path(data).suffix.lower() in IDS
+    net = load(model) if Path(model).suffix.lower() == ".onnx" and not has_ids else None
+    return net if net is not None and net.meaning.words and net.meaning.classes else None
+
+
+def text_job(
+    source: Source, given: Mapping[str, Any], network: str = KIM, trained: Network | None = None
+) -> TrainJob:  # fmt: skip
     """Collect everything that `fit` needs.
 
     given    training options by name; defaults are TRAIN
     network  one of NETWORKS
+    trained  a network that reads texts, to train it further with its vocabulary and classes
     """
     options, shape = text_options(given), shape_named(network)
     data = read_texts(source)
+    if trained is not None:
+        data = _renumbered(data, trained.meaning.classes)
     notes = list(data.notes)
     if data.test is None:
         share = TEST_SHARE if source.test_share is None else source.test_share
         if not 0 <= share < 1:
             raise InputError("bad test share", got=str(share), expected="at least 0, below 1", hint="--test-share 0.2")
         train, test = hold_out(len(data.train.texts), share, options.seed)
+        if not len(train):
+            got, expected = f"{len(test)} texts, --test-share {share}", "at least one to train on"
+            raise InputError("nothing to train on", got=got, expected=expected, hint="--test-share 0")
         notes.append(f"test: {len(test):,} of {len(data.train.texts):,} texts, chosen by seed {options.seed}")
         data = replace(data, train=data.train.rows(train), test=data.train.rows(test), notes=tuple(notes))
     elif source.test_share is not None:
         got = f"a test set, and --test-share {source.test_share}"
         raise InputError("two sources of test rows", got=got, expected="one of them", hint="omit --test-share")
-    return replace(job_of(data, options, shape), source=source)
+    return replace(job_of(data, options, shape, trained), source=source)
+
+
+def _renumbered(data: TextData, words: tuple[str, ...]) -> TextData:
+    """The same texts, with these classes."""
+    if unknown := [word for word in data.words if word not in words]:
+        got, expected = printable(unknown[0]), ", ".join(map(printable, words[:10]))
+        raise InputError(
+            "a class that the network does not have", got=got, expected=expected, hint="train a new network"
+        )
+    index = np.array([words.index(word) for word in data.words])
+    sets = (None if each is None else Texts(each.texts, index[each.classes]) for each in (data.validation, data.test))
+    train = Texts(data.train.texts, index[data.train.classes])
+    return replace(data, words=words, train=train, validation=next(sets), test=next(sets))
 
 
 def shape_named(network: str) -> TextShape:
     return NETWORKS[known_name(network, NETWORKS, "network", f"--network {KIM}")]
 
 
-def job_of(data: TextData, options: TrainOptions, shape: TextShape) -> TrainJob:
-    """The job of these sets, with a vocabulary of the training texts alone."""
-    vocabulary = Vocabulary.of(data.train.texts, shape.vocabulary, MIN_COUNT)
-    length = fitting_length(data.train.texts, shape.least_length)
+def job_of(data: TextData, options: TrainOptions, shape: TextShape, trained: Network | None = None) -> TrainJob:
+    """The job of these sets, with a vocabulary of the training texts alone, or that of a trained network."""
+    if trained is not None:
+        vocabulary, length, of = text_vocabulary(trained), trained.input.row_size, "the network's"
+    else:
+        vocabulary = Vocabulary.of(data.train.texts, shape.vocabulary, MIN_COUNT)
+        length, of = fitting_length(data.train.texts, shape.least_length), f"those that occur {MIN_COUNT} times or more"
     sets = [each or Texts([], np.zeros(0, np.int64)) for each in (data.train, data.test, data.validation)]
     check_memory(4 * length * sum(len(each.texts) for each in sets), "the rows of ids")
     x_train, x_test, x_validation = (vocabulary.encode(each.texts, length) for each in sets)
     unknown = (x_train == UNKNOWN).sum() / max(1, (x_train != 0).sum())
     notes = (
         *data.notes, f"classes: {', '.join(map(printable, data.words[:10]))}{', ...' * (len(data.words) > 10)}",
-        f"vocabulary: {len(vocabulary.words):,} words that occur at least {MIN_COUNT} times ({unknown:.1%} of the "
-        f"words are others); the first {length} tokens of each text are read",
+        f"vocabulary: {len(vocabulary.words):,} words, {of} ({unknown:.1%} of the training words are others); "
+        f"the first {length} tokens of each text are read",
     )  # fmt: skip
     dataset = Dataset(
         data.name, data.where, None, x_train, sets[0].classes, x_test, sets[1].classes, data.words, notes
@@ -177,6 +210,8 @@ def job_of(data: TextData, options: TrainOptions, shape: TextShape) -> TrainJob:
     meaning = Meaning(classes=data.words, words=vocabulary.words, tokeniser=TOKENISER)
 
     def make_net(seed: int) -> Network:
+        if trained is not None:
+            return trained
         net = shape.make(vocabulary=len(vocabulary), length=length, classes=len(data.words), seed=seed)
         return net.replace(meaning=meaning, name=TEXTS)
 

@@ -55,6 +55,13 @@ def test_sentences_on_the_command_line(cli):
     assert "random" not in ran.err
 
 
+def test_the_plan_and_the_profile_of_sentences(cli):
+    ran = cli("run", "sentiment", "--text", "fine", "--plan", "--profile", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert "group" in ran.err
+    assert "calls" in ran.err
+
+
 def test_sentences_as_json(cli, tmp_path, net):
     save(net, tmp_path / "net.onnx")
     ran = cli("run", "net.onnx", "--text", TEXTS[0], "--top", 2, "--json")

@@ -87,7 +87,7 @@ def test_folds(cli, tmp_path):
         (["sentiment"], "no data to train on"),
         (["digits", "--data", "sklearn", "--network", "small"], "unknown network"),
         (["sentiment", "--data", "mr", "--network", "kin"], "did you mean kim"),
-        (["digits", "--folds", "3"], "--folds is for texts"),
+        (["digits", "--folds", "3"], "--folds is for new networks for texts"),
         (["digits", "--column", "text"], "digits has its own data"),
         (["mlp", "--data", "reviews.csv", "--labels", "label", "--column", "review"], "--column is for texts"),
         (["sentiment", "--data", "reviews.csv", "--hidden", "3"], "--hidden is for tables"),

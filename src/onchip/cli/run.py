@@ -124,7 +124,8 @@ def run(
     if text:
         from onchip.cli.run_texts import run_texts
 
-        run_texts(request, text, as_json, verbose)
+        with profiled(profile, None):
+            run_texts(request, text, as_json, max(verbose, plan))
         return
 
     from onchip.runtime.distributed.launchers import is_one_of_many

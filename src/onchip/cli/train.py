@@ -171,12 +171,12 @@ def train(
     if chosen.checkpoint is None and chosen.checkpoint_every is not None:
         got, expected = "--checkpoint-every without --checkpoint", "--checkpoint too"
         raise InputError("no folder for checkpoints", got=got, expected=expected, hint="--checkpoint FOLDER")
-    check_text_options(chosen)
+    trained_on_texts = text_network(chosen.model, source.data)
+    check_text_options(chosen, trained_on_texts)
     if chosen.folds is not None:
         train_folds(chosen, source, options, as_json, found.size)
         return
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
-    trained_on_texts = text_network(chosen.model, source.data)
     if chosen.model == TEXTS or trained_on_texts is not None:
         job = text_job(source, options, chosen.network or KIM, trained_on_texts)
         check_seeds(chosen.seeds, job)

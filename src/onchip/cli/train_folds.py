@@ -11,6 +11,7 @@ from onchip.errors import InputError
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
+    from onchip.network.graph import Network
     from onchip.train.options import TrainOptions
     from onchip.train.training_run import Progress
     from onchip.workloads.folds import Fold
@@ -21,30 +22,34 @@ if TYPE_CHECKING:
 _OF_ONE_NETWORK = ("output", "log", "plot", "checkpoint", "resume", "debug")
 
 
-def check_text_options(chosen: Settings) -> None:
-    """InputError for an option that needs texts, or a single network, where there is none."""
+def check_text_options(chosen: Settings, trained: Network | None) -> None:
+    """InputError for an option that needs texts, or a single network, where there is none.
+
+    trained  the network of a file that reads texts, if that is the model
+    """
     from onchip.workloads.text_job import TEXTS
 
-    for name in ("folds",) if chosen.model != TEXTS else ():
-        if (value := getattr(chosen, name)) is not None:
-            got = f"--{name} {value} with {chosen.model}"
-            raise InputError(f"--{name} is for texts", got=got, expected=f"onchip train {TEXTS}", hint="omit it")
-    for name in ("hidden", "activation", "scale") if chosen.model == TEXTS else ():
-        if getattr(chosen, name) is not None:
-            got = f"--{name} with {TEXTS}"
-            raise InputError(
-                f"--{name} is for tables", got=got, expected=f"no --{name}", hint="--network, for its layers"
-            )
-    if chosen.model == TEXTS and chosen.output is not None and chosen.output.suffix.lower() != ".onnx":
-        got, hint = f"-o {chosen.output}", f"-o {chosen.output.with_suffix('.onnx')}"
-        raise InputError("a vocabulary is stored in ONNX", got=got, expected="a .onnx file", hint=hint)
-    for name in _OF_ONE_NETWORK if chosen.folds is not None else ():
-        if getattr(chosen, name):
-            raise InputError(f"--{name} is for a single network", got=f"--{name} and --folds {chosen.folds}",
-                             expected="one of them", hint=f"omit --{name}")  # fmt: skip
-    if chosen.folds is not None and chosen.seeds > 1:
-        raise InputError("two kinds of repetition", got=f"--folds {chosen.folds} and --seeds {chosen.seeds}",
-                         expected="one of them", hint="omit --seeds")  # fmt: skip
+    def refuse(name: str, what: str, expected: str) -> None:
+        if (value := getattr(chosen, name)) not in (None, False):
+            got, hint = f"--{name} {value} with {chosen.model}", "omit it"
+            raise InputError(f"--{name} is for {what}", got=got, expected=expected, hint=hint)
+
+    if chosen.model == TEXTS or trained is not None:
+        for name in ("hidden", "activation", "scale"):
+            refuse(name, "tables", f"no --{name}")
+        if chosen.output is not None and chosen.output.suffix.lower() != ".onnx":
+            got, hint = f"-o {chosen.output}", f"-o {chosen.output.with_suffix('.onnx')}"
+            raise InputError("a vocabulary is stored in ONNX", got=got, expected="a .onnx file", hint=hint)
+    if chosen.model != TEXTS:
+        refuse("folds", "new networks for texts", f"onchip train {TEXTS}")
+    if trained is not None:
+        refuse("network", "new networks", "no --network")
+    if chosen.folds is not None:
+        for name in _OF_ONE_NETWORK:
+            refuse(name, "a single network", "no --folds")
+        if chosen.seeds > 1:
+            got = f"--folds {chosen.folds} and --seeds {chosen.seeds}"
+            raise InputError("two kinds of repetition", got=got, expected="one of them", hint="omit --seeds")
 
 
 def check_seeds(seeds: int, job: TrainJob) -> None:

@@ -40,6 +40,9 @@ class Settings:
     test_data: str | None = None
     test_labels: str | None = None
     test_share: float | None = None
+    column: str | None = None
+    skip_bad: bool | None = None
+    folds: int | None = None
     network: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None

@@ -254,7 +254,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if not hasattr(self, "_compiled"):  # after unpickling
             self._compiled = self._compile()
         out = self._compiled(shape_rows(x, self.network_.input))
-        return out.reshape(len(out), -1)  # type: ignore[no-any-return]
+        return out.reshape(len(out), self.network_.output.row_size)  # type: ignore[no-any-return]
 
 
 def shape_data(x: Array, targets: Array, net: Network) -> tuple[Array, Array]:

@@ -46,6 +46,8 @@ class Source:
     test_data: str | None = None
     test_labels: str | None = None  # for a .csv, defaults to `labels`
     test_share: float | None = None  # of the rows, if there is no test_data
+    column: str | None = None  # of texts, in a table
+    skip_bad: bool | None = None  # count lines that are no texts, instead of an error
 
     def files(self) -> dict[str, str]:
         """The fields that name files (not data sets or columns of a .csv), by field name."""

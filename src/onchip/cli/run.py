@@ -46,6 +46,8 @@ def run(
     weights: opt.Weights = None,
     count: opt.Count = None,
     seed: Seed = None,
+    grid: opt.Grid = None,
+    walk: opt.Walk = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     io: Io = "",
@@ -83,6 +85,13 @@ def run(
     --count or a file of ids the network of the report.
 
     \b
+    Here, faces is a small generator of portraits that comes with onchip:
+    synthetic pictures, of no person. With --weights, and in other commands,
+    it is the larger network of the workload.
+      onchip run faces --grid 8x4 --seed 2 -o faces.png
+      onchip run faces --count 5 --walk 12 -o walk.gif
+
+    \b
     With your own files:
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
       onchip run faces --weights network.bin input.txt -o output.txt
@@ -110,6 +119,7 @@ def run(
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
     request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+    request = request.with_count()
     check_launches(debug)
     if text:
         from onchip.cli.run_texts import run_texts

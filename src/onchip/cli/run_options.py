@@ -34,7 +34,7 @@ Output = Annotated[
     Option(
         "--output",
         "-o",
-        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png. Without it, some rows are printed.",
+        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png, .gif. Without it, some rows are printed.",
     ),
 ]
 Top = Annotated[
@@ -45,6 +45,13 @@ Weights = Annotated[
     Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
 ]
 Count = Annotated[int | None, Option(metavar="N", help="Random rows to run instead of INPUT.")]
+Grid = Annotated[
+    str | None, Option(metavar="NxM", help="Draw N x M random images in M lines, in place of --count and a square.")
+]
+Walk = Annotated[
+    int | None,
+    Option(metavar="FRAMES", help="Walk between the random rows of --count, with so many frames to each: -o walk.gif."),
+]
 Batch = Annotated[int | None, Option(metavar="ROWS", help="Rows per launch; the results do not change.")]
 Scale = Annotated[float | None, Option(help="Convert rows to the network's float type and divide them by this.")]
 Ranks = Annotated[

@@ -13,7 +13,8 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
-from onchip.network.text import plural
+from onchip.cli.train_faces import MODEL, ONLY_HERE, check_no_faces, refuse_others, train_faces
+from onchip.network.text import plural, size_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -77,6 +78,10 @@ def train(
     plot: opt.Plot = None,
     device: opt.Device = None,
     threads: Threads = None,
+    width: opt.Width = None,
+    samples: opt.Samples = None,
+    augment: opt.Augment = None,
+    flip: opt.Flip = None,
     profile: ShowTrainingProfile = False,
     trace: TrainingTrace = None,
     as_json: Json = False,
@@ -114,6 +119,10 @@ def train(
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
 
+    \b
+    A generator of pictures: of a folder of .png and .jpg, of an .npz, or mnist:
+      onchip train faces --data photos/ --width 16 --samples s.png -o net.onnx
+
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
     rows are read: they are reshaped to one row of it, and ids stay integers.
     Same seed, same kind of machine: same bits. The output is written after the last epoch, complete or not at all.
@@ -123,6 +132,12 @@ def train(
     # The parameters above, by name. None: not given; a config file may set it.
     # Not context.params: with Typer 0.28 and earlier, its paths are still text.
     arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+
+    if (model or "").lower() == MODEL:
+        train_faces({**arguments, "config": config}, as_json, verbose)
+        return
+    refuse_others(model or "the model of the config file", arguments)
+    arguments = {name: value for name, value in arguments.items() if name not in ONLY_HERE}
 
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
@@ -139,6 +154,7 @@ def train(
 
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
+    check_no_faces(chosen.model)
     found = start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share,
                     chosen.column, chosen.skip_bad)  # fmt: skip
@@ -214,6 +230,7 @@ def train(
             "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, **scores(trained),
             "test_rows": test_rows, "seconds": result.seconds,
             "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
+            "gpu_busy": result.gpu_busy, "process_bytes": result.process_bytes,
             "plan": result.plan.to_dict(),
         })  # fmt: skip
         return
@@ -222,9 +239,12 @@ def train(
     if best.validation_loss is not None:
         accuracy = "" if best.validation_accuracy is None else f", accuracy {best.validation_accuracy:.2%}"
         print(f"validation loss {best.validation_loss:.4f}{accuracy} in epoch {best.epoch}, whose weights are saved")
-    gpu_memory = f", {result.gpu_bytes / 2**20:,.0f} MiB of GPU memory" if result.gpu_bytes else ""
     done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
-    print(f"{done}, {rate(samples_per_s, 'samples')}{gpu_memory}")
+    print(f"{done}, {rate(samples_per_s, 'samples')}")
+    gpu = (
+        "" if result.gpu_busy is None else f"{size_text(result.gpu_bytes)} of GPU memory, busy {result.gpu_busy:.0%}; "
+    )
+    print(f"memory: {gpu}{size_text(result.process_bytes)} at most in this process, libraries and data included")
 
 
 def train_all(

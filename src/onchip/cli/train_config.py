@@ -160,6 +160,8 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
         return value
     if name == "weight_decay" and isinstance(value, str | dict):
         return value
+    if name in ("loss", "loss_weights") and isinstance(value, dict):
+        return value
     if name == "class_weight" and isinstance(value, str | list | dict):
         return value
     if name == "hidden" and isinstance(value, str):

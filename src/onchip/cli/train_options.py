@@ -23,9 +23,9 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; sentiment: a new network for your texts; mlp: one for your table; or the file of any "
-        "network (.onnx, .safetensors), to train it further.",
-        autocompletion=completes(("digits", "backprop", "sentiment", "mlp"), ".onnx", ".safetensors"),
+        help="digits; backprop; sentiment: a network for your texts; faces: a generator of pictures; mlp: a network "
+        "for your table; or the file of any network (.onnx, .safetensors), to train it further.",
+        autocompletion=completes(("digits", "backprop", "sentiment", "faces", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
 Config = Annotated[
@@ -51,7 +51,12 @@ Column = Annotated[
     str | None, Option(metavar="NAME", help="The column of texts; default: text, or the only one besides the labels.")
 ]
 SkipBad = Annotated[
-    bool | None, Option("--skip-bad", help="Skip and count lines that are empty, too long or not UTF-8.")
+    bool | None,
+    Option(
+        "--skip-bad",
+        help="Texts: skip and count lines that are empty, too long or not UTF-8; faces: files that are damaged or of "
+        "another size.",
+    ),
 ]
 Folds = Annotated[
     int | None, Option(metavar="N", help="Texts: cross-validate; train N networks, each tested on another N-th.")
@@ -161,4 +166,28 @@ Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the learning cur
 Device = Annotated[
     str | None,
     Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False, autocompletion=completes(DEVICES)),
+]
+
+Width = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        help="For faces: channels of the generator's last hidden layer; 16 for a CPU. [default: 64, the workload's]",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE", help="For faces: draw 64 samples after each epoch (.png), at the end also the .gif of them."
+    ),
+]
+Augment = Annotated[
+    bool | None,
+    Option(
+        "--augment/--no-augment",
+        help="For faces: shift, cut and brighten all pictures at random. [default: if there are fewer than 10,000]",
+    ),
+]
+Flip = Annotated[
+    bool | None, Option("--flip/--no-flip", help="For faces: mirror half of the pictures. [default: if in colour]")
 ]

@@ -23,8 +23,8 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; sentiment: a network for your texts; faces: a generator of pictures; mlp: a network "
-        "for your table; or the file of any network (.onnx, .safetensors), to train it further.",
+        help="digits; backprop; sentiment: a new network for your texts; faces: a generator of pictures; mlp: a new "
+        "network for your table; or the file of any network (.onnx, .safetensors), to train it further.",
         autocompletion=completes(("digits", "backprop", "sentiment", "faces", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
@@ -54,7 +54,7 @@ SkipBad = Annotated[
     bool | None,
     Option(
         "--skip-bad",
-        help="Texts: skip and count lines that are empty, too long or not UTF-8; faces: files that are damaged or of "
+        help="Skip and count lines that are empty, too long or not UTF-8; of faces, files that are damaged or of "
         "another size.",
     ),
 ]

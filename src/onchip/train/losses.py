@@ -35,7 +35,7 @@ def _by_output(net: Network, options: TrainOptions) -> TrainOptions:
             of = f"of network '{net.name}'" if what == "loss" else "with a loss"
             raise InputError(
                 f"{what} names an unknown output", got=unknown[0], expected=f"outputs {of}: {', '.join(known)}",
-                hint=did_you_mean(unknown[0], known),
+                hint=did_you_mean(unknown[0], known) or "a name of net.outputs",
             )  # fmt: skip
     if is_single and not options.loss_weights:
         return replace(options, loss=losses[net.outputs[0]])

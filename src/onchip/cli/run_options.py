@@ -13,8 +13,14 @@ Rows = Annotated[
         metavar="[INPUT]",
         show_default=False,
         help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
-        "- for standard input (.csv, .npy or .npz).",
+        "- for standard input (.csv, .npy or .npz). Texts: .txt (one per line), .csv or .tsv.",
     ),
+]
+Text = Annotated[
+    list[str] | None, Option("--text", metavar="TEXT", help="A sentence to classify, instead of INPUT; repeatable.")
+]
+Column = Annotated[
+    str | None, Option(metavar="NAME", help="The column of texts in INPUT; default: text, or the only one.")
 ]
 Inputs = Annotated[
     list[str] | None,

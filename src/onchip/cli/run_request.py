@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.output import PartialOutput
     from onchip.runtime.io.row_sources import FittedRows
     from onchip.runtime.run_job import RunOptions
+    from onchip.text.text_rows import TextRows
 
 STDIN = Path("-")
 FACES_COUNT, WALK_COUNT = 64, 5  # images of faces, and random rows of a walk, if none are given
@@ -30,6 +31,8 @@ class RunRequest:
 
     model: str
     rows: Path | None
+    text: list[str] | None
+    column: str | None
     inputs: Sequence[str] | None
     shapes: list[str] | None
     padding: int | None
@@ -94,9 +97,27 @@ class RunRequest:
             check_chunk(self.batch)
         check_started_once(self.ranks, ranks)
         self.check_scale_out()
-        without = parse_without(self.without)
         copy = _copy_stdin() if self.rows == STDIN else None
-        return replace(self, model=model, without=without, stdin_copy=copy)
+        found = replace(self, without=parse_without(self.without), stdin_copy=copy)
+        return found.with_model(found.has_text_file)
+
+    @property
+    def has_text_file(self) -> bool:
+        """Whether INPUT is a file of texts, if the network reads texts."""
+        from onchip.text.text_rows import SUFFIXES
+
+        return self.rows_file is not None and self.rows_file.suffix.lower() in SUFFIXES
+
+    def with_model(self, has_texts: bool) -> RunRequest:
+        """The same request, with the model's name as onchip spells it; of texts, the path of a model that ships."""
+        from onchip.text.shipped import SHIPPED
+        from onchip.workloads import model_name
+
+        model = model_name(self.model)
+        is_workload = self.weights is not None or self.count is not None or self.inputs or self.padding is not None
+        if has_texts and not is_workload and model in SHIPPED:
+            model = str(SHIPPED[model])
+        return replace(self, model=model)
 
     def with_count(self) -> RunRequest:
         """The same request, with the number of random rows that --grid, --walk and faces imply."""
@@ -199,11 +220,26 @@ class RunRequest:
                 drawn = [WalkRows(kind, self.count, self.walk, self.seed or 0) for kind in kinds]
             yield [FittedRows(source, kind, self.scale) for source, kind in zip(drawn, kinds, strict=True)]
             return
+        if net.meaning.words and self.has_text_file:
+            with _naming_stdin(self.stdin_copy):
+                yield [FittedRows(self._texts(net), net.input)]
+            return
+        if self.column is not None:
+            got, hint = f"--column {self.column} for {self.rows_file}", "a .csv, and a network that reads texts"
+            raise InputError("--column is for texts", got=got, expected="no --column", hint=hint)
         with _naming_stdin(self.stdin_copy):
             counted = [padded_inputs(net)[1]] if self.padding is not None else []
             files = input_files(net, self.rows_file, self.named, counted)
             with open_inputs(net, files, self.scale, self.padding) as sources:
                 yield sources
+
+    def _texts(self, net: Network) -> TextRows:
+        from onchip.text.text_rows import open_texts
+
+        assert self.rows_file is not None
+        # Standard input is lines, or a .csv if a column is named.
+        is_table = self.column is not None if self.stdin_copy is not None else None
+        return open_texts(self.rows_file, net, self.column, is_table)
 
     @contextlib.contextmanager
     def open_output(self, net: Network, job: Job, rows: int, ranks: Ranks) -> Iterator[PartialOutput | None]:
@@ -229,7 +265,7 @@ class RunRequest:
         from onchip.workloads.job import run_record
 
         files = {**({"INPUT": self.rows_file} if self.rows_file else {}), **self.named}
-        names = ("count", "seed", "walk", "scale", "padding", "io", "top")
+        names = ("count", "seed", "walk", "scale", "padding", "io", "top", "column")
         return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
 
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from onchip.workloads.gan_training import GanOptions, GanRun
 
 MODEL = "faces"
-ONLY_HERE = ("width", "samples", "augment", "flip", "skip_bad")  # options that no other model has
+ONLY_HERE = ("width", "samples", "augment", "flip")  # options that no other model has
 OPTIONS = (
     "model", "output", "data", "lr", "ema", "batch_size", "epochs", "seed", "device", "threads", "checkpoint",
-    "checkpoint_every", "resume", *ONLY_HERE,
+    "checkpoint_every", "resume", "skip_bad", *ONLY_HERE,
 )  # fmt: skip
 _STEPS = 10_000  # of a run without --epochs
 _SKIPPED_SHOWN = 3

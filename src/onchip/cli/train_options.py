@@ -23,9 +23,9 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; faces: a generator of pictures; mlp: a new network for your data; or the file of any "
-        "network (.onnx, .safetensors), to train it further.",
-        autocompletion=completes(("digits", "backprop", "faces", "mlp"), ".onnx", ".safetensors"),
+        help="digits; backprop; sentiment: a new network for your texts; faces: a generator of pictures; mlp: a new "
+        "network for your table; or the file of any network (.onnx, .safetensors), to train it further.",
+        autocompletion=completes(("digits", "backprop", "sentiment", "faces", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
 Config = Annotated[
@@ -33,7 +33,10 @@ Config = Annotated[
 ]
 Data = Annotated[
     str | None,
-    Option(help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz."),
+    Option(
+        help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz. Texts: .csv or .tsv, or a "
+        "folder with a file per class, one text per line."
+    ),
 ]
 Labels = Annotated[
     str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")
@@ -44,8 +47,26 @@ TestShare = Annotated[
     float | None,
     Option(help="Without --test-data: share of your rows to test on, chosen by the seed; 0.2 if not given."),
 ]
+Column = Annotated[
+    str | None, Option(metavar="NAME", help="The column of texts; default: text, or the only one besides the labels.")
+]
+SkipBad = Annotated[
+    bool | None,
+    Option(
+        "--skip-bad",
+        help="Skip and count lines that are empty, too long or not UTF-8; of faces, files that are damaged or of "
+        "another size.",
+    ),
+]
+Folds = Annotated[
+    int | None, Option(metavar="N", help="Texts: cross-validate; train N networks, each tested on another N-th.")
+]
 Network = Annotated[
-    str | None, Option(help="lenet: train digits with a convolutional network, to 99 % on MNIST. [default: mlp]")
+    str | None,
+    Option(
+        help="digits: mlp or lenet, which reaches 99 % on MNIST. sentiment: kim, small (a file below 2 MB) or report "
+        "(4,096 dimensions per word). [default: the first]"
+    ),
 ]
 Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; default: the model's.")]
 Activation = Annotated[
@@ -169,8 +190,4 @@ Augment = Annotated[
 ]
 Flip = Annotated[
     bool | None, Option("--flip/--no-flip", help="For faces: mirror half of the pictures. [default: if in colour]")
-]
-SkipBad = Annotated[
-    bool | None,
-    Option("--skip-bad", help="For faces: leave out files that are damaged or of another size, and count them."),
 ]

@@ -17,6 +17,7 @@ from onchip.kernels.training import bytes_of
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name
+from onchip.network.recipe import Array
 from onchip.train.given_network import check_trainable
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.standardise import (
@@ -57,6 +58,7 @@ class TrainJob:
     standard: Standard = Standard()  # noqa: RUF009 - frozen
     has_own_layers: bool = False  # those of a file; else `hidden` and `activation` choose them
     notes: tuple[str, ...] = ()  # on the initial weights, and on preprocessing of rows and targets
+    validation: tuple[Array, Array] | None = None  # rows and targets; None: a share of the training rows
 
     def seeded(self, seed: int) -> TrainJob:
         """The same job and data with another seed."""
@@ -266,5 +268,9 @@ def _users_data(source: Source, options: TrainOptions, net: Network | None = Non
         got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
         hint = "--data table.csv --labels last"
         raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
+    for name, value in (("column", source.column), ("skip-bad", source.skip_bad)):
+        if value is not None:
+            got, hint = f"--{name} for {source.data}", f"omit it, or: onchip train sentiment --data {source.data}"
+            raise InputError(f"--{name} is for texts", got=got, expected="numbers in all columns", hint=hint)
     dtype = net.input.dtype if net is not None and "int" in net.input.dtype else "float32"
     return load_table(source, options.loss == "cross_entropy", options.seed, dtype)

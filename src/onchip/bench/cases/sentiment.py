@@ -56,10 +56,11 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
     net = reference.with_arrays(sentiment.network(**sizes))
     if options.device != "cpu":
         return gpu_sentences(net, options)
-    built = {name: functools.cache(functools.partial(_build, net, options, form)) for name, form in OURS.items()}
+    forms = {DIRECT: OURS[DIRECT]} if options.quick else OURS  # tables take a minute to build
+    built = {name: functools.cache(functools.partial(_build, net, options, form)) for name, form in forms.items()}
     peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
     if options.peers:
-        subject, engines = subject_of(net), {**FOLDED, **PEERS}
+        subject, engines = subject_of(net), PEERS if options.quick else {**FOLDED, **PEERS}
         peers = {
             name: functools.cache(functools.partial(build_variants, v, subject, options)) for name, v in engines.items()
         }
@@ -96,7 +97,7 @@ def _cases(
         task = {ONCHIP: whole, FP16: rounded, DIRECT: sample}[name]
         return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is sample else "")
 
-    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in OURS}
+    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in built}
     for name, build in peers.items():
         if name in FOLDED:
             engines[name] = functools.partial(whole.peer, name, build, FOLDED_CHUNKS)

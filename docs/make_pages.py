@@ -142,12 +142,12 @@ def _entry(name: str, thing: Any) -> list[str]:
 
 def _member(name: str, member: Any) -> str:
     """One line for a documented method or property of onchip; "" for others."""
-    function = member.fget if isinstance(member, property) else member
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     is_ours = inspect.isfunction(function) and function.__module__.startswith("onchip.")
     if not is_ours or (name.startswith("_") and name != "__call__") or not function.__doc__:
         return ""
     shown = "engine" if name == "__call__" else f".{name}"
-    called = f"{shown}{_parameters(function)}" if function is member else shown
+    called = shown if isinstance(member, property) else f"{shown}{_parameters(member)}"
     return _wrap(f"- `{called}`: {inspect.getdoc(function).partition(chr(10) * 2)[0]}")
 
 

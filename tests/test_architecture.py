@@ -15,8 +15,8 @@ ROOT = Path(onchip.__file__).parent
 
 # A package may import itself and the packages before it.
 ORDER = [
-    "errors", "files", "cache", "svg", "network", "formats", "plan", "kernels", "runtime", "train", "workloads",
-    "measure", "ladders", "bench", "cli",
+    "errors", "files", "cache", "svg", "network", "formats", "plan", "kernels", "text", "runtime", "train",
+    "workloads", "measure", "ladders", "bench", "cli",
 ]  # fmt: skip
 
 
@@ -103,6 +103,14 @@ def test_no_family_of_kernels_imports_another(device):
             other = module.removeprefix(prefix).split(".")[0]
             if module.startswith(prefix) and other != family:
                 assert other in SHARED[device], f"{path}:{line}: {family} must not import {other}"
+
+
+def test_the_runtime_imports_no_training_kernel():
+    """It knows kernels that run whole steps by kernels/cuda/common/training.py and kernels/cpu/__init__.py alone."""
+    training = re.compile(r"onchip\.kernels\.\w+\.train(\.|$)")
+    for path in sorted((ROOT / "runtime").rglob("*.py")):
+        for line, module in imported_modules(path):
+            assert not training.match(module), f"{path}:{line}: the runtime must not import {module}"
 
 
 def test_import_loads_no_package():

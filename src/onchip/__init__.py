@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
+    from onchip.train.text_classifier import TextClassifier
     from onchip.train.training_run import FitResult
     from onchip.train.training_step import training_step
     from onchip.workloads import load
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
+    "TextClassifier", "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
     "to_torch", "training_step",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
-    "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
+    "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators",
+    "TextClassifier": "train.text_classifier", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
     "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
     "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",

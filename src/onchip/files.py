@@ -272,12 +272,12 @@ def free_memory() -> int:
     return max(0, free)
 
 
-def check_memory(needed: int, what: str) -> None:
+def check_memory(needed: int, what: str, hint: str = "something smaller, or a machine with more memory") -> None:
     """Raise InputError if this many bytes are not free: otherwise the system may kill the process without a message."""
     if needed > (free := free_memory()):
         raise InputError(
             f"{what} does not fit into memory", got=f"{needed:,} B needed",
-            expected=f"at most {free:,} B, which are free", hint="something smaller, or a machine with more memory",
+            expected=f"at most {free:,} B, which are free", hint=hint,
         )  # fmt: skip
 
 

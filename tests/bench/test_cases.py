@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import onchip.bench
 from checks import random_mlp
-from onchip.bench.cases import backprop, decode, digits, training
+from onchip.bench.cases import backprop, decode, digits, training, training_steps
+from onchip.bench.cases import lenet as bench_lenet
 from onchip.bench.command import run_benchmarks
 from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
 from onchip.bench.options import Options, parse_counts
@@ -24,6 +25,7 @@ from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import compile
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
+from onchip.workloads import lenet
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
 
@@ -184,7 +186,8 @@ def test_torch_by_hand_refuses_other_layers():
 def test_torch_accuracy_and_the_fastest_form():
     pytest.importorskip("torch")
     job, data = make_job(), digits.random_data(150, 40)
-    ready = torch_training.torch_accuracy(job, "torch by hand", data.x_test, data.y_test, seeds=2)
+    forms = torch_training.torch_forms(job)["torch by hand"]
+    ready = torch_training.torch_accuracy(job, "torch by hand", forms, data.x_test, data.y_test, seeds=2)
     assert ready.check().is_right
     ready.run()
     ours = training.onchip_accuracy(job, data.x_test, data.y_test, seeds=2)
@@ -195,11 +198,41 @@ def test_torch_accuracy_and_the_fastest_form():
     )  # fmt: skip
 
 
+def test_adam_and_its_schedule_in_torch_and_onchip():
+    pytest.importorskip("torch")
+    data, train = digits.random_data(150, 40), dataclasses.replace(lenet.TRAIN, batch_size=20, epochs=2)
+    x = data.x_train.reshape(-1, 1, 28, 28)
+    job = training.TrainingCase(
+        lambda seed: lenet.network(784, (3, 4), (9, 8), seed), x, data.y_train, train, threads=1
+    )
+    assert training.onchip_run(job).check().is_right
+    make = torch_training.autograd_forms(job)["torch eager"]["foreach Adam"]
+    assert make(job, 0).check().is_right
+    wrong = dataclasses.replace(job, options=dataclasses.replace(train, schedule="constant"))
+    run = make(wrong, 0)
+    losses = [run.step(x, y).item() for x, y in run.batches()]
+    assert not job.verify(losses, run.network(), torch_training.SLACK).is_right
+
+
 def test_accuracy_needs_mnist(monkeypatch, tmp_path):
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
-    with pytest.raises(FormatError, match="MNIST"):
-        digits.cases(Options(accuracy=True))
+    for cases in digits.cases, training_steps.cases:
+        with pytest.raises(FormatError, match="MNIST"):
+            cases(Options(accuracy=True))
+
+
+def test_lenet_is_trained_to_its_accuracy(monkeypatch):
+    data = digits.random_data(300, 60)
+    monkeypatch.setattr(bench_lenet, "SEEDS", 2)
+    case, *peers = bench_lenet.cases(Options(peers=True), data)
+    assert (case.engine, case.parts, [peer.engine for peer in peers]) == (
+        "onchip", 2, ["torch eager", "torch.compile"],
+    )  # fmt: skip
+    ready = case.prepare()
+    assert ready.check().is_right
+    ready.run()
+    assert len(ready.scores()) == 2
 
 
 def test_options():

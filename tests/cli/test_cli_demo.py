@@ -44,6 +44,9 @@ def test_end_to_end(cli, tmp_path, monkeypatch):
     assert sum(", is " in text for text in texts) == min(wrong, 50)
     assert load_file(folder / "digits.onnx").input.row_shape == (64,)
     assert "mlp_fused<64,320,160,10,ReLU>" in ran.err
+    sentence = document["sentence"]
+    assert (sentence["text"], sentence["label"]) == ("a waste of time", "negative")
+    assert 0.5 < sentence["probability"] < 1
 
 
 @pytest.mark.parametrize("helps", [True, False])

@@ -8,7 +8,9 @@ import pytest
 from checks import assert_error_within, assert_refused
 from onchip.formats.images import to_pixels
 from onchip.formats.tables.rows_text import read_rows_text
+from onchip.formats.weights.flat_file import draw_flat
 from onchip.kernels import reference
+from onchip.network.recipe import materialise
 from onchip.workloads import faces, sentiment
 from small_reports import PICTURES, make_small, write_words
 
@@ -242,7 +244,7 @@ def test_no_faces(cli, tmp_path, pictures):
 def test_no_data_at_all(cli, tmp_path):
     ran = cli("run", "faces", "--count", 4, "--seed", 1, "-o", "y.png")
     assert ran.code == 0, ran.err
-    assert "weights: random, from seed 0" in ran.err
+    assert "weights: the generator that comes with onchip" in ran.err
     assert (tmp_path / "y.png").read_bytes().startswith(b"\x89PNG")
     y = {}
     for seed in (0, 1):
@@ -279,7 +281,7 @@ def test_random_rows_for_any_float_network(cli, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words_"),
     [
-        (["faces", "-o", "y.png"], ["INPUT or --count", "neither", "--count 64"]),
+        (["sentiment", "-o", "y.npy"], ["INPUT or --count", "neither", "--count 64"]),
         (["faces", "input.txt", "--count", 4, "-o", "y.png"], ["input.txt and --count 4", "one of them"]),
         (["faces", "input.txt", "--seed", 4, "-o", "y.png"], ["--seed 4 with input.txt", "random rows"]),
         (["faces", "--count", 0, "-o", "y.png"], ["random rows", "at least 1"]),
@@ -308,7 +310,11 @@ def test_misuse_is_known_before_the_work(cli, tmp_path, pictures, monkeypatch, a
 def test_faces_at_full_size(cli, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    ran = cli("run", "faces", "--count", 2, "--seed", 1, "-o", "y.npy")
+    tensors = draw_flat(faces.layout(faces.LATENT, faces.CHANNELS, faces.START), 0)
+    with open("network.bin", "wb") as file:
+        for name in tensors:
+            file.write(materialise(name, tensors).astype("<f4").tobytes())
+    ran = cli("run", "faces", "--weights", "network.bin", "--count", 2, "--seed", 1, "-o", "y.npy")
     assert ran.code == 0, ran.err
     z = np.random.default_rng(1).standard_normal((2, 100), dtype=np.float32)
     y = np.load(tmp_path / "y.npy")

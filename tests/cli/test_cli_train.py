@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -25,7 +26,8 @@ def test_it_learns_and_the_file_is_the_network(cli, tmp_path):
     assert document["accuracy"] > 0.7
     assert document["epoch_losses"][0] > document["epoch_losses"][-1]
     assert document["ms_per_epoch"] > 0
-    assert document["gpu_bytes"] == 0
+    assert (document["gpu_bytes"], document["gpu_busy"]) == (0, None)
+    assert document["process_bytes"] > 2**24
     assert "wrote d.onnx" in ran.err
     data = load_data("sklearn")
     y = compile(load_file(tmp_path / "d.onnx"), device="cpu")(data.x_test)
@@ -37,6 +39,7 @@ def test_text_and_plan(cli, tmp_path):
     ran = cli("train", "digits", *QUICK, "-v")
     assert ran.out.startswith("accuracy ")
     assert "ms/epoch" in ran.out
+    assert re.search(r"\nmemory: [\d,.]+ [MG]iB at most in this process, libraries and data included\n$", ran.out)
     assert "mlp_train<64,32,10" in ran.err
     assert sorted(os.listdir(tmp_path)) == before
 

@@ -70,6 +70,22 @@ def test_a_convolutional_network(cli, tmp_path, files):
     assert "refused: mlp_train at step.ids" in text.err
 
 
+def test_a_missing_value_is_named_by_its_row_in_the_file(cli, tmp_path, files):
+    files["x"][41, 2, 7, 7] = np.nan
+    np.save(tmp_path / "x.npy", files["x"])
+    ran = cli(*IMAGES)
+    assert ran.code == 2
+    assert "rows of x.npy are not finite\n  got:      nan in row 41, position 191\n" in ran.err
+
+
+def test_a_network_with_several_outputs_is_refused(cli, tmp_path):
+    onchip.save(images().replace(outputs=("b", "a")), tmp_path / "images.onnx")
+    ran = cli(*IMAGES)
+    assert ran.code == 2
+    assert "has 2 outputs" in ran.err
+    assert "onchip.fit, which trains several" in ran.err
+
+
 def test_rows_are_reshaped_to_the_input(cli, tmp_path, files):
     told, _ = told_by(cli, *IMAGES)
     np.save(tmp_path / "x.npy", files["x"].reshape(N, -1))

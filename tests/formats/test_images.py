@@ -124,3 +124,23 @@ def test_is_image():
         assert not is_image(TensorType(("B", *shape), "int32"))
     for shape in [(), (10,), (3, 64, 64), (4, 4, 4, 3), (0, 4, 3)]:
         assert not is_image(TensorType(("B", *shape)))
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize(("N", "columns"), [(1, 1), (6, 3), (7, 3), (2, 5)])
+def test_lines_of_so_many_columns(tmp_path, suffix, N, columns):
+    pixels, lines = images(N, 3, 5), -(-N // columns)
+    padded = np.concatenate([pixels, np.zeros((lines * columns - N, 3, 5, 3), np.uint8)])
+    for pieces in (1, N):
+        with WRITERS[suffix](tmp_path / f"a{suffix}", pixels.shape, "uint8", columns) as out:
+            for piece in np.array_split(pixels, pieces):
+                out.write(piece)
+        expected = padded.reshape(lines, columns, 3, 5, 3).transpose(0, 2, 1, 3, 4).reshape(lines * 3, columns * 5, 3)
+        assert np.array_equal(read_back(tmp_path / f"a{suffix}"), expected)
+
+
+def test_a_png_says_that_it_is_synthetic(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    write(tmp_path / "a.png", images(4, 3, 3))
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.text == {"Description": "synthetic: computed by a neural network (onchip)"}

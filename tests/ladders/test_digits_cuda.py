@@ -220,7 +220,7 @@ def torch_losses(net, x, classes, device):
     """The loss of every batch of fit's first epoch, by torch's autograd and optimiser; and the row order."""
     pytest.importorskip("torch")
     case = TrainingCase(lambda seed: net, x, classes, digits.TRAIN, 1, device)
-    run = Autograd(case, optimiser="foreach", compiled=False, device=device)
+    run = Autograd(case, form="foreach", compiled=False, device=device)
     steps = len(batch_sizes(len(x)))
     losses = [run.step(*batch).item() for batch, _ in zip(run.batches(), range(steps), strict=False)]
     return np.array(losses), np.concatenate(case.batches(0)[:steps])

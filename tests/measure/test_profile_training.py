@@ -18,8 +18,8 @@ from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import trainer
-from onchip.runtime.cuda.timed_steps import time_launches
+from onchip.runtime.cuda import runs
+from onchip.runtime.cuda.timed_runs import time_launches
 from onchip.runtime.placement import kernels_for
 from onchip.train import recording
 from onchip.train.many import Run, fit_runs
@@ -126,7 +126,7 @@ def test_a_gpu_without_memory_for_a_copy(monkeypatch):
     def refuse(self, nbytes, row_bytes=0):
         raise DeviceError("out of memory")
 
-    monkeypatch.setattr(trainer, "time_launches", time_without_memory)
+    monkeypatch.setattr(runs, "time_launches", time_without_memory)
     with onchip.profile() as found:
         train(device="cuda")
     assert found.trainings[0].launches == ()

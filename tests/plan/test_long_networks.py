@@ -1,5 +1,7 @@
 """Planning time is proportional to the number of layers, for any layers and any connections."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,15 @@ class Counted(str):
 
     def __hash__(self):
         return super().__hash__()
+
+
+def test_a_step_of_images_is_planned_in_few_calls():
+    """Convolutions to few channels search for their tile: most of the calls."""
+    kernels, trained = kernels_for(H200), NETWORKS["u_net"]
+    step = training_step(trained.build(), trained.step)
+    plan = functools.partial(make_plan, step, H200, kernels, Job("bf16", trained.batch))
+    plan()  # fills caches
+    assert python_calls(plan) < 3_500 * len(step.nodes)
 
 
 def test_a_reader_of_many_moves_looks_at_each_once():

@@ -27,7 +27,7 @@ from onchip.plan.device import A100, H200
 from onchip.plan.gradient.step import training_step
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import train_memory
+from onchip.runtime.cuda import run_memory
 from onchip.runtime.placement import kernels_for, training_kernels_for
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
@@ -112,9 +112,9 @@ def test_concurrent_runs_have_the_bits_of_a_single_run(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["decay and momentum"]()
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
-    sent, write = [], train_memory.write_rows
+    sent, write = [], run_memory.write_rows
     monkeypatch.setattr(
-        train_memory, "write_rows", lambda gpu, to, shape, *how: (sent.append(shape[0]), write(gpu, to, shape, *how))
+        run_memory, "write_rows", lambda gpu, to, rows: (sent.append(rows.shape[0]), write(gpu, to, rows))
     )
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):
@@ -171,7 +171,7 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["one layer"]()
     whole = fit(net, x, y, device="cuda", epochs=1, **training)
-    monkeypatch.setattr(train_memory, "SLICE_BYTES", 7 * 8 * 4)
+    monkeypatch.setattr(run_memory, "SLICE_BYTES", 7 * 8 * 4)
     same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
 
 
@@ -472,6 +472,7 @@ def test_the_command_trains_on_a_gpu(cli, precision):
     document = json.loads(ran.out)
     assert document["device"] == "cuda:0"
     assert document["gpu_bytes"] > 2**20
+    assert 0 < document["gpu_busy"] <= 1
     assert document["accuracy"] > 0.9
 
 

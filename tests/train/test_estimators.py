@@ -93,13 +93,13 @@ def test_one_class_is_always_predicted():
     assert np.array_equal(clf.predict_proba(x), np.ones((20, 1)))
 
 
-@pytest.mark.parametrize("loss", ["mse", "half_sse"])
+@pytest.mark.parametrize("loss", ["mse", "half_sse", "mae", "huber"])
 def test_a_regressor_learns(loss):
     (x, y), (x_test, y_test) = numbers(), numbers(seed=2)
-    options = {} if loss == "mse" else {"optimiser": "sgd", "lr": 1e-3}
+    options = {"optimiser": "sgd", "lr": 1e-3} if loss == "half_sse" else {}
     reg = regressor(loss=loss, **options).fit(x, y)
     assert reg.score(x_test, y_test) > 0.95
-    assert reg.loss_curve_[-1] < 0.1 * reg.loss_curve_[0]
+    assert reg.loss_curve_[-1] < (0.1 if loss in ("mse", "half_sse") else 0.3) * reg.loss_curve_[0]
 
 
 def test_predictions_have_the_shape_of_y():

@@ -157,6 +157,8 @@ def test_names_of_other_libraries(data):
         ({"checkpoint": ""}, "bad checkpoint folder"),
         ({"threads": True}, "threads"),
         ({"threads": "1"}, "'1'"),
+        ({"on_epoch": 3}, "bad on_epoch"),
+        ({"stop": True}, "bad stop"),
     ],
 )
 def test_bad_arguments_are_refused(data, given, words):
@@ -216,6 +218,27 @@ def test_targets_that_do_not_fit_get_a_hint(data, y, hint):
     with pytest.raises(ShapeError, match="targets do not fit") as caught:
         fit(data[0], y, loss="mse")
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("y", "hint"),
+    [
+        (np.eye(2)[np.arange(50) % 2], "y.argmax(axis=1): these are one-hot"),
+        (np.arange(50) % 2 > 0, "y.astype(np.int64)"),
+        (np.arange(50)[:, np.newaxis] % 2, "y[:, 0]"),
+        (np.array(["a", "b"])[np.arange(50) % 2], "np.unique(y, return_inverse=True)"),
+    ],
+)
+def test_classes_that_do_not_fit_get_a_hint(data, y, hint):
+    with pytest.raises(ShapeError, match="classes do not fit") as caught:
+        fit(data[0], y)
+    assert hint in caught.value.hint
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_refused_before_the_first_step(data, monkeypatch):
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"a step of 16 rows does not fit(?s:.)*at most 1,000 B(?s:.)*batch_size="):
+        fit(*data, nesterov=True, momentum=0.9, on_progress=pytest.fail)
 
 
 @pytest.mark.parametrize(("value", "told"), [(np.nan, "nan"), (-np.inf, "-inf")])

@@ -14,7 +14,6 @@ from onchip.errors import InputError, KernelError
 from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.layers import Dropout
-from onchip.network.training import TrainingStep
 from onchip.plan.gradient.step import VALUES
 from onchip.plan.gradient.training_form import DRAW
 from onchip.runtime.check import FACTOR, ULP, ULPS
@@ -65,7 +64,7 @@ def float64_losses(net: Network, x: np.ndarray, y: np.ndarray, dtype: str, **opt
     """The loss of every step, by the reference."""
     sample_weight = options.pop("sample_weight", None)
     o = TrainOptions(**options)
-    how = TrainingStep(o.loss, o.step_optimiser, o.label_smoothing, o.clip_norm)
+    how = o.step
     step = step_of(net, how, o.weight_decay, o.frozen)
     state, losses, done, B = {name: np.asarray(step.weights[name]) for name in step.state}, [], 0, min(o.batch_size, N)
     row_weights = np.ones(N) if sample_weight is None else np.asarray(sample_weight, np.float64)

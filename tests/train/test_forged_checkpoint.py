@@ -23,6 +23,7 @@ RUNS = {  # what is trained, how, and after how many steps it is stopped; an epo
     "amid an epoch": (Y, {"optimiser": "adam", "validation": 0.3, "patience": 4}, 7),
     "behind an epoch": (Y, {"momentum": 0.9, "schedule": "step", "step_every": 1}, 8),
     "done": (NUMBERS, {"loss": "mse", "epochs": 2}, 8),
+    "two outputs": ((NUMBERS, rows(60, 4)), {"loss": "mse", "loss_weights": {"relu1": 0.5}, "validation": 0.3}, 5),
 }
 
 
@@ -33,7 +34,10 @@ class StoppedError(Exception):
 def train(run, folder=None, **more):
     y, options, _ = RUNS[run]
     kept = {} if folder is None else {"checkpoint": folder, "checkpoint_every": 0.0}
-    return fit(mlp(5, 4, 3), X, y, **OPTIONS | options, **kept, **more)
+    net = mlp(5, 4, 3)
+    if run == "two outputs":
+        net = net.replace(outputs=(*net.outputs, net.nodes[1].name))
+    return fit(net, X, y, **OPTIONS | options, **kept, **more)
 
 
 @pytest.fixture(scope="module")

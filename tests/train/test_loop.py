@@ -33,7 +33,7 @@ def test_loss_curve_and_weights_follow_the_reference(name):
     assert_follows_reference(*CASES[name](), device="cpu")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"one cycle", "warm-up"}))  # their rates: test_schedule.py
 def test_loss_curve_follows_torch_in_the_same_order(name):
     torch = pytest.importorskip("torch")
     from onchip.bench.peers.frameworks.torch_network import torch_module
@@ -127,7 +127,7 @@ def test_one_run_has_all_threads_and_several_have_one_each():
         shared = SharedData(runs)
         planned = plan_run(net, x, y, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
         together = start_runs([planned], x, y, shared)
-        assert together.trainer.trainers[0].threads == expected
+        assert together.bound.steps.threads == expected
 
 
 def fit_and_listen(name, device="cpu", epochs=40, **more):

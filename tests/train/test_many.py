@@ -54,12 +54,12 @@ def test_more_runs_than_threads_and_one_thread():
 def test_similar_runs_are_grouped():
     class Planned:
         def __init__(self, kind):
-            self.kind, self.bound = kind, self
+            self.kind = kind
 
         def is_like(self, other):
             return self.kind == other.kind
 
-        def together(self, count):
+        def runs_at_once(self, count):
             return {5: 3, 2: 1}.get(count, 1)
 
     planned = [Planned(kind) for kind in "abaaaa"]

@@ -10,7 +10,7 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.runtime.cuda.gpu import Event
-from onchip.runtime.cuda.trainer import CudaJointTrainer, CudaTrainer, JointLaunches
+from onchip.runtime.cuda.runs import CudaRun, CudaRuns, JointLaunches
 from onchip.train import loop, training_run
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.loop import fit
@@ -33,7 +33,7 @@ def emulated(monkeypatch):
         return lambda team, *args: log.append(name) or call(team, *args)
 
     for name in ("begin", "end"):
-        monkeypatch.setattr(CudaJointTrainer, name, logged(name, getattr(CudaJointTrainer, name)))
+        monkeypatch.setattr(CudaRuns, name, logged(name, getattr(CudaRuns, name)))
     return log
 
 
@@ -121,10 +121,10 @@ def test_runs_of_other_lengths_go_ahead_together(emulated):
 def test_no_graph_is_built_while_steps_are_timed(monkeypatch, rows, batch):
     """A short epoch, epochs that are joined, and an epoch in several pieces."""
     emulate_device(monkeypatch)
-    log, build, begin = [], JointLaunches.build, CudaTrainer.begin
+    log, build, begin = [], JointLaunches.build, CudaRun.begin
     monkeypatch.setattr(JointLaunches, "build", lambda *args: log.append("build") or build(*args))
-    monkeypatch.setattr(CudaTrainer, "begin", lambda *args: log.append("timed") or begin(*args))
-    monkeypatch.setattr(CudaTrainer, "end", lambda trainer, end=CudaTrainer.end: log.append("end") or end(trainer))
+    monkeypatch.setattr(CudaRun, "begin", lambda *args: log.append("timed") or begin(*args))
+    monkeypatch.setattr(CudaRun, "end", lambda run, end=CudaRun.end: log.append("end") or end(run))
     net, x, y, _ = case(8, 3, n=rows)
     fit(net, x, y, device="cuda", epochs=12, **TRAINING | {"batch_size": batch})
     timed = [at for at, each in enumerate(log) if each == "timed"]

@@ -130,6 +130,72 @@ def test_the_learning_rate_and_the_weights_can_be_set(device):
     assert f"{second:.3f}" == f"{float(second):.3f}"
 
 
+def test_averages_are_those_of_fit(device):
+    net = images()
+    x, y = data(net)
+    options = {"lr": 0.02, "batch_size": B, "ema": 0.8, "seed": 3, "device": device}
+    result = onchip.fit(net, x, y, epochs=1, **options)
+    step = onchip.training_step(net, **options)
+    assert onchip.training_step(net, device=device).averages == {}
+    for rows in np.split(epoch_order(N, 3, 0), range(B, N, B)):
+        step(x[rows], y[rows])
+    averages = step.averages
+    assert averages
+    assert averages.keys() <= result.network.weights.keys()
+    assert all(array.tobytes() == result.network.weights[name].tobytes() for name, array in averages.items())
+    assert any((array != step.weights[name]).any() for name, array in averages.items())
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_a_step_continues_from_a_checkpoint_with_the_same_bits(device, stop, monkeypatch):
+    """Moments, averages, dropouts and a log of losses that is read on the way."""
+    monkeypatch.setattr(training_step, "STEPS", 3)
+    net = images()
+    x, y = data(net)
+    options = {"optimiser": "adam", "lr": 0.02, "ema": 0.8, "seed": 3, "device": device}
+    whole, first, then = (onchip.training_step(net, **options) for _ in range(3))
+    for at in range(7):
+        rows = slice(at, at + B)
+        whole(x[rows], y[rows])
+        if at < stop:
+            first(x[rows], y[rows])
+            continue
+        if at == stop:
+            then.resume(first.checkpoint())
+            assert then.steps_done == stop
+        then(x[rows], y[rows])
+    assert then.losses.tobytes() == whole.losses.tobytes()
+    expected = whole.checkpoint()
+    assert expected.keys() >= whole.weights.keys()
+    assert all(array.tobytes() == expected[name].tobytes() for name, array in then.checkpoint().items())
+
+
+def test_the_checkpoint_of_another_step_is_refused():
+    step = onchip.training_step(mlp(5, 3), optimiser="adam", device="cpu")
+    for other in (onchip.training_step(mlp(5, 3), device="cpu"), onchip.training_step(mlp(6, 3), device="cpu")):
+        with pytest.raises(InputError, match="checkpoint is of another step"):
+            step.resume(other.checkpoint())
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(5, 9, 3), images])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_beta1_of_adam(device, make, optimiser):
+    """Two steps by hand, also of an MLP, which other kernels train with 0.9."""
+    net = make()
+    x, y = data(net)
+    step = onchip.training_step(net, optimiser=optimiser, beta1=0.5, lr=0.01, device=device)
+    name = next(iter(step.gradients(x, y)))
+    w, m, s = np.float64(net.weights[name]), 0.0, 0.0
+    for t in (1, 2):
+        g = step.gradients(x, y)[name].astype(np.float64)
+        m, s = 0.5 * m + 0.5 * g, 0.999 * s + 0.001 * g * g
+        w = w - 0.01 * (m / (1 - 0.5**t)) / (np.sqrt(s / (1 - 0.999**t)) + 1e-8)
+        step(x, y)
+    np.testing.assert_allclose(step.weights[name], w, atol=2e-5)
+    with pytest.raises(InputError, match="bad beta1"):
+        onchip.training_step(net, beta1=1.0)
+
+
 def test_rows_have_weights(device):
     net = mlp(5, 3)
     x, y = data(net)
@@ -172,14 +238,24 @@ def test_torch_tensors_on_a_gpu():
         (lambda net, x, y: onchip.training_step(net, trainable="fc9.*"), InputError, "trainable matches no weight"),
         (lambda net, x, y: onchip.training_step(net, state={}), InputError, "bad state"),
         (lambda net, x, y: onchip.training_step(net, device="cpu")(x), InputError, "wrong number of arrays"),
-        (lambda net, x, y: onchip.training_step(net, device="cpu")(x, y[:3]), ShapeError, "'target' has the wrong"),
+        (lambda net, x, y: onchip.training_step(net, device="cpu")(x, y[:3]), ShapeError, "classes do not fit"),
         (lambda net, x, y: onchip.training_step(net, device="cpu")(x[:0], y[:0]), InputError, "no rows"),
         (
             lambda net, x, y: onchip.training_step(net, device="cpu")(x, y, weights=-y),
             InputError,
-            "bad weights of rows",
+            "a sample weight is negative",
         ),
         (lambda net, x, y: onchip.training_step(net, device="cpu")(x, y + 3), InputError, "class is out of range"),
+        (
+            lambda net, x, y: onchip.training_step(images().replace(outputs=("c",))),
+            ShapeError,
+            "does not fit the output",
+        ),
+        (
+            lambda net, x, y: onchip.training_step(net.replace(nodes=net.nodes[:0], outputs=("x",))),
+            InputError,
+            "without",
+        ),
     ],
 )
 def test_bad_input_is_refused(make, error, words):
@@ -200,3 +276,82 @@ def test_a_weight_of_another_shape_is_not_shared():
     first = onchip.training_step(mlp(5, 3), device="cpu")
     with pytest.raises(InputError, match=r"differ in weight 'fc1.weight'"):
         onchip.training_step(mlp(6, 3), state=first)
+
+
+def test_the_network_of_a_step_has_averages(device):
+    net = images()
+    x, y = data(net)
+    options = {"lr": 0.05, "ema": 0.6, "batch_size": B, "device": device}
+    result = onchip.fit(net, x, y, epochs=2, shuffle=False, **options)
+    step = onchip.training_step(net, **options)
+    for begin in (0, 8, 16, 0, 8, 16):
+        step(x[begin : begin + B], y[begin : begin + B])
+    trained = step.network
+    assert all(array.tobytes() == trained.weights[name].tobytes() for name, array in result.network.weights.items())
+    assert (step.weights["b.weight"] != trained.weights["b.weight"]).any()
+
+
+class DlpackArray:
+    """An array of another library, of the host."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.shape = array, array.shape
+
+    def __dlpack__(self, **how):
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda x, y: (DlpackArray(x), DlpackArray(y)),
+        lambda x, y: (x, y.astype(np.int32)),
+        lambda x, y: (x, y.astype(np.uint8)),
+        lambda x, y: (np.float64(x), y),
+        lambda x, y: (np.asfortranarray(x), y),
+    ],
+)
+def test_arrays_of_the_host_are_converted_as_by_fit(device, given, monkeypatch):
+    monkeypatch.setenv("ONCHIP_QUIET", "1")
+    net = mlp(5, 3)
+    x, y = data(net)
+    steps = [onchip.training_step(net, device=device) for _ in range(2)]
+    assert float(steps[0](*given(x, y))) == float(steps[1](x, y))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda step, x, y: step(x * np.nan, y), "rows are not finite"),
+        (lambda step, x, y: step.gradients(x * np.inf, y), "rows are not finite"),
+        (lambda step, x, y: step(x, np.eye(3, dtype=np.float32)[y]), r"y.argmax\(axis=1\): these are one-hot"),
+        (lambda step, x, y: step(x, y.astype(np.float32)), "classes do not fit"),
+        (lambda step, x, y: step(x[:, :4], y), "input has the wrong shape"),
+        (lambda step, x, y: step(x, y, weights=np.full(N, np.inf)), "negative or not finite"),
+        (lambda step, x, y: step(x, y, weights="abc"), "sample weights do not fit"),
+        (lambda step, x, y: step(x, y, weights=np.zeros(N)), "all row weights are zero"),
+        (lambda step, x, y: setattr(step, "weights", 3), "bad weights"),
+        (lambda step, x, y: onchip.training_step(mlp(5, 3), trainable=3), "bad trainable"),
+        (lambda step, x, y: onchip.training_step(mlp(5, 3), trainable=[]), "bad trainable"),
+    ],
+)
+def test_bad_arrays_change_nothing(make, words):
+    step = onchip.training_step(net := mlp(5, 3), device="cpu")
+    x, y = data(net)
+    with pytest.raises(InputError, match=words):
+        make(step, x, y)
+    assert step.steps_done == 0
+    assert all((array == net.weights[name]).all() for name, array in step.weights.items())
+
+
+@pytest.mark.parametrize("bad", [-1.0, 2.0])
+def test_targets_beyond_0_to_1_are_refused(bad):
+    net = mlp(5, 3)
+    step = onchip.training_step(net, loss="bce_with_logits", device="cpu")
+    x, _ = data(net)
+    step(x, np.ones((N, 3), bool))
+    with pytest.raises(InputError, match="a target is out of range"):
+        step(x, np.full((N, 3), bad, np.float32))

@@ -45,7 +45,10 @@ def bench(
         Option("--peers", help="Also time torch, onnxruntime, NumPy; on a GPU torch, Triton, CuPy, JAX, interleaved."),
     ] = False,
     threads: Annotated[int | None, Option(help="CPU threads of every engine; all cores if not given.")] = None,
-    accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 10 seeds x 30 epochs on MNIST.")] = False,
+    accuracy: Annotated[
+        bool,
+        Option("--accuracy", help="Also train on MNIST: digits, 10 seeds x 30 epochs; training, LeNet-5, 5 seeds x 4."),
+    ] = False,
     rows: Annotated[
         str | None,
         Option(

@@ -23,7 +23,7 @@ def demo(
     debug: Debug = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, save, load, plan, run and time it.
+    """Train a network, save, load, plan, run and time it; score a sentence.
 
     \b
     Example:
@@ -32,7 +32,16 @@ def demo(
     The first run takes about 20 seconds because it compiles kernels; later runs are shorter. Needs no internet and no
     GPU: the images of digits are bundled.
     """
-    from onchip.workloads.demo import check_rows_to_time, draw, plan_with_floor, save_and_load, time_rows, train_digits
+    from onchip.workloads.demo import (
+        SENTENCE,
+        check_rows_to_time,
+        draw,
+        plan_with_floor,
+        save_and_load,
+        score_sentence,
+        time_rows,
+        train_digits,
+    )
 
     check_rows_to_time(rows)
     check_launches(debug)
@@ -52,12 +61,14 @@ def demo(
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)
     print_message(f"checked against float64, then timed alternately, from NumPy array to NumPy array: {where}")
     picture = draw(out, data, trained)
+    label, share = score_sentence(SENTENCE)
     if as_json:
         print_json({
             "device": engine.chosen, "epochs": epochs, "train_seconds": trained.fit.seconds,
             "epoch_losses": trained.fit.epoch_losses, "accuracy": trained.accuracy, "test_rows": len(data.x_test),
             "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": plan.to_dict(),
             "files": [str(path) for path in files], "picture": str(picture),
+            "sentence": {"text": SENTENCE, "label": label, "probability": share},
         })  # fmt: skip
     else:
         print(f"accuracy {trained.accuracy:.2%} on {len(data.x_test)} test images")
@@ -68,4 +79,5 @@ def demo(
             for i, t in enumerate(timings)
         ]  # fmt: skip
         print(fitted_columns(head, cells, terminal_width(sys.stdout), right=(2, 3, 4, 5)))
+        print(f'"{SENTENCE}" is {label} ({share:.2f}): onchip run sentiment --text "{SENTENCE}"')
     print_message(f"picture: {picture}")

@@ -36,6 +36,8 @@ def run(
     context: Context,
     model: Model,
     rows: opt.Rows = None,
+    text: opt.Text = None,
+    column: opt.Column = None,
     inputs: opt.Inputs = None,
     shapes: Shape = None,
     padding: opt.Padding = None,
@@ -44,6 +46,8 @@ def run(
     weights: opt.Weights = None,
     count: opt.Count = None,
     seed: Seed = None,
+    grid: opt.Grid = None,
+    walk: opt.Walk = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     io: Io = "",
@@ -70,6 +74,22 @@ def run(
       python -c "import numpy as np; np.save('x.npy', np.ones((9, 72), 'f4'))"
       onchip run decode x.npy -o out.npy
       onchip run faces --count 4 --seed 1 -o grid.png
+      onchip run sentiment --text "a waste of time"
+
+    \b
+    Texts, with the shipped model or one from onchip train sentiment:
+      onchip run sentiment reviews.csv --column text -o scores.csv
+      onchip run sentiment.onnx - < sentences.txt -o scores.csv
+
+    The name sentiment means the shipped model if there are texts (--text, or a .txt, .csv or .tsv), and with --weights,
+    --count or a file of ids the network of the report.
+
+    \b
+    Here, faces is a small generator of portraits that comes with onchip:
+    synthetic pictures, of no person. With --weights, and in other commands,
+    it is the larger network of the workload.
+      onchip run faces --grid 8x4 --seed 2 -o faces.png
+      onchip run faces --count 5 --walk 12 -o walk.gif
 
     \b
     With your own files:
@@ -99,7 +119,14 @@ def run(
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
     request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+    request = request.with_count()
     check_launches(debug)
+    if text:
+        from onchip.cli.run_texts import run_texts
+
+        with profiled(profile, None):
+            run_texts(request, text, as_json, max(verbose, plan))
+        return
 
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.supervise import Reporter, is_supervised

@@ -13,8 +13,14 @@ Rows = Annotated[
         metavar="[INPUT]",
         show_default=False,
         help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
-        "- for standard input (.csv, .npy or .npz).",
+        "- for standard input (.csv, .npy or .npz). Texts: .txt (one per line), .csv or .tsv.",
     ),
+]
+Text = Annotated[
+    list[str] | None, Option("--text", metavar="TEXT", help="A sentence to classify, instead of INPUT; repeatable.")
+]
+Column = Annotated[
+    str | None, Option(metavar="NAME", help="The column of texts in INPUT; default: text, or the only one.")
 ]
 Inputs = Annotated[
     list[str] | None,
@@ -28,7 +34,7 @@ Output = Annotated[
     Option(
         "--output",
         "-o",
-        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png. Without it, some rows are printed.",
+        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png, .gif. Without it, some rows are printed.",
     ),
 ]
 Top = Annotated[
@@ -39,6 +45,13 @@ Weights = Annotated[
     Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
 ]
 Count = Annotated[int | None, Option(metavar="N", help="Random rows to run instead of INPUT.")]
+Grid = Annotated[
+    str | None, Option(metavar="NxM", help="Draw N x M random images in M lines, in place of --count and a square.")
+]
+Walk = Annotated[
+    int | None,
+    Option(metavar="FRAMES", help="Walk between the random rows of --count, with so many frames to each: -o walk.gif."),
+]
 Batch = Annotated[int | None, Option(metavar="ROWS", help="Rows per launch; the results do not change.")]
 Scale = Annotated[float | None, Option(help="Convert rows to the network's float type and divide them by this.")]
 Ranks = Annotated[

@@ -60,7 +60,7 @@ def _document(request: RunRequest, result: RunResult, answers: Any) -> dict[str,
     report = result.report
     return {
         "model": request.model, "weights": request.weights, "input": request.rows,
-        "count": request.count, "seed": request.seed, "padding": request.padding,
+        "column": request.column, "count": request.count, "seed": request.seed, "padding": request.padding,
         "inputs": request.named, "output": request.output,
         "notes": result.notes, "shape": result.shape, "dtype": result.network.output.dtype, "device": result.device,
         "ranks": result.ranks, "resumed_rows": report.resumed_rows,

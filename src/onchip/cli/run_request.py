@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from onchip.runtime.io.output import PartialOutput
     from onchip.runtime.io.row_sources import FittedRows
     from onchip.runtime.run_job import RunOptions
+    from onchip.text.text_rows import TextRows
 
 STDIN = Path("-")
+FACES_COUNT, WALK_COUNT = 64, 5  # images of faces, and random rows of a walk, if none are given
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class RunRequest:
 
     model: str
     rows: Path | None
+    text: list[str] | None
+    column: str | None
     inputs: Sequence[str] | None
     shapes: list[str] | None
     padding: int | None
@@ -37,6 +41,8 @@ class RunRequest:
     weights: Path | None
     count: int | None
     seed: int | None
+    grid: str | None
+    walk: int | None
     device: str
     precision: str
     io: str
@@ -91,9 +97,56 @@ class RunRequest:
             check_chunk(self.batch)
         check_started_once(self.ranks, ranks)
         self.check_scale_out()
-        without = parse_without(self.without)
         copy = _copy_stdin() if self.rows == STDIN else None
-        return replace(self, model=model, without=without, stdin_copy=copy)
+        found = replace(self, without=parse_without(self.without), stdin_copy=copy)
+        return found.with_model(found.has_text_file)
+
+    @property
+    def has_text_file(self) -> bool:
+        """Whether INPUT is a file of texts, if the network reads texts."""
+        from onchip.text.text_rows import SUFFIXES
+
+        return self.rows_file is not None and self.rows_file.suffix.lower() in SUFFIXES
+
+    def with_model(self, has_texts: bool) -> RunRequest:
+        """The same request, with the model's name as onchip spells it; of texts, the path of a model that ships."""
+        from onchip.text.shipped import SHIPPED
+        from onchip.workloads import model_name
+
+        model = model_name(self.model)
+        is_workload = self.weights is not None or self.count is not None or self.inputs or self.padding is not None
+        if has_texts and not is_workload and model in SHIPPED:
+            model = str(SHIPPED[model])
+        return replace(self, model=model)
+
+    def with_count(self) -> RunRequest:
+        """The same request, with the number of random rows that --grid, --walk and faces imply."""
+        has_file = self.rows is not None or bool(self.inputs)
+        if self.grid is not None:
+            columns, lines = self.grid_size or (0, 0)
+            given = "INPUT" if has_file else f"--count {self.count}" if self.count is not None else "--walk"
+            if has_file or self.count is not None or self.walk is not None:
+                got, hint = f"--grid {self.grid} and {given}", f"omit {given}, or omit --grid"
+                raise InputError("--grid says how many random images", got=got, expected="--grid alone", hint=hint)
+            return replace(self, count=columns * lines)
+        if self.walk is not None and has_file:
+            hint = "--count 5 --walk 12"
+            raise InputError("--walk is for random rows", got="--walk with INPUT", expected="--count", hint=hint)
+        if has_file or self.count is not None:
+            return self
+        if self.walk is not None:
+            return replace(self, count=WALK_COUNT)
+        return replace(self, count=FACES_COUNT) if self.model.lower() == "faces" else self
+
+    @property
+    def grid_size(self) -> tuple[int, int] | None:
+        """Columns and lines of --grid."""
+        if self.grid is None:
+            return None
+        columns, _, lines = self.grid.lower().partition("x")
+        if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 1 << 31 for part in (columns, lines)):
+            raise InputError("bad --grid", got=self.grid, expected="columns x lines", hint="--grid 8x4")
+        return int(columns), int(lines)
 
     def check_rows(self) -> None:
         files = [*([self.rows] if self.rows else []), *self.named.values()]
@@ -150,17 +203,43 @@ class RunRequest:
     @contextlib.contextmanager
     def open_sources(self, net: Network) -> Iterator[Sequence[FittedRows]]:
         """The rows of each input. Errors in the block about the copy of standard input name standard input."""
-        from onchip.runtime.io.row_sources import FittedRows, input_files, open_inputs, padded_inputs, random_inputs
+        from onchip.runtime.io.row_sources import (
+            FittedRows,
+            Source,
+            WalkRows,
+            input_files,
+            open_inputs,
+            padded_inputs,
+            random_inputs,
+        )
 
         if self.count is not None:
-            drawn = zip(random_inputs(net, self.count, self.seed or 0), net.inputs.values(), strict=True)
-            yield [FittedRows(source, input_type, self.scale) for source, input_type in drawn]
+            kinds = net.inputs.values()
+            drawn: Sequence[Source] = random_inputs(net, self.count, self.seed or 0)
+            if self.walk is not None:
+                drawn = [WalkRows(kind, self.count, self.walk, self.seed or 0) for kind in kinds]
+            yield [FittedRows(source, kind, self.scale) for source, kind in zip(drawn, kinds, strict=True)]
             return
+        if net.meaning.words and self.has_text_file:
+            with _naming_stdin(self.stdin_copy):
+                yield [FittedRows(self._texts(net), net.input)]
+            return
+        if self.column is not None:
+            got, hint = f"--column {self.column} for {self.rows_file}", "a .csv, and a network that reads texts"
+            raise InputError("--column is for texts", got=got, expected="no --column", hint=hint)
         with _naming_stdin(self.stdin_copy):
             counted = [padded_inputs(net)[1]] if self.padding is not None else []
             files = input_files(net, self.rows_file, self.named, counted)
             with open_inputs(net, files, self.scale, self.padding) as sources:
                 yield sources
+
+    def _texts(self, net: Network) -> TextRows:
+        from onchip.text.text_rows import open_texts
+
+        assert self.rows_file is not None
+        # Standard input is lines, or a .csv if a column is named.
+        is_table = self.column is not None if self.stdin_copy is not None else None
+        return open_texts(self.rows_file, net, self.column, is_table)
 
     @contextlib.contextmanager
     def open_output(self, net: Network, job: Job, rows: int, ranks: Ranks) -> Iterator[PartialOutput | None]:
@@ -172,7 +251,8 @@ class RunRequest:
         record = {} if self.output is None else self._record(net, job)
         sink = None
         try:
-            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top) as sink:
+            columns = self.grid_size[0] if self.grid_size else None
+            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top, columns) as sink:
                 if sink is not None and sink.found:
                     print_message(_earlier_run(sink, self.resume))
                 yield sink
@@ -185,7 +265,7 @@ class RunRequest:
         from onchip.workloads.job import run_record
 
         files = {**({"INPUT": self.rows_file} if self.rows_file else {}), **self.named}
-        names = ("count", "seed", "scale", "padding", "io", "top")
+        names = ("count", "seed", "walk", "scale", "padding", "io", "top", "column")
         return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
 
 

@@ -13,7 +13,8 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.output import Update, print_device, print_json, print_message, progress, rate, resumable
 from onchip.cli.profiled import ShowTrainingProfile, TrainingTrace, profiled
 from onchip.cli.ranks import start_ranks
-from onchip.network.text import plural
+from onchip.cli.train_faces import MODEL, ONLY_HERE, check_no_faces, refuse_others, train_faces
+from onchip.network.text import plural, size_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -38,6 +39,10 @@ def train(
     test_data: opt.TestData = None,
     test_labels: opt.TestLabels = None,
     test_share: opt.TestShare = None,
+    column: opt.Column = None,
+    skip_bad: opt.SkipBad = None,
+    folds: opt.Folds = None,
+    network: opt.Network = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -73,6 +78,10 @@ def train(
     plot: opt.Plot = None,
     device: opt.Device = None,
     threads: Threads = None,
+    width: opt.Width = None,
+    samples: opt.Samples = None,
+    augment: opt.Augment = None,
+    flip: opt.Flip = None,
     profile: ShowTrainingProfile = False,
     trace: TrainingTrace = None,
     as_json: Json = False,
@@ -83,6 +92,7 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
+      onchip train digits --data sklearn --network lenet
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --schedule cosine --warmup 1 --epochs 5
       onchip train digits --data sklearn --momentum 0.9 --nesterov --epochs 5
@@ -97,11 +107,21 @@ def train(
       mpiexec -n 4 onchip train backprop --device cpu
 
     \b
+    On texts: a network that onchip run applies to texts:
+      onchip train sentiment --data reviews.csv --labels label -o texts.onnx
+      onchip train sentiment --data FOLDER --folds 10 --json
+      onchip train texts.onnx --data more.csv --labels label -o texts.onnx
+
+    \b
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
+
+    \b
+    A generator of pictures: of a folder of .png and .jpg, of an .npz, or mnist:
+      onchip train faces --data photos/ --width 16 --samples s.png -o net.onnx
 
     A file can hold any network with one input and one output; its weights are the initial ones. Its input decides how
     rows are read: they are reshaped to one row of it, and ids stay integers.
@@ -113,8 +133,15 @@ def train(
     # Not context.params: with Typer 0.28 and earlier, its paths are still text.
     arguments = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
 
+    if (model or "").lower() == MODEL:
+        train_faces({**arguments, "config": config}, as_json, verbose)
+        return
+    refuse_others(model or "the model of the config file", arguments)
+    arguments = {name: value for name, value in arguments.items() if name not in ONLY_HERE}
+
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
+    from onchip.cli.train_folds import check_seeds, check_text_options, train_folds
     from onchip.cli.train_log import TrainLog, log_head
     from onchip.errors import InputError
     from onchip.files import check_outputs, check_writable
@@ -122,12 +149,15 @@ def train(
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.classify import check_folder, check_model_path, train_and_test, with_meaning
     from onchip.workloads.table_data import Source
+    from onchip.workloads.text_job import KIM, TEXTS, text_job, text_network
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
+    check_no_faces(chosen.model)
     found = start_ranks(ranks, context.obj)
-    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
+    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share,
+                    chosen.column, chosen.skip_bad)  # fmt: skip
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
         {"--config": config, **files_read(chosen.model, source)},
@@ -141,8 +171,17 @@ def train(
     if chosen.checkpoint is None and chosen.checkpoint_every is not None:
         got, expected = "--checkpoint-every without --checkpoint", "--checkpoint too"
         raise InputError("no folder for checkpoints", got=got, expected=expected, hint="--checkpoint FOLDER")
+    trained_on_texts = text_network(chosen.model, source.data)
+    check_text_options(chosen, trained_on_texts)
+    if chosen.folds is not None:
+        train_folds(chosen, source, options, as_json, found.size)
+        return
     layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
-    job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
+    if chosen.model == TEXTS or trained_on_texts is not None:
+        job = text_job(source, options, chosen.network or KIM, trained_on_texts)
+        check_seeds(chosen.seeds, job)
+    else:
+        job = train_job(chosen.model, source, options, network=chosen.network, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     print_message(f"data: {job.data.name}, {rows:,} training rows, {test_rows:,} test rows ({job.data.where})")
     for note in (*job.data.notes, *job.notes):
@@ -157,7 +196,7 @@ def train(
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
-    how |= {"spread": found.size > 1, "standard": job.standard}
+    how |= {"spread": found.size > 1, "standard": job.standard, "validation_data": job.validation}
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
@@ -191,6 +230,7 @@ def train(
             "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, **scores(trained),
             "test_rows": test_rows, "seconds": result.seconds,
             "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
+            "gpu_busy": result.gpu_busy, "process_bytes": result.process_bytes,
             "plan": result.plan.to_dict(),
         })  # fmt: skip
         return
@@ -199,9 +239,12 @@ def train(
     if best.validation_loss is not None:
         accuracy = "" if best.validation_accuracy is None else f", accuracy {best.validation_accuracy:.2%}"
         print(f"validation loss {best.validation_loss:.4f}{accuracy} in epoch {best.epoch}, whose weights are saved")
-    gpu_memory = f", {result.gpu_bytes / 2**20:,.0f} MiB of GPU memory" if result.gpu_bytes else ""
     done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
-    print(f"{done}, {rate(samples_per_s, 'samples')}{gpu_memory}")
+    print(f"{done}, {rate(samples_per_s, 'samples')}")
+    gpu = (
+        "" if result.gpu_busy is None else f"{size_text(result.gpu_bytes)} of GPU memory, busy {result.gpu_busy:.0%}; "
+    )
+    print(f"memory: {gpu}{size_text(result.process_bytes)} at most in this process, libraries and data included")
 
 
 def train_all(

@@ -40,6 +40,10 @@ class Settings:
     test_data: str | None = None
     test_labels: str | None = None
     test_share: float | None = None
+    column: str | None = None
+    skip_bad: bool | None = None
+    folds: int | None = None
+    network: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
     scale: bool | None = None
@@ -155,6 +159,8 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
     if name == "frozen" and isinstance(value, str | list):
         return value
     if name == "weight_decay" and isinstance(value, str | dict):
+        return value
+    if name in ("loss", "loss_weights") and isinstance(value, dict):
         return value
     if name == "class_weight" and isinstance(value, str | list | dict):
         return value

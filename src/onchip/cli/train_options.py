@@ -23,9 +23,9 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         show_default=False,
-        help="digits; backprop; mlp: a new network for your data; or the file of any network (.onnx, .safetensors), to "
-        "train it further.",
-        autocompletion=completes(("digits", "backprop", "mlp"), ".onnx", ".safetensors"),
+        help="digits; backprop; sentiment: a new network for your texts; faces: a generator of pictures; mlp: a new "
+        "network for your table; or the file of any network (.onnx, .safetensors), to train it further.",
+        autocompletion=completes(("digits", "backprop", "sentiment", "faces", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
 Config = Annotated[
@@ -33,7 +33,10 @@ Config = Annotated[
 ]
 Data = Annotated[
     str | None,
-    Option(help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz."),
+    Option(
+        help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz. Texts: .csv or .tsv, or a "
+        "folder with a file per class, one text per line."
+    ),
 ]
 Labels = Annotated[
     str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")
@@ -43,6 +46,27 @@ TestLabels = Annotated[str | None, Option(help="Labels of --test-data; for a .cs
 TestShare = Annotated[
     float | None,
     Option(help="Without --test-data: share of your rows to test on, chosen by the seed; 0.2 if not given."),
+]
+Column = Annotated[
+    str | None, Option(metavar="NAME", help="The column of texts; default: text, or the only one besides the labels.")
+]
+SkipBad = Annotated[
+    bool | None,
+    Option(
+        "--skip-bad",
+        help="Skip and count lines that are empty, too long or not UTF-8; of faces, files that are damaged or of "
+        "another size.",
+    ),
+]
+Folds = Annotated[
+    int | None, Option(metavar="N", help="Texts: cross-validate; train N networks, each tested on another N-th.")
+]
+Network = Annotated[
+    str | None,
+    Option(
+        help="digits: mlp or lenet, which reaches 99 % on MNIST. sentiment: kim, small (a file below 2 MB) or report "
+        "(4,096 dimensions per word). [default: the first]"
+    ),
 ]
 Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; default: the model's.")]
 Activation = Annotated[
@@ -142,4 +166,28 @@ Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the learning cur
 Device = Annotated[
     str | None,
     Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False, autocompletion=completes(DEVICES)),
+]
+
+Width = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        help="For faces: channels of the generator's last hidden layer; 16 for a CPU. [default: 64, the workload's]",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE", help="For faces: draw 64 samples after each epoch (.png), at the end also the .gif of them."
+    ),
+]
+Augment = Annotated[
+    bool | None,
+    Option(
+        "--augment/--no-augment",
+        help="For faces: shift, cut and brighten all pictures at random. [default: if there are fewer than 10,000]",
+    ),
+]
+Flip = Annotated[
+    bool | None, Option("--flip/--no-flip", help="For faces: mirror half of the pictures. [default: if in colour]")
 ]

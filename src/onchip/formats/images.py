@@ -1,7 +1,7 @@
-"""Images as .bmp and .png: each row is an image; all rows are tiled into one square.
+"""Images as .bmp and .png: each row is an image; all rows are tiled into one picture.
 
-N images form a square of ceil(sqrt N) by ceil(sqrt N) tiles in row-major order; the rest is black. One line of tiles is
-in memory at a time.
+N images form a square of ceil(sqrt N) by ceil(sqrt N) tiles in row-major order, or lines of so many `columns`; the rest
+is black. One line of tiles is in memory at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onchip.formats.arrays.row_files import RowWriter
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
+SYNTHETIC = "synthetic: computed by a neural network (onchip)"  # in the metadata of .png and .gif
 _BMP_HEADER_BYTES = 54
 _MAX_BMP_BYTES = (1 << 32) - 1  # the header has a 32-bit size
 _MAX_SIDE = (1 << 31) - 1  # sides are signed 32-bit in both headers
@@ -40,40 +41,48 @@ def to_pixels(x: Array) -> Array:
     return np.where(np.isnan(scaled), np.float32(0), np.clip(scaled, 0, 255)).astype(np.uint8)
 
 
+def check_images(writer: RowWriter) -> None:
+    """InputError unless the rows of a writer are images, at least one."""
+    path, shape, dtype = writer.path, writer.shape, writer.dtype.name
+    if not is_image(TensorType(("B", *shape[1:]), dtype)):
+        raise InputError(
+            f"cannot write {path}: the rows are not images", got=f"{dtype} {list(shape)}",
+            expected="rows (H, W, 3), (H, W, 1) or (H, W), float or uint8", hint=f"-o {path.with_suffix('.npy')}",
+        )  # fmt: skip
+    if shape[0] == 0:
+        hint = f"-o {path.with_suffix('.npy')} can be empty"
+        raise InputError(f"cannot write {path}: no images", got="0 rows", expected="at least 1 row", hint=hint)
+
+
 class _TileWriter(RowWriter):
-    def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any, columns: int | None = None
+    ) -> None:
         super().__init__(path, shape, dtype)
-        if not is_image(TensorType(("B", *self.shape[1:]), self.dtype.name)):
-            raise InputError(
-                f"cannot write {self.path}: the rows are not images", got=f"{self.dtype.name} {list(self.shape)}",
-                expected="rows (H, W, 3), (H, W, 1) or (H, W), float or uint8",
-                hint=f"-o {self.path.with_suffix('.npy')}",
-            )  # fmt: skip
-        if self.shape[0] == 0:
-            got, hint = "0 rows", f"-o {self.path.with_suffix('.npy')} can be empty"
-            raise InputError(f"cannot write {self.path}: no images", got=got, expected="at least 1 row", hint=hint)
-        self._side = math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in integers
-        self._height, self._width = self._side * self.shape[1], self._side * self.shape[2]
+        check_images(self)
+        self._columns = columns or math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in integers
+        self._lines = -(-self.shape[0] // columns) if columns else self._columns
+        self._height, self._width = self._lines * self.shape[1], self._columns * self.shape[2]
         if max(self._height, self._width) > _MAX_SIDE:
             raise self._too_large(f"at most {_MAX_SIDE:,} pixels per side")
-        self._tiles = np.zeros((self._side, self.shape[1], self.shape[2], 3), np.uint8)
+        self._tiles = np.zeros((self._columns, self.shape[1], self.shape[2], 3), np.uint8)
 
     @abc.abstractmethod
     def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
-        """Write a line of tiles, (tile height, self._width, 3) RGB; called for 0, 1, ... self._side - 1."""
+        """Write a line of tiles, (tile height, self._width, 3) RGB; called for 0, 1, ... self._lines - 1."""
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
         colours = self.shape[3] if len(self.shape) == 4 else 1
         images = to_pixels(rows).reshape(len(rows), *self.shape[1:3], colours)
         done = 0
         while done < len(images):
-            band, column = divmod(self.rows + done, self._side)
-            count = min(self._side - column, len(images) - done)
+            band, column = divmod(self.rows + done, self._columns)
+            count = min(self._columns - column, len(images) - done)
             self._tiles[column : column + count] = images[done : done + count]  # gray is broadcast to all channels
             done += count
             is_last = self.rows + done == self.shape[0]
-            if is_last or column + count == self._side:
-                for each in range(band, self._side if is_last else band + 1):  # the rest of the square is black
+            if is_last or column + count == self._columns:
+                for each in range(band, self._lines if is_last else band + 1):  # the rest is black
                     self._write_band(file, each, self._tiles.transpose(1, 0, 2, 3).reshape(-1, self._width, 3))
                     self._tiles[...] = 0
 
@@ -86,8 +95,10 @@ class _TileWriter(RowWriter):
 class BmpWriter(_TileWriter):
     """24 bits per pixel: blue, green, red; bottom line first, each padded to a multiple of 4 bytes."""
 
-    def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
-        super().__init__(path, shape, dtype)
+    def __init__(
+        self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any, columns: int | None = None
+    ) -> None:
+        super().__init__(path, shape, dtype, columns)
         self._line_bytes = (self._width * 3 + 3) // 4 * 4
         self._file_bytes = _BMP_HEADER_BYTES + self._line_bytes * self._height
         if self._file_bytes > _MAX_BMP_BYTES:
@@ -101,7 +112,7 @@ class BmpWriter(_TileWriter):
     def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
         lines = np.zeros((len(pixels), self._line_bytes), np.uint8)
         lines[:, : self._width * 3] = pixels[::-1, :, ::-1].reshape(len(pixels), -1)
-        file.seek(_BMP_HEADER_BYTES + (self._side - 1 - band) * lines.size)
+        file.seek(_BMP_HEADER_BYTES + (self._lines - 1 - band) * lines.size)
         file.write(lines.data)
 
 
@@ -112,15 +123,16 @@ class PngWriter(_TileWriter):
         self._packer = zlib.compressobj(1)
         file.write(b"\x89PNG\r\n\x1a\n")
         _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", self._width, self._height, 8, 2, 0, 0, 0))
+        _write_chunk(file, b"tEXt", b"Description\0" + SYNTHETIC.encode())
 
     def _write_band(self, file: IO[bytes], band: int, pixels: Array) -> None:
         lines = np.zeros((len(pixels), 1 + self._width * 3), np.uint8)  # leading byte: no filter
         lines[:, 1:] = pixels.reshape(len(pixels), -1)
         packed = self._packer.compress(lines.data)
-        if band == self._side - 1:
+        if band == self._lines - 1:
             packed += self._packer.flush()
         _write_chunk(file, b"IDAT", packed)
-        if band == self._side - 1:
+        if band == self._lines - 1:
             _write_chunk(file, b"IEND", b"")
 
 

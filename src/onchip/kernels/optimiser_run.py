@@ -36,6 +36,7 @@ class ParameterUpdate:
     decay: float = 0.0  # the factor of weight_decay times the weight that the gradient has added; of ADAMW its own
     rate: float = 0.0  # of a running average
     average: tuple[tuple[str, str], ...] = ()  # of the weight: none, or one with the value that replaces it
+    beta1: float = 0.0  # of ADAM and ADAMW
 
     @property
     def replaced(self) -> tuple[tuple[str, str], ...]:
@@ -108,10 +109,13 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | 
         return ParameterUpdate(AVERAGE, g, ((last.weights["average"], last.name),), rate=layer.momentum), used
     kind, weight, values, decay = DESCENT, last.weights["weight"], last.weights["values"], 0.0
     moments: list[tuple[str, str]] = []
+    beta1 = 0.0
     if isinstance(layer, AdamStep):
         first, second = before(g, FirstMoment), before(others[0], SecondMoment)
         if first is None or second is None or first.inputs != second.inputs:
             return None, used
+        assert isinstance(first.layer, FirstMoment)
+        beta1 = first.layer.beta1
         kind, (g,) = ADAMW if layer.is_decoupled else ADAM, first.inputs
         decay = layer.decay_factor if layer.is_decoupled else 0.0
         moments = [(first.weights["moment"], first.name), (second.weights["moment"], second.name)]
@@ -127,4 +131,4 @@ def _parameter(made: Mapping[str, Node], last: Node) -> tuple[ParameterUpdate | 
         decay, (g,) = decayed.layer.decay_factor, decayed.inputs
     clipped = before(g, Mul)
     g, scale = (g, "") if clipped is None else (clipped.inputs[0], clipped.weights["constant"])
-    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decay), used
+    return ParameterUpdate(kind, g, ((weight, last.name), *moments), values, scale, decay, beta1=beta1), used

@@ -21,6 +21,7 @@ from onchip.network.training import TrainingStep
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
+AVERAGE = "average"  # of weights, in the state: with `ema`
 MLP_LOSSES = ("cross_entropy", "half_sse", "mse")  # of kernels that run whole steps
 CLIP_EPS = 1e-6  # added to a norm before division, as in torch
 STEP_FLOATS = 8  # per-step optimiser values
@@ -71,43 +72,12 @@ class Epochs:
     lrs: Array  # (orders, steps): the learning rate of every step
     momentum: float = 0.0
     decay: float = 0.0
+    steps_done: int = 0  # of the run before these
 
 
-Trained = list[tuple[Array, Array]]  # per order: each step's loss before its update, and its correct predictions
-
-
-class Trainer(Protocol):
-    """One training run: its data, its weights, and its optimiser state."""
-
-    @property
-    def x(self) -> Array:
-        """(n, D_in) float32: the caller's rows."""
-        ...
-
-    @property
-    def gpu_bytes(self) -> int:
-        """GPU memory that the run holds, including data that it shares with others; 0 on the CPU."""
-        ...
-
-    def evaluate(self, order: Array) -> tuple[float, int]:
-        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
-        ...
-
-    def weights(self) -> dict[str, Array]:
-        """The weights, with the network's names and shapes."""
-        ...
-
-    def state(self) -> dict[str, Array]:
-        """The optimiser state: the number of steps, and arrays per weight as '<kind>:<weight>'."""
-        ...
-
-    def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        """FormatError if they are not the weights and the state of a run of this network."""
-        ...
-
-    def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        """Continue from the weights and the state of another run of the same network."""
-        ...
+# Per order: each step's loss before its update, and its correct predictions; of several outputs (steps, outputs), the
+# loss of each.
+Trained = list[tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -132,47 +102,6 @@ class LaunchTime:
     profiled_us: float = 0.0  # on a GPU: per step, in the launch that counted the phases
 
 
-class JointTrainer(Protocol):
-    """Runs of networks that differ only in their weights, trained together: on a GPU by one launch."""
-
-    @property
-    def trainers(self) -> Sequence[Trainer]: ...
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether training, once begun, runs asynchronously to the host."""
-        ...
-
-    def make_ready(self) -> None:
-        """Compile the kernels before the first step."""
-        ...
-
-    def begin(self, runs: Sequence[Epochs | None]) -> None:
-        """Train each run on its epochs, without a wait between them; None: the run is skipped."""
-        ...
-
-    def end(self) -> list[Trained]:
-        """Wait for the epochs that were begun, and return their results; nothing for a skipped run."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """The time of the epochs that ended last, excluding other host work."""
-        ...
-
-    def time_steps(self) -> None:
-        """Before the first step: `launch_times` will be called."""
-        ...
-
-    def launch_times(self) -> tuple[LaunchTime, ...]:
-        """The launches of a step. On the CPU, of some of the steps until now.
-
-        On a GPU, measured on a copy of the state: of the epochs that ended last, one launch at a time. Call it before
-        anything else begins. Nothing if there is no memory for a copy.
-        """
-        ...
-
-
 def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
     """ "" if kernels can run the step of a network, which is this chain; else the reason."""
     net, loss = step.network, step.how.loss
@@ -182,6 +111,8 @@ def why_not_trained(step: TrainedStep, chain: Chain | None) -> str:
         return f"trains with {', '.join(STATE_NAMES)}, not {step.how.optimiser}"
     if isinstance(step.decays, Mapping):
         return "decays all weights alike, not by name"
+    if step.how.beta1 != BETA1:
+        return f"trains with Adam's beta1 {BETA1}, not {step.how.beta1:g}"
     if step.how.ema:
         return "keeps no average of the weights (ema)"
     if chain is None or len(chain.nodes) != len(net.nodes):
@@ -310,7 +241,8 @@ def check_restored(
 ) -> None:
     """FormatError if they are not the weights and the state of a run with arrays like these."""
     if "steps" not in state:
-        raise FormatError("not an optimiser state", got=", ".join(state) or "nothing", expected="steps, ...")
+        raise FormatError("not an optimiser state", got=", ".join(state) or "nothing", expected="steps, ...",
+                          hint="state=result.state, of a run of the same network and optimiser")  # fmt: skip
     for name, array in like.items():
         _check_like(weights, name, array)
     if strange := next((name for name in state if name not in state_like), ""):

@@ -243,7 +243,7 @@ class Engine(Rung[DeviceRows]):
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
         plan = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
-        (step,) = CudaBackend().bind_rows(plan).groups  # one kernel runs the whole network
+        (step,) = CudaBackend().bind(plan).groups  # one kernel runs the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
     def cost(self, net: Network, B: int) -> Cost:

@@ -23,7 +23,7 @@ class PlanRun:
 
     def __init__(self, plan: Plan, x: Buffer, B: int) -> None:
         """plan  for this GPU, perhaps estimated for another number of rows"""
-        self._bound, self._x, self._B = CudaBackend().bind_rows(plan), x, B
+        self._bound, self._x, self._B = CudaBackend().bind(plan), x, B
         self._gpu, net = self._bound.gpu, plan.network
         ((source, _),), (target,) = net.inputs.items(), net.outputs
         self._type = net.types[target]

@@ -23,6 +23,7 @@ from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import random_inputs
 from onchip.runtime.placement import place
+from onchip.runtime.process_memory import peak_process_bytes
 from onchip.runtime.sampling import FIRST
 from onchip.runtime.spans import Recorder
 
@@ -122,8 +123,8 @@ def profile_network(
     median, p95 = np.percentile(plain, [50, 95])
     found = NetworkProfile(
         summarise(engine.chosen, recorder), B, (planned - begin) * 1e3, (built - planned) * 1e3, first, float(median),
-        float(p95), statistics.fmean(others) / statistics.fmean(plain) - 1, engine.plan.weight_bytes, _peak_bytes(),
-        0 if gpu is None else gpu.peak_bytes,
+        float(p95), statistics.fmean(others) / statistics.fmean(plain) - 1, engine.plan.weight_bytes,
+        peak_process_bytes(), 0 if gpu is None else gpu.peak_bytes,
     )  # fmt: skip
     return found, Profile([(engine.chosen, recorder)])
 
@@ -154,14 +155,3 @@ def _gpu_of(backend: Backend) -> Gpu | None:
 
     assert isinstance(backend, CudaBackend)
     return backend.gpu
-
-
-def _peak_bytes() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    import sys
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024

@@ -15,6 +15,7 @@ from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
 from onchip.runtime.cpu.backend import core_count
 from onchip.train.options import TrainOptions
+from onchip.train.schedule import lrs_of
 
 _CHUNK_ROWS = 16_384  # rows per chunk: the reference stores all activations
 _FEW_ULP = 4 * float(np.finfo(np.float32).eps)
@@ -105,7 +106,7 @@ def naive_run(net: Network, x: Rows, dtype: str) -> Array:
 
 
 class TrainingTruth:
-    """Losses and weights after SGD steps in float64, and the allowed error of a float32 run."""
+    """Losses and weights after steps of SGD or Adam in float64, and the allowed error of a float32 run."""
 
     def __init__(
         self, net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, naive_runs: int = 1
@@ -138,10 +139,15 @@ class TrainingTruth:
 def reference_run(
     net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, dtype: str
 ) -> Array:
-    velocity, losses = dict[str, Array](), []
-    for rows in batches:
+    velocity, moments, losses = dict[str, Array](), dict[str, tuple[Array, Array]](), []
+    steps = -(-len(batches) // options.epochs)
+    lrs = np.concatenate([lrs_of(options, epoch, steps) for epoch in range(options.epochs)])
+    for step, (rows, lr) in enumerate(zip(batches, map(float, lrs), strict=False), start=1):
         loss, gradients = reference.loss_and_gradients(net, x[rows], y[rows], options.loss, dtype)
-        net = reference.sgd_step(net, velocity, gradients, options.lr, options.momentum)
+        if options.optimiser == "adam":
+            net = reference.adam_step(net, moments, gradients, lr, step)
+        else:
+            net = reference.sgd_step(net, velocity, gradients, lr, options.momentum)
         losses.append(loss)
     return flat_run(losses, net)
 

@@ -17,6 +17,8 @@ class Meaning:
     columns: tuple[str, ...] = ()  # names of the columns of the table whose rows the network reads
     classes: tuple[str, ...] = ()  # names of its outputs, which are logits
     scale: float = 0.0  # training divided byte rows by this; 0: rows were not bytes
+    words: tuple[str, ...] = ()  # a vocabulary: the network reads texts as ids of its words (text/vocabulary.py)
+    tokeniser: str = ""  # the rule by which texts become words
 
     def to_text(self) -> str:
         """JSON of the known fields; "" if there are none."""
@@ -34,7 +36,11 @@ class Meaning:
             got, expected = show(text), f"a JSON object of at most {MAX_TEXT:,} characters"
             raise FormatError("the network's description is damaged", got=got, expected=expected)
         scale = real(parsed.get("scale", 0.0), "the scale in the network's description")
-        return cls(_strings(parsed, "columns"), _strings(parsed, "classes"), scale)
+        tokeniser = parsed.get("tokeniser", "")
+        if not isinstance(tokeniser, str):
+            raise FormatError("bad tokeniser in the network's description", got=show(tokeniser), expected="a name")
+        columns, classes, words = (_strings(parsed, key) for key in ("columns", "classes", "words"))
+        return cls(columns, classes, scale, words, tokeniser)
 
     def check(self, inputs: int, outputs: int) -> None:
         """FormatError if the numbers of columns and classes are not those of the network's inputs and outputs."""

@@ -51,7 +51,7 @@ def match_names(patterns: Sequence[str], names: Sequence[str], what: str) -> dic
             near = next((other for other in wider if any(fnmatchcase(name, other) for name in names)), "")
             raise InputError(
                 f"{what} matches no weight", got=pattern, expected=f"a pattern of {', '.join(names)}",
-                hint=f"did you mean {near}?" if near else did_you_mean(pattern, names),
+                hint=f"did you mean {near}?" if near else did_you_mean(pattern, names) or "a name of net.weights",
             )  # fmt: skip
     first = ((name, next((each for each in patterns if fnmatchcase(name, each)), None)) for name in names)
     return {name: pattern for name, pattern in first if pattern is not None}

@@ -26,14 +26,13 @@ from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json, plan_to_json
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.overlap import check_apart
-from onchip.runtime.backend import Backend, Bound
+from onchip.runtime.backend import Backend, Bound, Run
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.io.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
 from onchip.runtime.placement import find_device, kernels_for, place
 from onchip.runtime.recording import recorded
 
 if TYPE_CHECKING:
-    from onchip.runtime.arrays.calls import Run
     from onchip.runtime.distributed.ranks import Ranks
     from onchip.runtime.spans import Recorder
 

@@ -11,6 +11,7 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.runtime.arrays.dlpack import HOST
 
 
 def checked_inputs(net: Network, inputs: Mapping[str, Array], B: int) -> dict[str, Array]:
@@ -29,8 +30,10 @@ def checked_rows(name: str, array: Array, kind: TensorType, B: int) -> Array:
 
 
 def host_array(x: Any) -> Array | None:
-    """A NumPy array, or a torch tensor of the host as one; None for anything else."""
+    """A NumPy array, or an array of the host of another library (torch, JAX) as one; None for anything else."""
     if isinstance(x, np.ndarray):
         return x
-    is_tensor = hasattr(x, "detach") and getattr(getattr(x, "device", None), "type", "") == "cpu"
-    return np.asarray(x.detach().numpy()) if is_tensor else None
+    if hasattr(x, "detach"):  # a torch tensor, which may require a gradient
+        return np.asarray(x.detach().numpy()) if getattr(x.device, "type", "") == "cpu" else None
+    query = getattr(type(x), "__dlpack_device__", None)
+    return np.from_dlpack(x) if query is not None and int(query(x)[0]) == HOST else None

@@ -26,7 +26,7 @@ from onchip.train.checkpoint_check import NAMES, check_content
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
-VERSION = 5
+VERSION = 6
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"
@@ -64,9 +64,12 @@ class Checkpoints:
 
     def save(self, at: Checkpoint) -> None:
         """Write a checkpoint, keep the last two. Skip it if a value is not finite: such a run can only diverge."""
-        if not all(np.isfinite(array).all() for array in (at.losses, *at.weights.values(), *at.best_weights.values())):
+        if not all(
+            np.isfinite(array).all()
+            for array in (at.losses, at.output_losses, *at.weights.values(), *at.best_weights.values())
+        ):
             return
-        arrays = {"losses": at.losses}
+        arrays = {"losses": at.losses} | ({"output_losses": at.output_losses} if at.output_losses.size else {})
         for kind, group in (("weight", at.weights), ("state", at.state), ("best", at.best_weights)):
             arrays |= {f"{kind}/{name}": array for name, array in group.items()}
         header = {
@@ -121,6 +124,7 @@ class Checkpoints:
             epoch=header["epoch"], step=header["step"], epoch_correct=header["epoch_correct"],
             epoch_rows=header["epoch_rows"], epoch_seconds=header["epoch_seconds"], seconds=header["seconds"],
             history=tuple(header["history"]), best_epoch=header["best_epoch"], losses=arrays["losses"],
+            output_losses=arrays.get("output_losses", np.zeros((len(arrays["losses"]), 0))),
             weights=groups["weight"], state=groups["state"], best_weights=groups["best"],
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ NAMES = (
 )  # fmt: skip
 _EPOCH_NAMES = (
     "epoch", "loss", "accuracy", "validation_loss", "validation_accuracy", "lr", "seconds", "samples_per_s",
+    "output_losses", "validation_output_losses",
 )  # fmt: skip
 
 
@@ -32,10 +33,10 @@ def check_content(header: Mapping[str, Any], arrays: Mapping[str, Array], run: T
     """Raise FormatError for the first value that a checkpoint of this run cannot have.
 
     header  the parsed JSON, an object with NAMES
-    arrays  "losses", and others as "weight/<name>", "state/<name>" and "best/<name>"
+    arrays  "losses", of several outputs "output_losses", and as "weight/<name>", "state/<name>", "best/<name>" others
     run     the run, before its first step
     """
-    options, has_classes = run.options, run.options.loss == "cross_entropy"
+    options, has_classes = run.options, run.options.has_classes
     epoch = whole(header["epoch"], "epoch", 0, options.epochs)
     history = header["history"]
     if not isinstance(history, list) or len(history) != epoch:
@@ -52,7 +53,13 @@ def check_content(header: Mapping[str, Any], arrays: Mapping[str, Array], run: T
         _near(entry["lr"], f"{where}: lr", run.last_lr(i), options.lr)
         real(entry["seconds"], f"{where}: seconds")
         real(entry["samples_per_s"], f"{where}: rows per second")
+        _losses(entry["output_losses"], f"{where}: losses of outputs", options.several)
+        held_several = options.several if len(run.held) else ()
+        _losses(entry["validation_output_losses"], f"{where}: validation losses of outputs", held_several)
         held_loss = entry["validation_loss"]
+        if held_several:  # in float32
+            parts = sum(each.weight * entry["validation_output_losses"][each.output] for each in options.outputs)
+            _near(held_loss, f"{where}: validation loss", parts, 1e5 * parts)
         if not len(run.held):
             _nothing(held_loss, f"{where}: validation loss")
         elif real(held_loss, f"{where}: validation loss") < best_loss and options.patience:
@@ -73,14 +80,21 @@ def check_content(header: Mapping[str, Any], arrays: Mapping[str, Array], run: T
 
     _check_arrays(arrays, total, bool(best), run)
     for i, entry in enumerate(history):
-        mean = run.epoch_loss(arrays["losses"][i * run.steps : (i + 1) * run.steps], i)
-        _near(entry["loss"], f"epoch {i + 1} of the history: loss", mean, mean)
+        where, steps = f"epoch {i + 1} of the history", slice(i * run.steps, (i + 1) * run.steps)
+        mean = run.epoch_loss(arrays["losses"][steps], i)
+        _near(entry["loss"], f"{where}: loss", mean, mean)
+        for k, name in enumerate(options.several):
+            mean = run.epoch_loss(arrays["output_losses"][steps, k], i)
+            _near(entry["output_losses"][name], f"{where}: loss of '{name}'", mean, mean)
 
 
 def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, run: TrainingRun) -> None:
     """Check the losses of `total` steps, the weights, the optimiser state, and the best weights if present."""
     weights, state = run.trainer.weights(), run.trainer.state()
-    expected = {"losses": np.empty(total), **_in_group("weight", weights), **_in_group("state", state)}
+    per_step = {"losses": np.empty(total)}
+    if run.options.several and total:
+        per_step["output_losses"] = np.empty((total, len(run.options.several)))
+    expected = {**per_step, **_in_group("weight", weights), **_in_group("state", state)}
     if has_best:
         expected |= _in_group("best", weights)
     if missing := expected.keys() - arrays.keys():
@@ -94,9 +108,10 @@ def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, run: 
             raise FormatError(f"array '{name}' does not fit", got=got, expected=f"{like.dtype.name}{list(like.shape)}")
         if not name.startswith("state/") and not np.isfinite(array).all():
             raise FormatError(f"array '{name}' does not fit", got="NaN or an infinity", expected="finite values")
-    if (arrays["losses"] < 0).any():
-        got = f"{arrays['losses'].min():g}"
-        raise FormatError("array 'losses' does not fit", got=got, expected="losses of at least 0")
+    for name in per_step:
+        if (arrays[name] < 0).any():
+            got = f"{arrays[name].min():g}"
+            raise FormatError(f"array '{name}' does not fit", got=got, expected="losses of at least 0")
     saved_state = {name: arrays[f"state/{name}"] for name in state}
     run.trainer.check(weights, saved_state)
     done = int(state["steps"][0]) + total
@@ -121,6 +136,15 @@ def _share(value: Any, where: str, is_known: bool) -> None:
         _nothing(value, where)
     elif real(value, where) > 1:
         raise FormatError(f"{where} does not fit", got=name_of(value), expected="0 to 1")
+
+
+def _losses(value: Any, where: str, outputs: tuple[str, ...]) -> None:
+    if not outputs:
+        return _nothing(value, where)
+    fields(value, outputs, where)
+    for name in outputs:
+        real(value[name], f"{where}: '{name}'")
+    return None
 
 
 def _nothing(value: Any, where: str) -> None:

@@ -9,11 +9,12 @@ from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.reading import show
 from onchip.network.recipe import Array
+from onchip.train.rows import Rows, by_name
 from onchip.train.together import ConcurrentRuns
 
 
-def take_checked_step(together: ConcurrentRuns) -> None:
-    """Take one step of a single run; raise KernelError if its loss or an updated weight is not finite."""
+def take_checked_step(together: ConcurrentRuns, x: Rows) -> None:
+    """Take one step of a single run on rows x; raise KernelError if its loss or an updated weight is not finite."""
     (run,) = together.runs
     assert run is not None
     where, rows = f"epoch {run.epoch + 1}, step {run.step + 1}", run.next_rows()
@@ -25,7 +26,7 @@ def take_checked_step(together: ConcurrentRuns) -> None:
     if np.isfinite(loss) and bad_name is None:
         return
     net = run.net.replace(weights={**run.net.weights, **before})
-    got = _first_value(net, run.trainer.x[rows], rows)
+    got = _first_value(net, x, rows)
     if not got:
         got = f"weight {show(bad_name)} is {_bad(after[bad_name])} after the update" if bad_name else f"loss {loss}"
     raise KernelError(
@@ -34,9 +35,11 @@ def take_checked_step(together: ConcurrentRuns) -> None:
     )  # fmt: skip
 
 
-def _first_value(net: Network, x: Array, rows: Array) -> str:
-    """Describe the first non-finite value of a forward pass; "" if all are finite."""
-    values = reference.forward_all(net, x.reshape(len(x), *net.input.row_shape), "float32")
+def _first_value(net: Network, x: Rows, rows: Array) -> str:
+    """Describe the first non-finite value of a forward pass over these rows of x; "" if all are finite."""
+    inputs = by_name(x, tuple(net.inputs), "input").items()
+    read = tuple(array[rows].reshape(len(rows), *net.inputs[name].row_shape) for name, array in inputs)
+    values = reference.forward_all(net, read, "float32")
     for name, value in values.items():
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:

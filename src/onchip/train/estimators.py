@@ -24,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from onchip.errors import InputError, ShapeError
+from onchip.kernels.training import AVERAGE
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name
@@ -35,7 +36,6 @@ from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard, columns_of, why_rows_not_foldable, why_targets_not_foldable
-from onchip.train.step_trainer import AVERAGE
 from onchip.train.training_run import FitResult
 
 _SHOWN_CLASSES = 10
@@ -254,7 +254,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         if not hasattr(self, "_compiled"):  # after unpickling
             self._compiled = self._compile()
         out = self._compiled(shape_rows(x, self.network_.input))
-        return out.reshape(len(out), -1)  # type: ignore[no-any-return]
+        return out.reshape(len(out), self.network_.output.row_size)  # type: ignore[no-any-return]
 
 
 def shape_data(x: Array, targets: Array, net: Network) -> tuple[Array, Array]:
@@ -327,7 +327,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         unknown = np.flatnonzero(self.classes_[np.minimum(targets, len(self.classes_) - 1)] != y)
         if unknown.size:
             got = f"{y[unknown[0]]!r} in row {unknown[0]}"
-            raise InputError("a label is not one of the classes", got=got, expected=", ".join(map(str, self.classes_)))
+            expected, hint = ", ".join(map(str, self.classes_)), "a first call with classes= all labels, or fit"
+            raise InputError("a label is not one of the classes", got=got, expected=expected, hint=hint)
         return x, targets
 
     def _outputs(self, targets: Array) -> int:
@@ -343,7 +344,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         indices = {label: i for i, label in enumerate(self.classes_.tolist())}
         if unknown := [label for label in self.class_weight if label not in indices]:
             expected = ", ".join(map(str, indices))
-            raise InputError("class_weight names an unknown class", got=repr(unknown[0]), expected=expected)
+            hint = "{label: weight}, of labels in y"
+            raise InputError("class_weight names an unknown class", got=repr(unknown[0]), expected=expected, hint=hint)
         by_index = {indices[label]: weight for label, weight in self.class_weight.items()}
         others: TrainOptions = copy(self).set_params(class_weight=None)._options()
         return replace(others, class_weight=by_index)
@@ -351,7 +353,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """An MLP or another network, trained with squared errors. y is (n,) or, for several targets per row, (n, D_out).
+    """An MLP or another network, trained with squared or absolute errors. y is (n,), or (n, D_out) for several
+    targets per row.
 
     Inputs and targets far from mean 0 and deviation 1 train slowly or diverge. A warning is issued if their scales
     differ by a factor of 1,000. Use scale=True, or a StandardScaler for X and a TransformedTargetRegressor for y.
@@ -360,7 +363,8 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
                 returns D_out values per row. X is (n, row size) or (n, ...) of its input
     scale       standardise columns and targets by the rows of `fit` or of the first `partial_fit`. The scaling is
                 folded into network_, which reads raw rows and returns raw targets; losses are of standardised targets
-    loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch
+    loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch; "mae": the mean of the
+                absolute errors; "huber", with delta 1
     Other parameters: `hidden` and `activation` of an MLP, `device`, `threads`, and the options of `onchip.fit` by name.
     network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it
     n_features_in_, feature_names_in_    of X; the names only if X is a data frame with all columns named
@@ -385,7 +389,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return out.ravel() if self._y_is_flat else out
 
     def _prepare(self, X: Any, y: Any, reset: bool = True) -> tuple[Array, Array]:
-        known_name(self.loss, ("mse", "half_sse"), "loss of a regressor", "loss='mse'")
+        known_name(self.loss, ("mse", "half_sse", "mae", "huber"), "loss of a regressor", "loss='mse'")
         x, y = self._validate(X, y, reset=reset, multi_output=True, y_numeric=True)
         y = check_array(y, dtype=np.float32, order="C", ensure_2d=False, input_name="y")
         if reset:

@@ -30,8 +30,13 @@ def check_trainable(net: Network) -> None:
         if len(names) != 1:
             raise InputError(
                 f"network '{net.name}' has {len(names)} {what}s", got=", ".join(names), expected=f"one {what}",
-                hint=f"a network with one {what}, or onchip.training_step",
+                hint=f"a network with one {what}, or onchip.fit, which trains several",
             )  # fmt: skip
+    check_parameters(net)
+
+
+def check_parameters(net: Network) -> None:
+    """InputError unless the network has weights."""
     if not net.parameters:
         raise InputError(
             "nothing to train", got=f"network '{net.name}' without parameters", expected="weights that can change",

@@ -3,30 +3,24 @@ the device."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from onchip.errors import InputError
-from onchip.kernels.training import SharedData, epochs_at_once
+from onchip.kernels.training import epochs_at_once
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.evaluation import evaluation_step
-from onchip.plan.gradient.over_rows import LOGS, ORDER, POSITION, ROW_WEIGHTS, SCALES, data_name, over_rows
-from onchip.plan.gradient.step import TARGET, averages_of
+from onchip.plan.gradient.over_rows import over_rows
 from onchip.plan.kernel import Job, Kernel, Refusal
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
 from onchip.plan.planner import make_plan
-from onchip.runtime.backend import Backend, BoundStep
+from onchip.runtime.backend import Backend
 from onchip.runtime.placement import find_device, kernels_for, place, training_kernels_for
 from onchip.train.options import TrainOptions
-from onchip.train.step import step_of, trained_form
-from onchip.train.step_trainer import BoundSteps
+from onchip.train.step import averages_of_weights, step_of, trained_form
 
-OWN = (ORDER, POSITION, SCALES, *LOGS)  # state that training and evaluation have each
 EVALUATED_BATCHES = 4  # the held-out rows at a time, in batches: no gradients are kept
 
 
@@ -39,7 +33,7 @@ class LayeredRun:
     options: TrainOptions
     train: Array  # row indices to train on
     held: Array  # row indices to validate on
-    row_weights: Array | None
+    is_weighted: bool  # rows have weights
 
     def plan(self, rows: int, device: str, threads: int | None, text: str = "") -> tuple[Plan, Backend, str]:
         """The plan, the backend to bind it and the device's name.
@@ -54,25 +48,20 @@ class LayeredRun:
         plan, backend, chosen = place(step, device, job, threads)
         return replace(plan, refusals=(*self._refusals(plan), *plan.refusals)), backend, chosen
 
-    def bind(self, plan: Plan, backend: Backend, x: Array, y: Array, shared: SharedData) -> BoundSteps:
-        """The run on the device, with the rows."""
-        net, weighted = plan.network, self.row_weights
-        if shared.runs > 1 and plan.device.kind == "cpu":
-            backend = find_device("cpu", 1)[1]  # one thread each
-        (name,) = self.net.inputs
-        arrays = {data_name(name): x, data_name(TARGET): y}
-        key = backend.requested
-        state = {
-            name: shared.get((key, name), functools.partial(backend.hold_array, array))
-            for name, array in arrays.items()
-        }
-        if weighted is not None:
-            state[ROW_WEIGHTS] = backend.hold_array(weighted.astype(net.weights[ROW_WEIGHTS].dtype))
-        bound, averages = backend.bind_step(plan, state), averages_of(net)
-        averaged = {name: bound.state[average] for name, average in averages.items()}
-        evaluation = self._evaluation(plan, backend, {**bound.state, **averaged}, len(x))
-        weights = tuple(name for name in trained_form(self.net).weights if name in net.state)
-        return BoundSteps(bound, evaluation, self._batch, self.how, self.options.seed, weights, averages, weighted)
+    def evaluation(self, of: Plan, rows: int) -> Plan | None:
+        """The plan that evaluates the held-out rows, if there are any.
+
+        of    the training steps
+        rows  of the data set
+        """
+        if not len(self.held):
+            return None
+        net, size = trained_form(self.net), min(len(self.held), EVALUATED_BATCHES * self._batch)
+        whole = over_rows(
+            evaluation_step(net, self.how, of.network.state, counts=True), rows, -(-len(self.held) // size),
+            len(self.held), is_weighted=self.is_weighted,
+        )  # fmt: skip
+        return make_plan(whole, of.device, kernels_for(of.device), Job(of.job.precision, size))
 
     @property
     def _batch(self) -> int:
@@ -86,25 +75,9 @@ class LayeredRun:
         """The step over the rows of the data set, for as many epochs as are queued at once."""
         count, epochs = len(self.train), epochs_at_once(len(self.train), self._batch)
         epochs, steps = min(epochs, self.options.epochs), -(-count // self._batch)
-        step, is_weighted = self._training_step(counts=True), self.row_weights is not None
-        for name, average in averages_of(step).items():
-            if step.weight_type(name) != step.weight_type(average):
-                got = f"weight '{name}' in {step.weight_type(name).dtype}"
-                raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
-        return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=is_weighted)
-
-    def _evaluation(self, of: Plan, backend: Backend, state: Mapping[str, object], rows: int) -> BoundStep | None:
-        """What evaluates the held-out rows, with the data and the weights of the training steps, or their averages."""
-        if not len(self.held):
-            return None
-        net, size = trained_form(self.net), min(len(self.held), EVALUATED_BATCHES * self._batch)
-        whole = over_rows(
-            evaluation_step(net, self.how, of.network.state, counts=True), rows, -(-len(self.held) // size),
-            len(self.held), is_weighted=self.row_weights is not None,
-        )  # fmt: skip
-        plan = make_plan(whole, of.device, kernels_for(of.device), Job(of.job.precision, size))
-        shared = {name: array for name, array in state.items() if name in whole.state and name not in OWN}
-        return backend.bind_step(plan, shared)
+        step = self._training_step(counts=True)
+        averages_of_weights(step)
+        return over_rows(step, rows, steps * epochs, count * epochs, is_weighted=self.is_weighted)
 
     def _refusals(self, plan: Plan) -> list[Refusal]:
         """Why no kernel runs whole steps of this network."""

@@ -14,13 +14,12 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
 from onchip.network.graph import Network, check_network
-from onchip.network.names import known_name
 from onchip.network.reading import show
 from onchip.network.recipe import Array
-from onchip.network.training import LOSSES
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
 from onchip.train.checkpoint import Checkpoints
+from onchip.train.losses import with_losses
 from onchip.train.options import TrainOptions, canonical_names
 from onchip.train.recording import (
     CALLBACKS,
@@ -33,6 +32,7 @@ from onchip.train.recording import (
     new_recorder,
     phase,
 )
+from onchip.train.rows import Rows
 from onchip.train.spread import check_batches, plan_device
 from onchip.train.together import ConcurrentRuns, start_runs
 from onchip.train.training_data import TrainingData, with_validation
@@ -49,10 +49,11 @@ from onchip.train.training_run import (
 
 def fit(
     net: Network,
-    x: Array,
-    y: Array,
+    x: Any,
+    y: Any,
     *,
-    loss: str = TrainOptions.loss,
+    loss: Any = TrainOptions.loss,
+    loss_weights: Any = TrainOptions.loss_weights,
     label_smoothing: float = TrainOptions.label_smoothing,
     class_weight: Any = TrainOptions.class_weight,
     optimiser: str = TrainOptions.optimiser,
@@ -95,6 +96,7 @@ def fit(
     y           (n,) integer classes for "cross_entropy" (the network returns logits; the loss is the batch mean);
                 floats of the output's shape for "mse", "half_sse", "mae", "huber", and from 0 to 1 for
                 "bce_with_logits", also of several labels per row
+    x and y of a network with several inputs or outputs are dicts of arrays by name, or tuples in the network's order
     loss .. precision  see train.options.TrainOptions
     sample_weight      (n,), at least 0: multiplies a row's loss and gradient. As in torch and scikit-learn, means over
                 a batch, an epoch or the validation rows divide by the sum of the weights, class weights included
@@ -123,17 +125,21 @@ def fit(
 
         check_every_launch()
     _add_aliases(options, other)
-    options["loss"] = known_name(options["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
     _check_state(state)
+    for name, callback in (("on_progress", on_progress), ("on_epoch", on_epoch), ("stop", stop)):
+        if callback is not None and not callable(callback):
+            got, hint = type(callback).__name__, f"{name}=lambda epoch: ..."
+            raise InputError(f"bad {name}", got=got, expected="a function", hint=hint)
     recorder = new_recorder()
     with phase(recorder, ROWS):
         data = TrainingData(x, y, sample_weight)
         if validation_data is not None:
-            data = with_validation(data, validation_data, net, options)
-            options["validation"] = data.validation_share
-        chosen = TrainOptions(**options)
+            patience, options["patience"] = options["patience"], 0  # needs the share
+            data = with_validation(data, validation_data, net, with_losses(net, TrainOptions(**options)))
+            options |= {"validation": data.validation_share, "patience": patience}
+        chosen = with_losses(net, TrainOptions(**options))
         _check_interval(checkpoint_every)
-        data = data.checked(net, chosen.loss)
+        data = data.checked(net, chosen)
     ranks = _find_ranks(spread, checkpoint is not None or debug)
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
     plan = partial(
@@ -154,7 +160,15 @@ def fit(
         if checkpoint is not None:
             checkpoints = Checkpoints(_folder(checkpoint), net, chosen, data.arrays(), state or {})
         _begin(run, checkpoints, resume)
-    _train(together, run, debug, _Callbacks(on_progress, on_epoch, stop), checkpoints, checkpoint_every, recorder)
+    _train(
+        together,
+        run,
+        data.x if debug else None,
+        _Callbacks(on_progress, on_epoch, stop),
+        checkpoints,
+        checkpoint_every,
+        recorder,
+    )
     ranks.leave()
     with phase(recorder, RESULT):
         return run.result()
@@ -181,22 +195,25 @@ class _Callbacks:
 def _train(
     together: ConcurrentRuns,
     run: TrainingRun,
-    debug: bool,
+    checked: Rows | None,
     callbacks: _Callbacks,
     checkpoints: Checkpoints | None,
     checkpoint_every: float,
     recorder: TrainingRecorder | None,
 ) -> None:
-    """Train to the last epoch, or until a callback stops the run; write checkpoints."""
+    """Train to the last epoch, or until a callback stops the run; write checkpoints.
+
+    checked  the rows, for debug=True: every step is checked
+    """
     with phase(recorder, CALLBACKS):
         for done in run.history:  # of a resumed run
             callbacks.report_epoch(done)
     saved, is_stopped, may_run_ahead = time.perf_counter(), False, together.runs_ahead
     while not (run.is_done or is_stopped):
-        if debug:
+        if checked is not None:
             from onchip.train.debug import take_checked_step  # imports the reference kernels, used only here
 
-            take_checked_step(together)
+            take_checked_step(together, checked)
         else:
             together.advance()
         with phase(recorder, CALLBACKS):

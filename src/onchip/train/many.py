@@ -70,7 +70,9 @@ def fit_runs(
     if not runs:
         return []
     first = runs[0].net
-    x, y = rows_of(x, first), check_targets(first, len(x), y, runs[0].options.loss)
+    rows = rows_of(x, first)
+    assert isinstance(rows, np.ndarray), "networks of one input"
+    x, y = rows, check_targets(first, len(rows), y, runs[0].options.loss)
     for run in runs:
         if _data_of(run) != _data_of(runs[0]):
             expected = " ".join(_data_of(runs[0]))
@@ -170,7 +172,7 @@ def _launch_groups(planned: Sequence[PlannedRun], local: Sequence[int]) -> list[
     groups = []
     for indices in similar:
         while indices:
-            size = planned[indices[0]].bound.together(len(indices))
+            size = planned[indices[0]].runs_at_once(len(indices))
             groups.append(indices[:size])
             indices = indices[size:]
     return groups

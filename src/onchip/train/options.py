@@ -12,7 +12,7 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.network.names import did_you_mean, known_name
 from onchip.network.reading import show
-from onchip.network.training import LOSSES
+from onchip.network.training import LOSSES, OutputLoss, TrainingStep
 from onchip.plan.kernel import TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
@@ -29,7 +29,10 @@ ALIASES = {"learning_rate": "lr", "optimizer": "optimiser"}
 class TrainOptions:
     """All options of a training run. Runs with equal options, data and initial weights give equal bits."""
 
-    loss: str = "cross_entropy"  # one of LOSSES: a mean over the batch, except "half_sse": half the sum of squares
+    # One of LOSSES: a mean over the batch, except "half_sse": half the sum of squares. Of several outputs
+    # {output: loss}, whose sum is trained (outputs that it does not name are not), or one loss for every output
+    loss: Any = "cross_entropy"
+    loss_weights: Any = None  # of several outputs: {output: factor of its loss in the sum}; 1 if not named
     label_smoothing: float = 0.0  # for cross_entropy: this share of a row's target is spread evenly over all classes
     class_weight: Any = None  # for cross_entropy: "balanced", one weight per class, or {class: weight}; default 1
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
@@ -58,6 +61,8 @@ class TrainOptions:
     precision: str = "fp32"  # of gemm inputs; "tf32", "bf16", "fp16" on a GPU; weights and accumulation stay float32
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", _losses(self.loss))
+        object.__setattr__(self, "loss_weights", _loss_weights(self.loss_weights))
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
         object.__setattr__(self, "frozen", _patterns(self.frozen))
         object.__setattr__(self, "weight_decay", _weight_decay(self.weight_decay))
@@ -67,8 +72,7 @@ class TrainOptions:
                 object.__setattr__(self, field.name, item())
             elif isinstance(value, numbers.Real) and not isinstance(value, int | float):
                 object.__setattr__(self, field.name, float(value))
-        for name, known in (("loss", LOSSES), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES),
-                            ("precision", TRAINING_PRECISIONS)):  # fmt: skip
+        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", TRAINING_PRECISIONS)):
             object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
         _check_number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
         _check_number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
@@ -85,10 +89,11 @@ class TrainOptions:
         for name in ("shuffle", "nesterov"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InputError(f"bad {name}", got=repr(value), expected="true or false", hint=f"{name}=True")
-        if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
+        losses = (self.loss,) if isinstance(self.loss, str) else tuple(loss for _, loss in self.loss)
+        if "cross_entropy" not in losses and (self.label_smoothing or self.class_weight is not None):
             name = "label_smoothing" if self.label_smoothing else "class_weight"
             raise InputError(
-                f"{name} is for classes", got=f"{name}={getattr(self, name)} with {self.loss}",
+                f"{name} is for classes", got=f"{name}={getattr(self, name)} with {', '.join(losses)}",
                 expected=f"no {name}", hint="loss='cross_entropy'",
             )  # fmt: skip
         if self.momentum and self.optimiser != "sgd":
@@ -121,6 +126,31 @@ class TrainOptions:
     def of(cls, options: Mapping[str, Any]) -> TrainOptions:
         """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**canonical_names(options))
+
+    @property
+    def outputs(self) -> tuple[OutputLoss, ...]:
+        """The losses of several outputs; empty for one loss."""
+        if isinstance(self.loss, str):
+            return ()
+        weights = dict(self.loss_weights or ())
+        return tuple(OutputLoss(output, loss, weights.get(output, 1.0)) for output, loss in self.loss)
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """The outputs, if there are several losses, each of which is reported."""
+        return tuple(each.output for each in self.outputs) if len(self.outputs) > 1 else ()
+
+    @property
+    def step(self) -> TrainingStep:
+        """What a step computes, of rows without weights."""
+        loss = self.loss if isinstance(self.loss, str) else ""
+        rest: dict[str, Any] = {"ema": self.ema, "outputs": self.outputs}
+        return TrainingStep(loss, self.step_optimiser, self.label_smoothing, self.clip_norm, **rest)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the only loss is of classes, so that there is an accuracy."""
+        return self.loss == "cross_entropy" or [each.loss for each in self.outputs] == ["cross_entropy"]
 
     @property
     def has_decay_groups(self) -> bool:
@@ -184,28 +214,61 @@ def _class_weight(value: Any) -> str | tuple[float, ...] | dict[int, float] | No
     return weights  # type: ignore[no-any-return]
 
 
+def _losses(value: Any) -> Any:
+    """The name of a loss, or losses by output as a tuple of pairs."""
+    pairs = _pairs(value)
+    if isinstance(value, str) and pairs is None:
+        return known_name(value, LOSSES, "loss", f"loss='{LOSSES[0]}'")
+    if not pairs:
+        raise InputError(
+            "bad loss", got=show(value), expected=f"one of {', '.join(LOSSES)}, or one for each output",
+            hint="loss='mse', or loss={'logits': 'cross_entropy', 'box': 'huber'}",
+        )  # fmt: skip
+    return tuple((output, known_name(loss, LOSSES, f"loss of '{output}'", LOSSES[0])) for output, loss in pairs)
+
+
+def _loss_weights(value: Any) -> tuple[tuple[str, float], ...] | None:
+    """Parse the factors of losses by output as a tuple of pairs; None: all are 1."""
+    if value is None:
+        return None
+    found = tuple((output, _number(weight)) for output, weight in _pairs(value) or ())
+    is_good = all(type(weight) is float and MIN_FLOAT32 <= weight <= MAX_FLOAT32 for _, weight in found)
+    if not found or not is_good:
+        raise InputError(
+            "bad loss weights", got=show(value), expected="for outputs by name, a number above 0 each",
+            hint="loss_weights={'box': 0.5}; leave an output out of `loss` to not train on it",
+        )  # fmt: skip
+    return found
+
+
 def _weight_decay(value: Any) -> Any:
     """Parse weight decays by name as a tuple of pairs; a text from the command line also as a number. Others stay."""
-    given = value
-    if isinstance(value, str):
-        if "=" not in value:
-            return _number(value)
-        value = [part.rpartition("=")[::2] for part in value.split(",")]
-    if isinstance(value, Mapping):
-        value = value.items()
-    elif not isinstance(value, list | tuple):
+    if isinstance(value, str) and "=" not in value:
+        return _number(value)
+    if not isinstance(value, str | Mapping | list | tuple):
         return value
-    try:
-        pairs = [(pattern, number) for pattern, number in value]
-    except (TypeError, ValueError):
-        pairs = []
-    names = [pattern.strip() for pattern, _ in pairs if isinstance(pattern, str)]
-    if not all(names) or len(names) < max(1, len(pairs)):
+    if not (pairs := _pairs(value)):
         raise InputError(
-            "bad weight decay", got=show(given), expected="a number, or one for each pattern of names of weights",
+            "bad weight decay", got=show(value), expected="a number, or one for each pattern of names of weights",
             hint="weight_decay={'*.bias': 0, '*': 1e-4}",
         )  # fmt: skip
-    return tuple(zip(names, (_number(number) for _, number in pairs), strict=True))
+    return tuple((pattern, _number(number)) for pattern, number in pairs)
+
+
+def _pairs(value: Any) -> list[tuple[str, Any]] | None:
+    """A mapping from names, its pairs, or the text "name=value,name=value", as pairs; None for anything else."""
+    if isinstance(value, str):
+        value = [part.rpartition("=")[::2] for part in value.split(",")] if "=" in value else None
+    elif isinstance(value, Mapping):
+        value = value.items()
+    elif not isinstance(value, list | tuple):
+        return None
+    try:
+        pairs = [(name, each) for name, each in value]
+    except (TypeError, ValueError):
+        return None
+    is_named = all(isinstance(name, str) and name.strip() for name, _ in pairs)
+    return [(name.strip(), each) for name, each in pairs] if is_named else None
 
 
 def _number(value: Any) -> Any:
@@ -217,16 +280,22 @@ def _number(value: Any) -> Any:
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
-    """Parse the patterns of frozen weights: one, or several with commas, or a sequence of them."""
+    """The patterns of frozen weights; there may be none."""
+    return () if isinstance(value, list | tuple) and not value else patterns_of(value, "frozen")
+
+
+def patterns_of(value: Any, option: str) -> tuple[str, ...]:
+    """Parse patterns of the names of weights: one, or several with commas, or a sequence of them; at least one."""
+    parts = value
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
-    is_known = isinstance(value, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in value)
-    if not is_known:
+        parts = [part.strip() for part in value.split(",")]
+    is_known = isinstance(parts, list | tuple) and all(isinstance(pattern, str) and pattern for pattern in parts)
+    if not (is_known and parts):
         raise InputError(
-            "bad frozen", got=show(value), expected="patterns of the names of weights",
-            hint="frozen='embedding.*', or ['conv1.*', 'conv2.*']",
+            f"bad {option}", got=show(value), expected="patterns of the names of weights",
+            hint=f"{option}='embedding.*', or ['conv1.*', 'conv2.*']",
         )  # fmt: skip
-    return tuple(value)
+    return tuple(parts)
 
 
 def _class(label: Any) -> int:

@@ -52,7 +52,8 @@ def weights_of_rows(
     elif isinstance(class_weight, dict):
         unknown = [label for label in class_weight if not 0 <= label < D_out]
         if unknown:
-            raise InputError("class_weight names an unknown class", got=show(unknown[0]), expected=f"0 to {D_out - 1}")
+            raise InputError("class_weight names an unknown class", got=show(unknown[0]), expected=f"0 to {D_out - 1}",
+                             hint="{class: weight}, of classes counted from 0")  # fmt: skip
         of_class[list(class_weight)] = list(class_weight.values())
     elif len(class_weight) != D_out:
         got, hint = f"{len(class_weight)} class weights", "{class: weight} for some classes"

@@ -1,7 +1,8 @@
-"""Conversion of user data: NumPy arrays of any float type, torch tensors, data frames."""
+"""Conversion of user data: NumPy arrays of any float type, torch tensors, data frames; one, or several by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,34 @@ from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
 CHUNK = 1 << 20  # elements
+Rows = Array | dict[str, Array]  # of the only input or output; or of several, by name
+
+
+def by_name(arrays: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """A dict of arrays, or a tuple of them in the order of these names, or the array of the only name, by name.
+
+    InputError for another number of arrays, or other names.
+
+    what  the names, for the message: "input"
+    """
+    if isinstance(arrays, Mapping):
+        if arrays.keys() == set(names):
+            return {name: arrays[name] for name in names}
+        got = ", ".join(map(str, arrays)) or "none"
+    elif len(names) == 1:
+        return {names[0]: arrays}
+    elif isinstance(arrays, tuple | list) and len(arrays) == len(names):
+        return dict(zip(names, arrays, strict=True))
+    else:
+        got = f"{len(arrays)} arrays" if isinstance(arrays, tuple | list) else f"one {type(arrays).__name__}"
+    raise InputError(
+        f"the arrays do not fit the {what}s", got=got, expected=f"one for each {what}: {', '.join(names)}",
+        hint=f"a dict, {{{', '.join(f'{name!r}: ...' for name in names)}}}" + ", or a tuple" * (len(names) > 1),
+    )  # fmt: skip
+
+
+def count_rows(rows: Rows) -> int:
+    return len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
 
 
 def as_array(x: Any) -> Any:

@@ -31,6 +31,8 @@ class _Packed:
     chosen: str
     state: dict[str, Any]
     gpu_bytes: int
+    process_bytes: int
+    gpu_busy: float | None
 
 
 def share_of(ranks: Ranks, runs: int) -> list[int]:
@@ -91,7 +93,7 @@ def _pack(result: FitResult | KernelError) -> _Packed | KernelError:
         return result
     return _Packed(
         dict(result.network.weights), result.losses, result.history, result.best_epoch, result.seconds, result.chosen,
-        result.state, result.gpu_bytes,
+        result.state, result.gpu_bytes, result.process_bytes, result.gpu_busy,
     )  # fmt: skip
 
 
@@ -100,5 +102,6 @@ def _unpack(packed: _Packed | KernelError, planned: PlannedRun) -> FitResult | K
         return packed
     return FitResult(
         planned.net.replace(weights=packed.weights), packed.losses, packed.history, packed.best_epoch, packed.seconds,
-        planned.plan, packed.chosen, packed.state, packed.gpu_bytes,
+        planned.plan, packed.chosen, packed.state, packed.gpu_bytes, packed.process_bytes,
+        packed.gpu_busy,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from onchip.network.layers import Dropout
 from onchip.network.names import match_names
 from onchip.network.recipe import Recipe, materialise
 from onchip.network.training import TrainingStep
-from onchip.plan.gradient.step import training_step, weights_with_gradient
+from onchip.plan.gradient.step import averages_of, losses_of, training_step, weights_with_gradient
 from onchip.plan.rewrites import drop_idle
 
 OF_LOGITS = ("cross_entropy", "bce_with_logits")  # losses that apply a softmax or a sigmoid to the output
@@ -29,7 +29,7 @@ def step_of(
     counts        as of training_step
     """
     net = trained_form(net)
-    check_output(net, how.loss)
+    check_outputs(net, how)
     used = weights_used(net)
     kept = match_names(frozen, used, "frozen")
     trained = weights_with_gradient(net)
@@ -51,14 +51,26 @@ def decays_of(weight_decay: WeightDecay, names: Sequence[str]) -> bool | dict[st
     return {name: by_pattern[pattern] for name, pattern in first.items() if by_pattern[pattern]}
 
 
-def check_output(net: Network, loss: str) -> None:
-    """InputError for an output that the loss computes itself."""
-    last = net.by_name.get(net.outputs[0])
-    if loss in OF_LOGITS and last is not None and last.layer.kind in ("Softmax", "Sigmoid"):
-        raise InputError(
-            f"{loss} expects logits", got=f"layer '{last.name}' ({last.layer.kind}) at the end", expected="its input",
-            hint=f"train without it: the loss computes it{', or loss mse' if last.layer.kind == 'Sigmoid' else ''}",
-        )  # fmt: skip
+def check_outputs(net: Network, how: TrainingStep) -> None:
+    """InputError for an output that its loss computes itself."""
+    for each in losses_of(net, how):
+        last = net.by_name.get(each.output)
+        if each.loss in OF_LOGITS and last is not None and last.layer.kind in ("Softmax", "Sigmoid"):
+            or_mse = ", or loss mse" if last.layer.kind == "Sigmoid" else ""
+            raise InputError(
+                f"{each.loss} expects logits", got=f"layer '{last.name}' ({last.layer.kind}) at the end",
+                expected="its input", hint=f"train without it: the loss computes it{or_mse}",
+            )  # fmt: skip
+
+
+def averages_of_weights(step: Network) -> dict[str, str]:
+    """The state with the average of each weight, by weight, if `ema` is set; InputError unless it has their type."""
+    found = averages_of(step)
+    for name, average in found.items():
+        if step.weight_type(name) != step.weight_type(average):
+            got = f"weight '{name}' in {step.weight_type(name).dtype}"
+            raise InputError("only float32 weights are averaged", got=got, expected="ema=0")
+    return found
 
 
 def trained_form(net: Network) -> Network:

@@ -11,27 +11,53 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
-from onchip.train.rows import check_finite
+from onchip.train.losses import check_output_type
+from onchip.train.options import TrainOptions
+from onchip.train.rows import Rows, as_targets, by_name, check_finite
+
+
+def targets_of(net: Network, n: int, y: Any, options: TrainOptions) -> Rows:
+    """Targets of n rows in any form, as check_targets returns them; of several outputs by name."""
+    if isinstance(options.loss, str):
+        (given,) = by_name(y, net.outputs, "output").values()
+        return check_targets(net, n, as_targets(given, options.loss, net.output.dtype), options.loss)
+    found = dict[str, Array]()
+    for each, given in zip(options.outputs, by_name(y, _names(options), "trained output").values(), strict=True):
+        kind = net.types[each.output]
+        try:
+            found[each.output] = check_target(kind, n, as_targets(given, each.loss, kind.dtype), each.loss)
+        except InputError as error:
+            what = f"output '{each.output}': {error.what}"
+            raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+    return found
+
+
+def _names(options: TrainOptions) -> tuple[str, ...]:
+    return tuple(each.output for each in options.outputs)
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """Check targets against n rows of the network's output and convert them for the kernels.
+    """Check targets against n rows of the network's only output and convert them for the kernels.
 
     Returns classes (n,) int64 for "cross_entropy", else finite values like the output: (n, ...) in its dtype. For
     "bce_with_logits" they are from 0 to 1, and may be given as ints or bools.
     """
-    output = net.output
-    _check_output(output, loss)
+    return check_target(net.output, n, y, loss)
+
+
+def check_target(output: TensorType, n: int, y: Any, loss: str) -> Array:
+    """As check_targets, for n rows of an output."""
+    check_output_type(output, loss)
     if not isinstance(y, np.ndarray):
         raise ShapeError(
             "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
         )
     if n == 0:
-        raise InputError("nothing to train on", got="0 rows", expected="at least 1")
+        raise InputError("nothing to train on", got="0 rows", expected="at least 1", hint="x and y with rows")
     if loss == "cross_entropy":
         return _classes(n, y, output.row_size)
     if loss == "bce_with_logits" and y.shape == (n, *output.row_shape) and y.dtype.kind in "iub":
-        _check_shares(y)
+        check_shares(y)
         return np.ascontiguousarray(y, numpy_dtype(output.dtype))
     if y.shape != (n, *output.row_shape) or y.dtype != numpy_dtype(output.dtype):
         raise ShapeError(
@@ -40,16 +66,8 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
         )  # fmt: skip
     check_finite(y, "targets")
     if loss == "bce_with_logits":
-        _check_shares(y)
+        check_shares(y)
     return np.ascontiguousarray(y)
-
-
-def _check_output(output: TensorType, loss: str) -> None:
-    if "float" not in output.dtype or (loss == "cross_entropy" and len(output.shape) != 2):
-        expected, hint = "a float output", "end the network before it becomes integers"
-        if loss == "cross_entropy":
-            expected, hint = "logits, float32[B, classes]", "end the network with a Linear, or another loss"
-        raise ShapeError(f"loss '{loss}' does not fit the output", got=str(output), expected=expected, hint=hint)
 
 
 def _classes(n: int, y: Array, D_out: int) -> Array:
@@ -58,6 +76,12 @@ def _classes(n: int, y: Array, D_out: int) -> Array:
         hint = (
             "one class index per row; loss 'mse' for real-valued targets, 'bce_with_logits' for several labels per row"
         )
+        if y.shape == (n, D_out) and D_out > 1 and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all():
+            hint = "y.argmax(axis=1): these are one-hot"
+        elif y.shape in ((n,), (n, 1)) and y.dtype.kind in "iub":
+            hint = "y.astype(np.int64)" if y.ndim == 1 else "y[:, 0]"
+        elif y.shape == (n,) and y.dtype.kind in "OUS":
+            hint = "classes, y = np.unique(y, return_inverse=True); or onchip.Classifier, which accepts any labels"
         raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
     y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
     bad = np.flatnonzero((y < 0) | (y >= D_out))
@@ -67,7 +91,8 @@ def _classes(n: int, y: Array, D_out: int) -> Array:
     return np.ascontiguousarray(y, np.int64)
 
 
-def _check_shares(y: Array) -> None:
+def check_shares(y: Array) -> None:
+    """InputError for the first value that is not from 0 to 1."""
     if y.size and not 0 <= y.min() <= y.max() <= 1:
         row, *position = (int(i) for i in np.argwhere((y < 0) | (y > 1))[0])
         where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")

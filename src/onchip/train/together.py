@@ -8,49 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onchip.kernels.training import Epochs, JointTrainer, SharedData
-from onchip.network.recipe import Array
+from onchip.kernels.training import Epochs, SharedData
+from onchip.plan.gradient.step import target_names
+from onchip.runtime.backend import BoundRuns
 from onchip.train.recording import LAUNCH, PLAN, ROWS, STEPS, TIME_LAUNCHES, TrainingRecorder, phase
-from onchip.train.step_trainer import BoundSteps, StepRuns
-from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
+from onchip.train.rows import Rows, by_name
+from onchip.train.trainer import Trainer
+from onchip.train.training_run import PlannedRun, TrainingRun
 
 
 def start_runs(
-    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData, recorder: TrainingRecorder | None = None
+    planned: Sequence[PlannedRun], x: Rows, y: Rows, shared: SharedData, recorder: TrainingRecorder | None = None
 ) -> ConcurrentRuns:
-    """Prepare runs that share a trainer; x and y are already checked."""
-    order_lengths = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
-    row_weights = [run.row_weights for run in planned]
-    networks, bound = [run.plan.network for run in planned], planned[0].bound
-    joint: JointTrainer
-    if isinstance(bound, BoundSteps):
-        joint = StepRuns(bound, x, [len(run.train) for run in planned])
-    else:
-        with phase(recorder, ROWS):
-            joint = bound.trainers(networks, flat_rows(x), y, row_weights, order_lengths, shared)
+    """Prepare runs that train together; x and y are already checked."""
+    first = planned[0]
+    names = target_names(first.net, first.how)
+    rows, of_outputs = by_name(x, tuple(first.net.inputs), "input"), by_name(y, tuple(names), "output")
+    targets = {names[output]: array for output, array in of_outputs.items()}
+    with phase(recorder, ROWS if first.plan.whole_step else PLAN):
+        runs = [run.network_run for run in planned]
+        bound = first.backend.bind_runs(first.plan, runs, rows, targets, shared, first.evaluation)
+    trainers = [Trainer(bound, i) for i in range(len(planned))]
     with phase(recorder, PLAN):
-        joint.make_ready()
-        for run, trainer in zip(planned, joint.trainers, strict=True):
+        bound.make_ready()
+        for run, trainer in zip(planned, trainers, strict=True):
             if len(run.held):
                 trainer.evaluate(run.train[:0])  # no rows: compiles before timing starts
-    runs = [TrainingRun(run, trainer) for run, trainer in zip(planned, joint.trainers, strict=True)]
+    training = [TrainingRun(run, trainer) for run, trainer in zip(planned, trainers, strict=True)]
     if recorder is not None:
         is_alone = shared.runs == 1 and shared.ranks is None
-        recorder.start(runs[0].net.name, runs[0].plan, runs[0].chosen, len(runs), runs[0].steps, is_alone)
-        joint.time_steps()
-    return ConcurrentRuns(joint, runs, recorder)
+        one = training[0]
+        recorder.start(one.net.name, one.plan, one.chosen, len(training), one.steps, is_alone)
+        bound.time_steps()
+    return ConcurrentRuns(bound, training, recorder)
 
 
 class ConcurrentRuns:
-    """Training runs that share a trainer and its launches."""
+    """Training runs that train together."""
 
-    def __init__(
-        self, trainer: JointTrainer, runs: Sequence[TrainingRun], recorder: TrainingRecorder | None = None
-    ) -> None:
-        self.trainer, self._recorder = trainer, recorder
+    def __init__(self, bound: BoundRuns, runs: Sequence[TrainingRun], recorder: TrainingRecorder | None = None) -> None:
+        self.bound, self._recorder = bound, recorder
         self.runs: list[TrainingRun | None] = list(runs)  # the caller sets finished runs to None
         # Validation needs the weights at the end of the epoch, so the GPU cannot run ahead.
-        self.runs_ahead = trainer.is_asynchronous and not any(len(run.held) for run in runs)
+        self.runs_ahead = bound.is_asynchronous and not any(len(run.held) for run in runs)
         self._in_flight: list[Epochs | None] | None = None
 
     def advance(self, steps: int | None = None) -> None:
@@ -78,8 +78,8 @@ class ConcurrentRuns:
             # One run stands for all: they take their steps together.
             first, sent = next((run, chunk) for run, chunk in zip(self.runs, chunks, strict=True) if run and chunk)
             recorder.begin_chunk(first.first_epoch(sent), [-(-len(order) // first.batch) for order in sent.orders])
-        with phase(recorder if self.trainer.is_asynchronous else None, LAUNCH):
-            self.trainer.begin(chunks)
+        with phase(recorder if self.bound.is_asynchronous else None, LAUNCH):
+            self.bound.begin(chunks)
         with phase(recorder, ROWS):
             for run, chunk in zip(self.runs, chunks, strict=True):
                 if run is not None and chunk is not None:
@@ -89,14 +89,14 @@ class ConcurrentRuns:
         assert self._in_flight is not None, "an unfinished run has a next chunk"
         chunks, self._in_flight = self._in_flight, None
         with phase(self._recorder, STEPS):
-            trained = self.trainer.end()
+            trained = self.bound.end()
         if self._recorder is not None:
-            self._recorder.end_chunk(self.trainer.seconds, self.trainer.is_asynchronous)
-            if not self.trainer.is_asynchronous:
-                self._recorder.launches = self.trainer.launch_times()
+            self._recorder.end_chunk(self.bound.seconds, self.bound.is_asynchronous)
+            if not self.bound.is_asynchronous:
+                self._recorder.launches = self.bound.launch_times()
             elif self._recorder.launches is None:
                 with phase(self._recorder, TIME_LAUNCHES):
-                    self._recorder.launches = self.trainer.launch_times()
+                    self._recorder.launches = self.bound.launch_times()
         for run, chunk, results in zip(self.runs, chunks, trained, strict=True):
             if run is not None and chunk is not None:
-                run.keep(results, self.trainer.seconds)
+                run.keep(results, self.bound.seconds)

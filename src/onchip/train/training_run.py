@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError, KernelError, PlanError
 from onchip.kernels.training import (
+    AVERAGE,
     Epochs,
     SharedData,
     Trained,
-    Trainer,
     bytes_of,
     epochs_at_once,
     weights_of_batches,
@@ -27,15 +28,17 @@ from onchip.network.training import TrainingStep
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import array_weights, plan_from_json
-from onchip.runtime.backend import Backend, Bound
+from onchip.runtime.backend import Backend, NetworkRun
 from onchip.runtime.placement import find_device, may_use_gpu, place, training_kernels_for
+from onchip.runtime.process_memory import peak_process_bytes
 from onchip.train.layered import LayeredRun, is_layered
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
+from onchip.train.rows import Rows, count_rows
 from onchip.train.schedule import lrs_of
-from onchip.train.step import step_of
-from onchip.train.step_trainer import AVERAGE, BoundSteps
+from onchip.train.step import step_of, trained_form
+from onchip.train.trainer import Trainer
 
 _EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
@@ -66,6 +69,8 @@ class Epoch:
     lr: float  # of its last step
     seconds: float  # training time; by the GPU's clock if one trained it
     samples_per_s: float
+    output_losses: dict[str, float] | None = None  # of each output, if several have a loss; before its weight
+    validation_output_losses: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +86,7 @@ class Checkpoint:
     history: tuple[dict[str, Any], ...]  # of the finished epochs
     best_epoch: int  # 0: none yet
     losses: Array  # float64, of every step so far
+    output_losses: Array  # float64, (steps, outputs): the loss of each; without columns if only one has a loss
     weights: dict[str, Array]
     state: dict[str, Array]  # optimiser state
     best_weights: dict[str, Array]  # empty without early stopping
@@ -99,6 +105,8 @@ class FitResult:
     chosen: str
     state: dict[str, Array]  # optimiser state: fit(..., state=) continues from it
     gpu_bytes: int  # GPU memory used by the run; 0 on the CPU
+    process_bytes: int  # the most memory that this process has had so far, with libraries and data
+    gpu_busy: float | None  # the share of the training's time in which the GPU ran steps; None on the CPU
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
@@ -128,12 +136,25 @@ class PlannedRun:
 
     net: Network
     options: TrainOptions
+    how: TrainingStep
     plan: Plan
-    bound: Bound | BoundSteps
+    backend: Backend
     chosen: str
     train: Array  # row indices to train on
     held: Array  # row indices to validate on
     row_weights: Array | None  # (n,) float32, for all rows of x; None: all are 1
+    evaluation: Plan | None = None  # of a step by layers: what evaluates the rows to validate on
+
+    def runs_at_once(self, count: int) -> int:
+        """How many of `count` runs like this one share launches."""
+        return self.backend.runs_at_once(self.plan, count)
+
+    @property
+    def network_run(self) -> NetworkRun:
+        whole = self.plan.whole_step
+        network = whole.network if whole else trained_form(self.net)
+        counts = len(self.train), len(self.held)
+        return NetworkRun(network, self.how, *counts, self.row_weights, self.options.seed)
 
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two can be trained in the same launches."""
@@ -146,7 +167,7 @@ class PlannedRun:
 
 
 def plan_run(
-    net: Network, x: Array, y: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
+    net: Network, x: Rows, y: Rows, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
     sample_weight: Array | None = None, rows: Array | None = None, held: Array | None = None, text: str = "",
 ) -> PlannedRun:  # fmt: skip
     """Plan a run; x, y and sample_weight are checked already.
@@ -156,8 +177,11 @@ def plan_run(
     held    indices of x to validate on; None: a share of `rows`
     text    a plan as JSON, to use instead of planning here
     """
-    all_rows = np.arange(len(x)) if rows is None else rows
-    row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
+    all_rows = np.arange(count_rows(x)) if rows is None else rows
+    row_weights = sample_weight
+    if options.class_weight is not None:
+        assert isinstance(y, np.ndarray), "classes of the only output"
+        row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
         train, chosen_rows = hold_out(len(all_rows), options.validation, options.seed)
         all_rows, held = all_rows[train], all_rows[chosen_rows]
@@ -170,25 +194,24 @@ def plan_run(
         if row_weights is not None and len(some) and not row_weights[some].any():
             raise InputError("all row weights are zero", got="only zeros", expected=what)
     batch = min(options.batch_size, len(all_rows))
-    found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
-    scale = found[1] if found else 0.0
-    how = TrainingStep(
-        options.loss, options.step_optimiser, options.label_smoothing, options.clip_norm,
-        is_weighted=row_weights is not None, byte_scale=scale, ema=options.ema,
-    )  # fmt: skip
-    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights)
+    scale = 0.0
+    if isinstance(x, np.ndarray) and may_use_gpu(device, threads):
+        found = shared.get("bytes", functools.partial(bytes_of, x.reshape(len(x), -1)))
+        scale = found[1] if found else 0.0
+    how = replace(options.step, is_weighted=row_weights is not None, byte_scale=scale)
+    of_layers = LayeredRun(net, how, options, all_rows, held, row_weights is not None)
     if not (text and is_layered(text)):
         step = step_of(net, how, options.weight_decay, options.frozen)
         job = Job(options.precision, batch)
         try:
             plan, backend, chosen = _plan_whole(step, device, job, threads, text)
-            return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
+            return PlannedRun(net, options, how, plan, backend, chosen, all_rows, held, row_weights)
         except PlanError:
             if text:
                 raise
-    plan, backend, chosen = of_layers.plan(len(x), device, threads, text)
-    bound = of_layers.bind(plan, backend, x, y, shared)
-    return PlannedRun(net, options, plan, bound, chosen, all_rows, held, row_weights)
+    plan, backend, chosen = of_layers.plan(count_rows(x), device, threads, text)
+    evaluation = of_layers.evaluation(plan, count_rows(x))
+    return PlannedRun(net, options, how, plan, backend, chosen, all_rows, held, row_weights, evaluation)
 
 
 def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text: str) -> tuple[Plan, Backend, str]:
@@ -197,10 +220,6 @@ def _plan_whole(step: Network, device: str, job: Job, threads: int | None, text:
         return place(step, device, job, threads, kernels_for=training_kernels_for)
     here, backend, chosen = find_device(device, threads)
     return plan_from_json(text, array_weights(step), training_kernels_for(here)), backend, chosen
-
-
-def flat_rows(x: Array) -> Array:
-    return x.reshape(len(x), -1)
 
 
 class TrainingRun:
@@ -217,7 +236,7 @@ class TrainingRun:
         self.batch = min(self.options.batch_size, len(self.train))
         self.steps = -(-len(self.train) // self.batch)  # per epoch
         self.epoch = self.step = self.correct = 0  # epochs done; steps and correct predictions of the current epoch
-        self.losses: list[Array] = []
+        self.losses, self.output_losses = list[Array](), list[Array]()
         self._epoch_begins = 0  # index into losses
         self.max_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per chunk
         self._trained: deque[tuple[Array, Array, float]] = deque()  # not processed yet: losses, correct, seconds
@@ -229,6 +248,7 @@ class TrainingRun:
         self._ahead = 0  # steps sent to the trainer and not processed yet
         self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # train is 0, 1, 2, ...
         self._orders: dict[int, Array] = {}  # by epoch; computed while the device trains the previous ones
+        self._began, self._seconds_before = time.perf_counter(), 0.0  # what `seconds` was when this process began
 
     @property
     def is_epoch_done(self) -> bool:
@@ -282,7 +302,7 @@ class TrainingRun:
         epoch_numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(epoch_numbers)]
         lrs = [lrs_of(o, epoch_number, self.steps)[step : step + count] for epoch_number in epoch_numbers]
-        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay)
+        return Epochs(orders, np.stack(lrs), o.momentum, o.step_decay, self.trainer.steps_done)
 
     def _trainer_at(self) -> tuple[int, int]:
         """The epoch and step, from 0, of the next rows to send to the trainer."""
@@ -300,17 +320,21 @@ class TrainingRun:
 
     def keep(self, trained: Trained, took: float) -> None:
         """Queue the results of a chunk that took so many seconds."""
+        self.trainer.steps_done += sum(len(losses) for losses, _ in trained)
         self._trained.extend((losses, correct, took / len(trained)) for losses, correct in trained)
         self._choose_chunk_steps(sum(len(losses) for losses, _ in trained), took)
 
     def take_trained(self) -> Array:
         """Process the next queued steps and return their losses."""
-        losses, correct, took = self._trained.popleft()
+        losses, counted, took = self._trained.popleft()
         self.epoch_rows += min(len(losses) * self.batch, len(self.train) - self.step * self.batch)
         self.step += len(losses)
         self._ahead -= len(losses)
-        self.correct += int(correct.sum())
         self.losses.append(losses)
+        if self.options.several:
+            self.output_losses.append(counted)
+        else:
+            self.correct += int(counted.sum())
         self._loss_sum += float(losses.sum())
         self.epoch_seconds += took
         self.seconds += took
@@ -327,13 +351,14 @@ class TrainingRun:
         loss = self.epoch_loss(losses, self.epoch)
         if not np.isfinite(loss):
             raise self._diverged(f"loss {loss}", "a finite loss")
-        progress = self.progress()
-        held_loss, held_accuracy = None, None
+        progress, several = self.progress(), self.options.several
+        held_loss, held_accuracy, held_losses = None, None, None
         if len(self.held):
-            held_loss, held_correct = self.trainer.evaluate(self.held)
+            held_loss, counted = self.trainer.evaluate(self.held)
             if not np.isfinite(held_loss):
                 raise self._diverged(f"validation loss {held_loss}", "a finite loss")
-            held_accuracy = held_correct / len(self.held) if self._has_classes else None
+            held_accuracy = int(counted) / len(self.held) if self._has_classes else None
+            held_losses = dict(zip(several, counted.tolist(), strict=True)) if several else None
             self.seconds += time.perf_counter() - begin
         if self.epoch + 1 == self.options.epochs:  # no later loss would reveal a non-finite last update
             for name, w in self.trainer.weights().items():
@@ -341,13 +366,20 @@ class TrainingRun:
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
             Epoch(progress.epoch, loss, progress.accuracy, held_loss, held_accuracy, self.last_lr(self.epoch),
-                  self.epoch_seconds, progress.samples_per_s)
+                  self.epoch_seconds, progress.samples_per_s, self._output_losses(), held_losses)
         )  # fmt: skip
         self.epoch, self.step, self.correct, self._loss_sum = self.epoch + 1, 0, 0, 0.0
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self._result_weights()
         self._epoch_begins = len(self.losses)
+
+    def _output_losses(self) -> dict[str, float] | None:
+        """The mean loss of each output in the epoch, if several have one."""
+        if not self.options.several:
+            return None
+        steps = np.concatenate(self.output_losses)[-self.steps :]
+        return {name: self.epoch_loss(steps[:, i], self.epoch) for i, name in enumerate(self.options.several)}
 
     def last_lr(self, epoch: int) -> float:
         """The learning rate of the last step of an epoch, counted from 0."""
@@ -373,7 +405,7 @@ class TrainingRun:
 
     @property
     def _has_classes(self) -> bool:
-        return self.options.loss == "cross_entropy"
+        return self.options.has_classes
 
     def progress(self) -> Progress:
         rows = min(self.step * self.batch, len(self.train))
@@ -385,17 +417,21 @@ class TrainingRun:
     def checkpoint(self) -> Checkpoint:
         history = tuple(dataclasses.asdict(epoch) for epoch in self.history)
         losses = np.concatenate(self.losses) if self.losses else np.zeros(0)
+        output_losses = np.zeros((len(losses), len(self.options.several)))
+        if self.options.several and len(losses):
+            output_losses = np.concatenate(self.output_losses)
         return Checkpoint(
             self.epoch, self.step, self.correct, self.epoch_rows, self.epoch_seconds, self.seconds, history,
-            self.best_epoch, losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
+            self.best_epoch, losses, output_losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
         )  # fmt: skip
 
     def resume_from(self, at: Checkpoint) -> None:
         """Resume from a checkpoint of the same job."""
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.correct, self.seconds = at.epoch, at.step, at.epoch_correct, at.seconds
+        self._seconds_before = at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
-        self.losses = [at.losses]
+        self.losses, self.output_losses = [at.losses], [at.output_losses]
         self._loss_sum = float(at.losses[len(at.losses) - at.step :].sum())
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
@@ -409,8 +445,10 @@ class TrainingRun:
         weights = self.best_weights if self.options.patience else self._result_weights()
         trained = self.net.replace(weights={**self.net.weights, **weights})
         best = self.best_epoch if self.options.patience else self.epoch
-        losses = np.concatenate(self.losses)
+        losses, gpu_busy = np.concatenate(self.losses), None
+        if self.plan.device.kind == "cuda":
+            gpu_busy = min(1.0, (self.seconds - self._seconds_before) / (time.perf_counter() - self._began))
         return FitResult(
             trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state(),
-            self.trainer.gpu_bytes,
+            self.trainer.gpu_bytes, peak_process_bytes(), gpu_busy,
         )  # fmt: skip

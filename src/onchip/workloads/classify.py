@@ -72,6 +72,9 @@ def train_and_test(
     """
     x_train, y_train = standard.apply(data.x_train, data.y_train)
     x_train, x_test = fit_rows(x_train, net, data), fit_rows(data.x_test, net, data)
+    chosen = asdict(options)
+    if how.get("validation_data") is not None:  # in place of a share of the training rows
+        chosen["validation"] = 0.0
     result = fit(
         net,
         x_train,
@@ -80,7 +83,7 @@ def train_and_test(
         threads=threads,
         on_progress=on_progress,
         **how,
-        **asdict(options),
+        **chosen,
     )
     result = replace(result, network=standard.fold(result.network))
     y = compile(result.network, device, threads=threads)(x_test)
@@ -154,8 +157,9 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
 
 def with_meaning(net: Network, data: Dataset) -> Network:
     """Attach the data's column and class names to the network, if they fit its input and output. Classes that the data
-    only numbers keep the network's names."""
-    meaning, known = data.meaning, net.meaning.classes
+    only numbers keep the network's names; a vocabulary stays."""
+    known = net.meaning.classes
+    meaning = replace(data.meaning, words=net.meaning.words, tokeniser=net.meaning.tokeniser)
     classes = known if meaning.classes and known and not data.words else meaning.classes
     return net.replace(meaning=replace(meaning, classes=classes if len(classes) == net.output.row_size else ()))
 

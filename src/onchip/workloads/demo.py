@@ -13,6 +13,7 @@ import numpy as np
 from onchip.errors import InputError, KernelError, OutputError
 from onchip.files import atomic_write, check_memory
 from onchip.formats.load import load_file, save
+from onchip.formats.tables.csv_writer import top_classes
 from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.layers import Linear
@@ -22,6 +23,8 @@ from onchip.plan.plan import Plan
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.engine import Engine, compile
+from onchip.text.shipped import SHIPPED
+from onchip.text.text_rows import encode_texts
 from onchip.train.training_run import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test
@@ -30,6 +33,7 @@ from onchip.workloads.digits_picture import draw_digits
 
 # 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are for MNIST.
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
+SENTENCE = "a waste of time"
 ROWS = 20_000  # a second or two of timing on two cores
 _ROW_BYTES = 1024  # per row over all engines: 64 pixels, 10 results, some copies
 REPEATS = 7
@@ -58,6 +62,13 @@ def train_digits(
     net = digits.network(data.inputs, seed=SEED)
     options = replace(digits.TRAIN, lr=LR, batch_size=BATCH_SIZE, epochs=epochs, seed=SEED)
     return data, train_and_test(net, data, options, on_progress=on_progress)
+
+
+def score_sentence(text: str) -> tuple[str, float]:
+    """The label of a sentence and its probability, by the sentiment model that ships with onchip."""
+    net = load_file(SHIPPED["sentiment"])
+    ((answer,),) = top_classes(compile(net, "cpu", batch_hint=1)(encode_texts([text], net)), net.meaning.classes, 1)
+    return answer
 
 
 def check_rows_to_time(rows: int) -> None:

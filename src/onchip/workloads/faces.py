@@ -1,5 +1,8 @@
 """faces: 64x64 images from 100 random values, by a projection and four transposed convolutions.
 
+`network` is the one of the report, with weights from a file or random ones; `shipped` a narrower one that comes with
+onchip, trained on portraits (see faces.md next to it).
+
 z (B, 100) -> Linear 4x4x512 -> batch norm, ReLU -> transposed convolutions 5x5, stride 2, to 256, 128, 64 channels with
 batch norm and ReLU -> to 3 channels, tanh -> (B, 64, 64, 3), values in [-1, 1] or, with `pixels`, bytes.
 """
@@ -10,9 +13,11 @@ import math
 import os
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from onchip.errors import InputError
 from onchip.formats.weights.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.formats.weights.safetensors_file import read_safetensors
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
 from onchip.network.recipe import Recipe, Weight, transposed
@@ -20,6 +25,7 @@ from onchip.network.types import BATCH, TensorType
 
 LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
 KERNEL = 5
+SHIPPED = Path(__file__).with_name("faces.safetensors")
 PADS = (1, 1, 2, 2)  # y[2i - 1 + r] += x[i] * w[r]: doubles the size
 
 
@@ -56,9 +62,19 @@ def network(
         nodes.append(Node(name, layer, (nodes[-1].name,), roles))
         nodes += _norm_relu(i, name) if i < last else [Node("tanh", Tanh(), (name,))]
     nodes.append(Node("image", Permute((0, 2, 3, 1)), ("tanh",)))
-    if pixels:
-        nodes.append(Node("pixels", ToPixels(), ("image",)))
-    return Network({"z": TensorType((BATCH, latent))}, tuple(nodes), (nodes[-1].name,), found, "faces")
+    net = Network({"z": TensorType((BATCH, latent))}, tuple(nodes), (nodes[-1].name,), found, "faces")
+    return _with_pixels(net) if pixels else net
+
+
+def shipped(*, pixels: bool = False) -> Network:
+    """The trained generator that comes with onchip: z (B, 100) -> (B, 64, 64, 3), synthetic portraits."""
+    net = read_safetensors(SHIPPED)
+    return _with_pixels(net) if pixels else net
+
+
+def _with_pixels(net: Network) -> Network:
+    nodes = (*net.nodes, Node("pixels", ToPixels(), net.outputs))
+    return Network(net.inputs, nodes, ("pixels",), net.weights, net.name)
 
 
 def layout(latent: int, channels: Sequence[int], start: int) -> list[FlatTensor]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from onchip import __version__
 from onchip.errors import InputError
 from onchip.formats.graph_json import graph_to_json
-from onchip.formats.images import is_image
 from onchip.formats.load import shapes_error
 from onchip.formats.weights.tensor_file import digest_of
 from onchip.network.graph import Network
@@ -30,7 +29,8 @@ def job_network(
     lengths: bool = False,
     shapes: Shapes | None = None,
 ) -> Network:
-    """Build a network by name or load it from a file; `weights` is for workloads with a weight file.
+    """Build a network by name or load it from a file; `weights` is for workloads with a weight file. Without one,
+    faces is the trained generator that comes with onchip.
 
     pixels   results will be drawn: faces then returns bytes
     lengths  sentences have individual lengths: sentiment then reads them as a second input
@@ -39,7 +39,7 @@ def job_network(
     if shapes is not None and model in WEIGHT_FILES:
         raise shapes_error(model)
     if model == "faces":
-        return faces.network(weights, pixels=pixels)
+        return faces.shipped(pixels=pixels) if weights is None else faces.network(weights, pixels=pixels)
     if model == "sentiment":
         return sentiment.network(weights, lengths=lengths)
     if weights is not None:
@@ -49,11 +49,12 @@ def job_network(
 
 
 def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
-    """A warning for random weights: the results are meaningless."""
+    """What the weights are: a warning for random ones, whose results are meaningless."""
+    if model == "faces" and weights is None:
+        return ["weights: the generator that comes with onchip; its pictures are synthetic, of no person"]
     if weights is not None or model not in WORKLOADS or not net.weights:
         return []
-    results = "pictures" if is_image(net.output) else "results"
-    return [f"weights: random, from seed 0; the {results} mean nothing"]
+    return ["weights: random, from seed 0; the results mean nothing"]
 
 
 def run_record(

@@ -22,7 +22,7 @@ from onchip.formats.arrays.row_files import map_npy, open_rows
 from onchip.formats.tables.csv_rows import POSITIONS, csv_columns, is_float, read_csv
 from onchip.network.recipe import Array
 from onchip.train.order import hold_out
-from onchip.train.rows import as_ids
+from onchip.train.rows import as_ids, check_finite
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_cache import CachedTable, read_cached
 
@@ -46,6 +46,8 @@ class Source:
     test_data: str | None = None
     test_labels: str | None = None  # for a .csv, defaults to `labels`
     test_share: float | None = None  # of the rows, if there is no test_data
+    column: str | None = None  # of texts, in a table
+    skip_bad: bool | None = None  # count lines that are no texts, instead of an error
 
     def files(self) -> dict[str, str]:
         """The fields that name files (not data sets or columns of a .csv), by field name."""
@@ -143,6 +145,8 @@ def _read(data: str, labels: str | None, classes: bool, option: str, dtype: str)
             "rows and labels do not match", got=f"{len(table.x):,} rows, {len(table.y):,} labels",
             expected="one label per row, at least one row", hint=f"check that {option} {labels} belongs to {data}",
         )  # fmt: skip
+    check_finite(table.x, f"rows of {data}")  # by their numbers in the file
+    check_finite(table.y, f"targets of {labels if not _is_column(data, labels) else data}")
     return table, [note for note in notes if note]
 
 

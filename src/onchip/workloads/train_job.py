@@ -17,6 +17,7 @@ from onchip.kernels.training import bytes_of
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name
+from onchip.network.recipe import Array
 from onchip.train.given_network import check_trainable
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.standardise import (
@@ -26,7 +27,7 @@ from onchip.train.standardise import (
     why_targets_not_foldable,
     without_centre,
 )
-from onchip.workloads import WORKLOADS, backprop, digits, load
+from onchip.workloads import WORKLOADS, backprop, digits, lenet, load
 from onchip.workloads.classify import fit_rows
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
@@ -44,6 +45,7 @@ class TrainingCase(Protocol):
 
 
 TRAINED: dict[str, TrainingCase] = {"digits": digits, "backprop": backprop}
+NETWORKS: dict[str, dict[str, TrainingCase]] = {"digits": {"mlp": digits, "lenet": lenet}}  # where there are several
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,7 @@ class TrainJob:
     standard: Standard = Standard()  # noqa: RUF009 - frozen
     has_own_layers: bool = False  # those of a file; else `hidden` and `activation` choose them
     notes: tuple[str, ...] = ()  # on the initial weights, and on preprocessing of rows and targets
+    validation: tuple[Array, Array] | None = None  # rows and targets; None: a share of the training rows
 
     def seeded(self, seed: int) -> TrainJob:
         """The same job and data with another seed."""
@@ -92,6 +95,7 @@ def train_job(
     source: Source,
     given: Mapping[str, Any],
     *,
+    network: str | None = None,
     hidden: Sequence[int] | None = None,
     activation: str | None = None,
     scale: bool | None = None,
@@ -101,12 +105,13 @@ def train_job(
     model   a name of TRAINED, NEW, or a network by its file or workload name, whose weights are the initial ones
     source  the data: the name of a set, or the user's files
     given   options by name; defaults are the workload's
+    network one of the workload's NETWORKS; None: the first
     scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or similar
     """
-    workload = TRAINED.get(model)
+    workload = _workload(model, network)
     base = TrainOptions() if workload is None else workload.TRAIN
     options = TrainOptions.of({**asdict(base), **given})
-    chosen = _chosen_layers(model, hidden=hidden, activation=activation)
+    chosen = _chosen_layers(model, workload, hidden=hidden, activation=activation)
     standard, notes = Standard(), list[str]()
     is_named = source.data is None or not is_file(source.data)
     if source.test_data is None and source.test_share is None and not is_named:
@@ -151,11 +156,22 @@ def files_read(model: str, source: Source) -> dict[str, str | Path]:
     return found
 
 
-def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
+def _workload(model: str, network: str | None) -> TrainingCase | None:
+    """The workload with this network; None if the model is none of TRAINED."""
+    if network is None:
+        return TRAINED.get(model)
+    if model not in NETWORKS:
+        names, got = ", ".join(NETWORKS), f"--network {network} with {model}"
+        hint = f"onchip train {names} --network {network}"
+        raise InputError(f"--network is for {names}", got=got, expected="no --network", hint=hint)
+    return NETWORKS[model][known_name(network, NETWORKS[model], "network", f"--network {next(iter(NETWORKS[model]))}")]
+
+
+def _chosen_layers(model: str, workload: TrainingCase | None, **choices: Any) -> dict[str, Any]:
     chosen = {name: value for name, value in choices.items() if value is not None}
     accepted: Collection[str] = choices if model == NEW else ()
-    if model in TRAINED:
-        accepted = inspect.signature(TRAINED[model].network).parameters
+    if workload is not None:
+        accepted = inspect.signature(workload.network).parameters
     if refused := [name for name in chosen if name not in accepted]:
         raise InputError(
             f"--{refused[0]} is for a new network", got=f"--{refused[0]} with {model}, whose layers are fixed",
@@ -252,5 +268,9 @@ def _users_data(source: Source, options: TrainOptions, net: Network | None = Non
         got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
         hint = "--data table.csv --labels last"
         raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
+    for name, value in (("column", source.column), ("skip-bad", source.skip_bad)):
+        if value is not None:
+            got, hint = f"--{name} for {source.data}", f"omit it, or: onchip train sentiment --data {source.data}"
+            raise InputError(f"--{name} is for texts", got=got, expected="numbers in all columns", hint=hint)
     dtype = net.input.dtype if net is not None and "int" in net.input.dtype else "float32"
     return load_table(source, options.loss == "cross_entropy", options.seed, dtype)

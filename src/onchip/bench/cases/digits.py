@@ -19,7 +19,7 @@ from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
 from onchip.bench.peers.cpu import subject_of
 from onchip.bench.peers.gpu_training import make_training_peers, torch_eager
-from onchip.bench.peers.torch_training import torch_accuracy, torch_runs
+from onchip.bench.peers.torch_training import torch_accuracy, torch_forms, torch_runs
 from onchip.bench.report.results import ACCURACY
 from onchip.measure.pace import Pace
 from onchip.network.graph import Network
@@ -134,7 +134,9 @@ def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
     test = (data.x_test, data.y_test, SEEDS)
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, training, *test)}
     if options.peers and options.device == "cpu":
-        engines["torch by hand"] = functools.partial(torch_accuracy, training, "torch by hand", *test)
+        engines["torch by hand"] = functools.partial(
+            torch_accuracy, training, "torch by hand", torch_forms(training)["torch by hand"], *test
+        )
     return [
         Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, prepare, work=1, unit=ACCURACY, parts=SEEDS,
              floor_ms=training.floor_ms, threads=options.threads,

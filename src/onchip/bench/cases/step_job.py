@@ -23,8 +23,9 @@ from onchip.kernels import reference
 from onchip.measure.truth import Verdict, allowed_error, relative_error
 from onchip.network.graph import Network
 from onchip.network.layers import Dropout, Identity
-from onchip.network.layers.optimiser import BETA1, BETA2
+from onchip.network.layers.optimiser import BETA2
 from onchip.network.recipe import Array, materialise
+from onchip.network.training import BETA1
 from onchip.network.types import numpy_dtype
 from onchip.plan.gradient.step import VALUES, training_step
 from onchip.plan.kernel import Job

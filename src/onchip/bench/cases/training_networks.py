@@ -43,6 +43,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import Weight
 from onchip.network.training import TrainingStep
 from onchip.network.types import BATCH, TensorType
+from onchip.workloads import lenet
 
 
 @dataclass(frozen=True)
@@ -126,19 +127,6 @@ def _floats(*row_shape: int) -> TensorType:
 
 
 # -- images ------------------------------------------------------------------------------------------------------
-
-
-def lenet5(size: int = 28, channels: tuple[int, int] = (6, 16), hidden: tuple[int, int] = (120, 84)) -> Network:
-    """(B, 1, size, size) -> 10 classes; size a multiple of 4."""
-    grow, value, C = _Grow(), "x", 1
-    for i, (C_out, pad) in enumerate(zip(channels, (2, 0), strict=True), start=1):
-        value = grow.add(f"relu{i}", ReLU(), grow.conv(f"conv{i}", value, C, C_out, 5, pad=pad))
-        value, C = grow.add(f"pool{i}", MaxPool2d((2, 2), (2, 2)), value), C_out
-    value, D = grow.add("flat", Reshape(), value), C * (size // 4 - 2) ** 2
-    for i, D_out in enumerate(hidden, start=1):
-        value, D = grow.add(f"relu{i + 2}", ReLU(), grow.linear(f"fc{i}", value, D, D_out)), D_out
-    grow.linear("fc3", value, D, 10)
-    return grow.network("lenet5", x=_floats(1, size, size))
 
 
 def resnet8(size: int = 32, width: int = 16, classes: int = 10) -> Network:
@@ -295,7 +283,7 @@ def tabular_resnet(
 
 NETWORKS = {
     "lenet5": TrainedNetwork(
-        lenet5, "cross_entropy", 64, small={"size": 12, "channels": (3, 5), "hidden": (17, 11)},
+        lenet.network, "cross_entropy", 64, small={"pixels": 144, "channels": (3, 5), "hidden": (17, 11)},
     ),
     "resnet8": TrainedNetwork(resnet8, "cross_entropy", 64, small={"size": 8, "width": 4, "classes": 5}),
     "text_cnn": TrainedNetwork(

@@ -161,7 +161,7 @@ def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
     """Autograd and an optimiser, one step at a time."""
     training = job.training
     _set_precision(stage, training)
-    run = Autograd(training, optimiser="fused", compiled=False, device=str(stage.device))
+    run = Autograd(training, form="fused", compiled=False, device=str(stage.device))
     losses = [run.step(x, y).item() for x, y in itertools.islice(run.batches(), VERIFIED_STEPS)]
     return PeerRun(run.run, training.options.epochs, stage.synchronise, lambda: np.array(losses), "fused SGD")
 

@@ -23,6 +23,7 @@ from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.layers import Linear, ReLU, Sigmoid
 from onchip.network.recipe import Array, materialise
+from onchip.train.schedule import lrs_of
 
 Tensor = Any
 SLACK = 100.0  # for a peer's error: rounding may flip the sign of a ReLU's input, and change a row's gradient
@@ -76,15 +77,19 @@ class TorchRun(abc.ABC):
 
 
 class Autograd(TorchRun):
-    def __init__(
-        self, job: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool, device: str = "cpu"
-    ) -> None:
+    """form  "foreach" or "fused": how torch's optimiser runs"""
+
+    def __init__(self, job: TrainingCase, seed: int = 0, *, form: str, compiled: bool, device: str = "cpu") -> None:
         super().__init__(job, seed, device)
-        torch, options = self.torch, job.options
-        self.module = framework("torch_network").torch_module(job.net(seed)).train().to(device)
-        self.optimiser = torch.optim.SGD(
-            self.module.parameters(), lr=options.lr, momentum=options.momentum, **{optimiser: True}
-        )
+        torch, options, steps = self.torch, job.options, -(-len(job.x) // job.options.batch_size)
+        self.module = framework("torch_network").torch_module(job.net(seed), trains=True).train().to(device)
+        if options.optimiser == "adam":
+            self.optimiser = torch.optim.Adam(self.module.parameters(), lr=options.lr, **{form: True})
+        else:
+            self.optimiser = torch.optim.SGD(
+                self.module.parameters(), lr=options.lr, momentum=options.momentum, **{form: True}
+            )
+        self._lrs = itertools.cycle(lr for epoch in range(options.epochs) for lr in lrs_of(options, epoch, steps))
         criteria = {
             "cross_entropy": torch.nn.functional.cross_entropy,
             "half_sse": lambda out, y: 0.5 * (out - y).square().sum(),
@@ -104,6 +109,7 @@ class Autograd(TorchRun):
         self.optimiser.zero_grad(set_to_none=True)
         loss = self.loss_of(x, y)
         loss.backward()
+        self.optimiser.param_groups[0]["lr"] = float(next(self._lrs))
         self.optimiser.step()
         return loss
 
@@ -214,12 +220,20 @@ def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], l
 Make = Callable[..., TorchRun]  # (job, seed)
 
 
-def torch_forms(job: TrainingCase) -> dict[str, dict[str, Make]]:
-    """Engine -> its variants; the fastest is measured, and its name is part of the setting."""
-    forms: dict[str, dict[str, Make]] = {
-        engine: {f"{o} SGD": functools.partial(Autograd, optimiser=o, compiled=compiled) for o in ("foreach", "fused")}
+def autograd_forms(job: TrainingCase) -> dict[str, dict[str, Make]]:
+    """Engine -> its variants, for any network."""
+    name = "Adam" if job.options.optimiser == "adam" else "SGD"
+    return {
+        engine: {
+            f"{form} {name}": functools.partial(Autograd, form=form, compiled=compiled) for form in ("foreach", "fused")
+        }
         for engine, compiled in (("torch eager", False), ("torch.compile", True))
     }
+
+
+def torch_forms(job: TrainingCase) -> dict[str, dict[str, Make]]:
+    """Engine -> its variants; the fastest is measured, and its name is part of the setting."""
+    forms: dict[str, dict[str, Make]] = autograd_forms(job)
     forms["torch by hand"] = {"whole batches": functools.partial(ByHand, chunk=None)}
     for chunk in CHUNKS:
         if chunk < min(job.options.batch_size, len(job.x)):
@@ -238,9 +252,10 @@ def torch_run(job: TrainingCase, name: str, forms: Mapping[str, Make]) -> Ready:
     return Ready(run.run, lambda: forms[variant](job.few, 0).check(), job.setting(variant))
 
 
-def torch_accuracy(job: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
+def torch_accuracy(
+    job: TrainingCase, name: str, forms: Mapping[str, Make], x_test: Array, y_test: Array, seeds: int
+) -> Ready:
     """All seeds in sequence; the scores are their test accuracies in percent."""
-    forms = torch_forms(job)[name]
     with explained(name):
         variant, _ = fastest_form(job, forms)
     scores: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from onchip.kernels.cpu.conv.fused import ConvFusedKernel
@@ -41,8 +42,8 @@ from onchip.kernels.cpu.reduction.top_k import TopKKernel
 from onchip.kernels.cpu.scan.scan import ScanKernel
 from onchip.kernels.cpu.scan.short_scan import ShortScanKernel
 from onchip.kernels.cpu.threading.launches import Launch
-from onchip.kernels.cpu.train.mlp import MlpTrainKernel, Trainer
-from onchip.kernels.training import BatchRanks
+from onchip.kernels.cpu.train.mlp import MlpTrainKernel
+from onchip.kernels.training import BatchRanks, Epochs, LaunchTime, Trained
 from onchip.kernels.view import ViewKernel
 from onchip.network.recipe import Array
 from onchip.network.training import TrainingStep
@@ -58,12 +59,46 @@ class InferenceKernel(Kernel, Protocol):
         ...
 
 
+class TrainingSteps(Protocol):
+    """Whole training steps of one network over rows: its weights and its optimiser state."""
+
+    def train(self, epochs: Epochs) -> Trained: ...
+    def evaluate(self, order: Array) -> tuple[float, int]:
+        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
+        ...
+
+    def weights(self) -> dict[str, Array]:
+        """The weights, with the network's names and shapes."""
+        ...
+
+    def moments(self) -> dict[str, Array]:
+        """The optimiser state as '<kind>:<weight>'."""
+        ...
+
+    def write(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None: ...
+    def time_steps(self) -> None:
+        """Record the phases of some of the next steps."""
+        ...
+
+    def launch_times(self, name: str) -> tuple[LaunchTime, ...]:
+        """The recorded steps, as a kernel of this name."""
+        ...
+
+
 class TrainingKernel(Kernel, Protocol):
-    def trainer(
+    def queue_steps(self) -> None:
+        """Queue the functions that all kinds of steps call."""
+        ...
+
+    def bind_steps(
         self, claim: Claim, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
         row_weights: Array | None, threads: int | None, ranks: BatchRanks | None = None,
-    ) -> Trainer:  # fmt: skip
-        """A run on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
+    ) -> TrainingSteps:  # fmt: skip
+        """Steps over rows x (n, D_in) with targets y; `weights` are the claim's recipes, evaluated: trained in place.
+
+        threads  None: the calling thread, so that several runs can train concurrently
+        ranks    those that share every batch
+        """
         ...
 
 

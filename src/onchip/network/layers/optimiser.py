@@ -13,12 +13,13 @@ import numpy as np
 from onchip.errors import ShapeError
 from onchip.network.layers.base import Arrays, StepLayer, Types, Weights, WeightTypes, need_float
 from onchip.network.recipe import Array
+from onchip.network.training import BETA1
 from onchip.network.types import TensorType
 
 # lr; weight decay; momentum; 1 - beta^t of Adam's first and second moment
 STEP_VALUES = ("lr", "weight_decay", "momentum", "first_correction", "second_correction")
 LR, DECAY, MOMENTUM, FIRST, SECOND = range(len(STEP_VALUES))
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
+BETA2, EPS = 0.999, 1e-8  # of Adam
 
 
 class Update(StepLayer, abstract=True):
@@ -89,13 +90,15 @@ class NesterovDescent(Update):
         return new
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class FirstMoment(Update):
     """m = beta1 m + (1 - beta1) g."""
 
+    beta1: float = BETA1
     required: ClassVar[tuple[str, ...]] = ("moment",)
 
     def forward(self, xs: Arrays, w: Weights) -> Array:
-        m: Array = BETA1 * w["moment"] + (1 - BETA1) * xs[0]
+        m: Array = self.beta1 * w["moment"] + (1 - self.beta1) * xs[0]
         return m
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from onchip.network.graph import Network
 from onchip.network.training import TrainingStep
 from onchip.plan.gradient.builder import StepBuilder
-from onchip.plan.gradient.step import add_count, add_loss
+from onchip.plan.gradient.step import add_counts, add_loss, needed_nodes
 from onchip.plan.rewrites import drop_idle
 
 
@@ -19,12 +19,13 @@ def evaluation_step(net: Network, how: TrainingStep, changing: Iterable[str], *,
     """The loss of a batch, as at inference: batch norms by their running statistics, nothing dropped.
 
     changing  the weights that steps of training change
-    counts    the second output is the number of correct predictions
+    counts    as of training_step
     """
     net, _ = drop_idle(net)
     build = StepBuilder(list(net.nodes), dict(net.weights), dict(net.types))
     added = add_loss(build, net, how)
-    outputs = (added.loss, *add_count(build, net, added, counts))
+    outputs = (added.loss, *(add_counts(build, added) if counts else ()))
     inputs = {**net.inputs, **added.inputs}
     state = {name: "" for name in changing if name in net.weights}
-    return Network(inputs, tuple(build.nodes), outputs, build.weights, f"{net.name}, evaluated", state=state)
+    nodes = needed_nodes(build.nodes, build.weights, set(outputs))
+    return Network(inputs, nodes, outputs, build.weights, f"{net.name}, evaluated", state=state)

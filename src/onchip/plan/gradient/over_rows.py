@@ -16,6 +16,7 @@ and what each step replaces:
     step.position        (2,) int64: the number of the step, and the position in the order of its first row
     step.log             (S,): the loss of every step
     step.correct_log     (S,): the correct predictions of every step, if the step counts them
+    step.log.1, ...      (S,): of a step with several losses, each of them, with its weight
     step.draw            (2,) int64, of a step with dropouts: the seed, and the number of their next draw
 
 Write `begin_steps` before the first step, again to begin another epoch. The rows of step s begin in the order where
@@ -24,7 +25,7 @@ those of the step before end, so steps may have different batch sizes: the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +43,20 @@ from onchip.plan.gradient.training_form import DRAW
 ORDER, TABLE, POSITION, LOG = "step.order", "step.table", "step.position", "step.log"  # weights
 CORRECT_LOG, ROW_WEIGHTS, SCALES = "step.correct_log", "step.weights", "step.scales"
 IDS, ROW, WEIGHTS, SCALE, SHARES = "step.ids", "step.row", "step.weight", "step.scale", "step.share"  # values
-LOGS = (LOG, CORRECT_LOG)  # of a step's outputs, in their order
+
+
+def log_names(outputs: Sequence[str]) -> tuple[str, ...]:
+    """The logs of a step's outputs: of its loss, then of its correct predictions or of several losses."""
+    return (LOG, CORRECT_LOG)[: len(outputs)] if len(outputs) <= 2 else (LOG, *part_logs(len(outputs) - 1))
+
+
+def part_logs(count: int) -> tuple[str, ...]:
+    """The logs of several losses."""
+    return tuple(f"{LOG}.{i + 1}" for i in range(count))
+
+
+def is_log(state: str) -> bool:
+    return state in (LOG, CORRECT_LOG) or state.startswith(f"{LOG}.")
 
 
 def over_rows(step: Network, N: int, S: int, M: int = 0, *, is_weighted: bool = False) -> Network:
@@ -112,7 +126,7 @@ def _finished(build: StepBuilder, step: Network, arrays: Iterable[str], inputs: 
     state[POSITION] = build.add(f"{POSITION}.new", Counted((1, 0), (0, 1)), (SHARE,), {"counters": POSITION})
     if DRAW in state:
         state[DRAW] = build.add(f"{DRAW}.new", Counted((0, 1), (0, 0)), (SHARE,), {"counters": DRAW})
-    for output, log in zip(step.outputs, LOGS, strict=False):
+    for output, log in zip(step.outputs, log_names(step.outputs), strict=True):
         state[log] = build.add(f"{log}.new", Logged(), (output,), {"log": log, "position": POSITION})
     kept = {name: step.inputs[name] for name in inputs}
     return Network(kept, tuple(build.nodes), step.outputs, build.weights, name, state=state)
@@ -126,7 +140,7 @@ def data_name(name: str) -> str:
 def _counters(step: Network, S: int) -> dict[str, Array]:
     """The state of S steps without the host between them."""
     arrays: dict[str, Array] = {POSITION: np.zeros(2, np.int64)}
-    for output, log in zip(step.outputs, LOGS, strict=False):
+    for output, log in zip(step.outputs, log_names(step.outputs), strict=True):
         arrays[log] = np.zeros(S, numpy_dtype(step.types[output].dtype))
     if VALUES in step.state:
         arrays[TABLE] = np.zeros((S, len(STEP_VALUES)), np.float32)
@@ -161,7 +175,7 @@ def begin_steps(
     if len(order) and not 0 <= order.min() <= order.max() < N:
         got = f"{order.min()} to {order.max()}"
         raise InputError("the order has an id that is not a row of the data set", got=got, expected=f"0 to {N - 1}")
-    written = {ORDER: order, POSITION: np.zeros(0), **dict.fromkeys(LOGS, np.zeros(0))}
+    written = {ORDER: order, POSITION: np.zeros(0), **dict.fromkeys(filter(is_log, step.state), np.zeros(0))}
     written |= {TABLE: table} if table is not None else {}
     written |= {SCALES: scales} if scales is not None else {}
     state = {name: np.zeros_like(materialise(name, step.weights)) for name in written if name in step.state}

@@ -2,10 +2,12 @@
 
 `training_step` returns a network with state. Its inputs are those of the network, then:
 
-    target  what the loss compares the output with: classes (B,), or (B, ...) like the output
+    target  what the loss compares the output with: classes (B,), or (B, ...) like the output; of several outputs one
+            each, "target.<output>"
     share   (B,): the share of each row in the loss, 1 / B for a mean
 
-Its first output is the loss, one number; a second one, if requested, the number of correct predictions. The trainable
+Its first output is the loss, one number; the next one, if requested, the number of correct predictions; of several
+outputs instead the loss of each. The trainable
 weights, and the optimiser's moments, are its state; with `ema`, also averages of these weights (averages_of). It is
 planned and run like every other network.
 """
@@ -49,7 +51,7 @@ from onchip.network.layers import (
 from onchip.network.layers.cast import CastTo
 from onchip.network.layers.optimiser import STEP_VALUES
 from onchip.network.recipe import Array, Recipe, Weight, reach, value_of
-from onchip.network.training import TrainingStep
+from onchip.network.training import OutputLoss, TrainingStep
 from onchip.network.types import BATCH, TensorType
 from onchip.plan.gradient import (  # noqa: F401 - their rules
     broadcast,
@@ -84,16 +86,17 @@ def training_step(
 
     decays     weights decay by STEP_VALUES' weight_decay; or weights by name, each with its factor of that
     trainable  whether a weight, by name, is trained; a batch norm whose mean is not computes as at inference
-    counts     for classes: the second output is the number of correct predictions before the update. Kernels that run
-               whole steps do not claim such a step: they count by themselves
+    counts     the next outputs are the number of correct predictions before the update, for classes; of several outputs
+               the loss of each. Kernels that run whole steps do not claim such a step: they count by themselves
     """
     build, added, gradients, followed = _gradients(net, step, trainable)
-    outputs = (added.loss, *add_count(build, net, added, counts))
+    outputs = (added.loss, *(add_counts(build, added) if counts else ()))
     state = {DRAW: ""} if DRAW in build.weights else {}
     state |= add_running_averages(build, followed) | add_updates(build, step, gradients, decays)
-    nodes = _needed(build.nodes, build.weights, {*outputs, *state.values()})
+    nodes = needed_nodes(build.nodes, build.weights, {*outputs, *state.values()})
     used = dict.fromkeys(name for node in net.nodes for name in node.weights.values())
-    of = None if counts else TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name)))
+    is_whole = not (counts or step.outputs)
+    of = TrainedStep(net, step, decays, tuple(name for name in used if not trainable(name))) if is_whole else None
     inputs = {**net.inputs, **added.inputs}
     return Network(inputs, nodes, outputs, build.weights, f"{net.name}, a step", state=state, trained=of)
 
@@ -110,7 +113,7 @@ def gradients_step(
     build, added, gradients, _ = _gradients(net, step, trainable)
     outputs = tuple(dict.fromkeys(gradients.values()))
     state = dict.fromkeys(changing, "") | ({DRAW: ""} if DRAW in build.weights else {})
-    nodes = _needed(build.nodes, build.weights, set(outputs))
+    nodes = needed_nodes(build.nodes, build.weights, set(outputs))
     inputs = {**net.inputs, **added.inputs}
     return Network(inputs, nodes, outputs, build.weights, f"{net.name}, gradients", state=state), gradients
 
@@ -120,48 +123,92 @@ def _gradients(
 ) -> tuple[StepBuilder, AddedLoss, dict[str, str], dict[str, str]]:
     """Nodes that compute the loss and gradients; the loss; gradients by weight; what running statistics follow."""
     check_no_step(net)
-    _ = net.output  # a loss needs exactly one output
     trained = [name for name in weights_with_gradient(net) if trainable(name)]
     build = StepBuilder([], dict(net.weights), dict(net.inputs))
     followed = add_forward(build, net, trainable)
-    forward, added, (output,) = tuple(build.nodes), add_loss(build, net, step), net.outputs
-    d_output = build.add(f"{output}.grad", InputGrad(added.layer, 0), (output, TARGET, added.losses, SHARE))
-    return build, added, _backward(build, forward, output, d_output, trained), followed
+    forward, added = tuple(build.nodes), add_loss(build, net, step)
+    d_outputs = {
+        each.output: build.add(
+            f"{each.output}.grad", InputGrad(each.layer, 0), (each.output, each.target, each.losses, each.share)
+        )
+        for each in added.of_outputs
+    }
+    return build, added, _backward(build, forward, d_outputs, trained), followed
+
+
+@dataclass(frozen=True)
+class AddedOutput:
+    """The loss of an output, as `add_loss` appends it."""
+
+    output: str
+    layer: Layer
+    target: str
+    share: str  # of each row in the loss, times the loss's weight
+    losses: str  # of every row
+    loss: str  # of the batch, times its weight
 
 
 @dataclass(frozen=True)
 class AddedLoss:
     """What `add_loss` appends."""
 
-    layer: Layer
-    losses: str  # the loss of every row
-    loss: str  # of the batch
+    of_outputs: tuple[AddedOutput, ...]
+    loss: str  # of the batch: the sum of theirs
     inputs: Mapping[str, TensorType]
+
+
+def losses_of(net: Network, step: TrainingStep) -> tuple[OutputLoss, ...]:
+    """The loss of each trained output."""
+    if step.outputs:
+        return step.outputs
+    _ = net.output  # exactly one
+    return (OutputLoss(net.outputs[0], step.loss),)
+
+
+def target_names(net: Network, step: TrainingStep) -> dict[str, str]:
+    """The input with the targets of each trained output, by output."""
+    if not step.outputs:
+        return {net.outputs[0]: TARGET}
+    return {each.output: f"{TARGET}.{each.output}" for each in step.outputs}
 
 
 def add_loss(build: StepBuilder, net: Network, step: TrainingStep) -> AddedLoss:
     """Append the loss of a batch, after the nodes of the network."""
-    layer = _loss_layer(step)
-    target = TensorType((BATCH,), "int64")
-    if not isinstance(layer, CrossEntropy):
-        target = TensorType(net.output.shape, net.output.dtype)
-    inputs = {TARGET: target, SHARE: TensorType((BATCH,), net.output.dtype)}
+    losses, targets = losses_of(net, step), target_names(net, step)
+    layers = [_loss_layer(each.loss, step.label_smoothing) for each in losses]
+    kinds = [net.types[each.output] for each in losses]
+    inputs = {
+        targets[each.output]: TensorType((BATCH,), "int64") if isinstance(layer, CrossEntropy) else kind
+        for each, layer, kind in zip(losses, layers, kinds, strict=True)
+    }
+    inputs[SHARE] = TensorType((BATCH,), kinds[0].dtype)
     for name, kind in inputs.items():
         if name in build.types:
             raise InputError(f"a value of the network is called '{name}'", got=name, expected="another name")
         build.types[name] = kind
-    (output,) = net.outputs
-    losses = build.add("losses", layer, (output, TARGET))
-    shared = build.add("shared_losses", Mul(), (losses, SHARE))
-    return AddedLoss(layer, losses, build.add(LOSS, BatchSum(), (shared,)), inputs)
+    added = list[AddedOutput]()
+    for each, layer, kind in zip(losses, layers, kinds, strict=True):
+        target, share = targets[each.output], _as_dtype(build, SHARE, kind.dtype)
+        if each.weight != 1:
+            weight = {"constant": build.number(each.weight, kind.dtype)}
+            share = build.add(f"{SHARE}.{each.output}", Mul(), (share,), weight)
+        of_rows = build.add("losses", layer, (each.output, target))
+        shared = build.add("shared_losses", Mul(), (of_rows, share))
+        name = f"{LOSS}.{each.output}" if step.outputs else LOSS
+        added.append(AddedOutput(each.output, layer, target, share, of_rows, build.add(name, BatchSum(), (shared,))))
+    dtype = kinds[0].dtype
+    parts = [_as_dtype(build, each.loss, dtype) for each in added]
+    return AddedLoss(tuple(added), _total(build, LOSS, parts), inputs)
 
 
-def add_count(build: StepBuilder, net: Network, of: AddedLoss, counts: bool) -> tuple[str, ...]:
-    """Append the number of correct predictions, if it is wanted and there are any."""
-    if not (counts and isinstance(of.layer, CrossEntropy)):
+def add_counts(build: StepBuilder, of: AddedLoss) -> tuple[str, ...]:
+    """Append the number of correct predictions, if the loss is one of classes; of several outputs, the loss of each."""
+    if len(of.of_outputs) > 1:
+        return tuple(each.loss for each in of.of_outputs)
+    (only,) = of.of_outputs
+    if not isinstance(only.layer, CrossEntropy):
         return ()
-    (output,) = net.outputs
-    return (build.add(CORRECT, BatchSum(), (build.add("are_correct", Correct(), (output, TARGET)),)),)
+    return (build.add(CORRECT, BatchSum(), (build.add("are_correct", Correct(), (only.output, only.target)),)),)
 
 
 def weights_with_gradient(net: Network) -> list[str]:
@@ -175,19 +222,19 @@ def weights_with_gradient(net: Network) -> list[str]:
     ]
 
 
-def _loss_layer(step: TrainingStep) -> Layer:
+def _loss_layer(loss: str, label_smoothing: float) -> Layer:
     layers: dict[str, Layer] = {
-        "cross_entropy": CrossEntropy(step.label_smoothing),
+        "cross_entropy": CrossEntropy(label_smoothing),
         "half_sse": SquaredError(),
         "mse": SquaredError(is_mean=True),
         "bce_with_logits": BinaryCrossEntropy(),
         "mae": AbsoluteError(),
         "huber": HuberLoss(),
     }
-    return layers[step.loss]
+    return layers[loss]
 
 
-def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[str]) -> tuple[Node, ...]:
+def needed_nodes(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[str]) -> tuple[Node, ...]:
     """The nodes that these values depend on."""
     wanted, found = set(values), list[Node]()
     for node in reversed(nodes):
@@ -202,21 +249,21 @@ def _needed(nodes: Sequence[Node], weights: Mapping[str, Weight], values: set[st
 
 
 def _backward(
-    build: StepBuilder, nodes: Sequence[Node], output: str, d_output: str, trained: Iterable[str]
+    build: StepBuilder, nodes: Sequence[Node], d_outputs: Mapping[str, str], trained: Iterable[str]
 ) -> dict[str, str]:
     """Append the gradients of these nodes; returns that of each trained weight that the loss depends on.
 
-    d_output  the gradient of the network's output
+    d_outputs  the gradient of each trained output, by output
     """
     wanted = set(trained)
     depends = _dependents(nodes, wanted)
-    for node in _needed(nodes, build.weights, {output}):
+    for node in needed_nodes(nodes, build.weights, set(d_outputs)):
         if node.name in depends and not node.layer.is_differentiable:
             raise InputError(
                 f"layer '{node.name}' ({node.layer.kind}) has no gradient", got="a trainable weight before it",
                 expected="layers with a gradient", hint="freeze the weights before it, or end the network there",
             )  # fmt: skip
-    parts: dict[str, list[str]] = {output: [d_output]}
+    parts: dict[str, list[str]] = {output: [gradient] for output, gradient in d_outputs.items()}
     of_weights: dict[str, list[str]] = {}
     for node in reversed(nodes):
         if node.name not in parts or node.name not in depends:
@@ -283,7 +330,7 @@ def add_updates(
             moments[name] = (state[velocity],) if step.optimiser == "momentum" else (g, state[velocity])
         elif step.optimiser in ("adam", "adamw"):
             first, second = _zeros(build, f"{name}.first", name), _zeros(build, f"{name}.second", name)
-            state[first] = build.add(f"{first}.new", FirstMoment(), (g,), {"moment": first})
+            state[first] = build.add(f"{first}.new", FirstMoment(step.beta1), (g,), {"moment": first})
             state[second] = build.add(f"{second}.new", SecondMoment(), (g,), {"moment": second})
             moments[name] = (state[first], state[second])
         else:

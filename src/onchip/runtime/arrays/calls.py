@@ -10,13 +10,12 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.types import TensorType
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.arrays.overlap import check_apart, is_apart
+from onchip.runtime.backend import Run
 from onchip.runtime.cuda.bound_plan import MAX_CALLS, MAX_GRAPHS, BoundPlan, BoundRows
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.plan_graph import PlanGraph
 
 ALIGN_BYTES = 16  # the alignment that every kernel may assume
-
-Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
 
 
 def device_run(x: Any, bound: BoundPlan) -> Run | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from onchip.errors import InputError
 
-CUDA, CUDA_MANAGED = 2, 13  # device types
+HOST, CUDA, CUDA_MANAGED = 1, 2, 13  # device types
 
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # type codes; code and bits name a dtype
 _NAMES = {"bfloat16": "bfloat16", "bool8": "bool"}

@@ -18,7 +18,6 @@ import numpy as np
 
 from onchip.cache import print_unless_quiet, private_folder, read_entry, write_entry
 from onchip.errors import InputError
-from onchip.network.graph import Network
 from onchip.network.recipe import Array, Evaluated, Recipe, materialise
 from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device, Peak
@@ -29,8 +28,8 @@ from onchip.runtime.distributed.ranks import OneRank, Ranks
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu.threading.launches import Launch
-    from onchip.kernels.cpu.train.mlp import Trainer
-    from onchip.kernels.training import Epochs, JointTrainer, LaunchTime, SharedData, Trained
+    from onchip.kernels.training import SharedData
+    from onchip.runtime.backend import BoundRuns, NetworkRun
     from onchip.runtime.cpu.chunks import Chunks
     from onchip.runtime.cpu.step import CpuStep
 
@@ -172,6 +171,22 @@ class CpuBackend:
 
         return CpuStep(plan, self.threads, state)
 
+    def bind_runs(
+        self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None = None,
+    ) -> BoundRuns:  # fmt: skip
+        from onchip.runtime.cpu.runs import CpuRuns
+        from onchip.runtime.layered_runs import LayeredRuns
+
+        if plan.whole_step is not None:
+            (rows,), (targets,) = x.values(), y.values()
+            return CpuRuns(plan, runs, rows, targets, shared, self.threads)
+        backend = CpuBackend(1) if shared.runs > 1 else self  # concurrent runs have one thread each
+        return LayeredRuns(backend, plan, runs, x, y, shared, evaluation)
+
+    def runs_at_once(self, plan: Plan, count: int) -> int:
+        return 1
+
     def hold_array(self, array: Array) -> Array:
         return np.ascontiguousarray(array)
 
@@ -187,24 +202,20 @@ class CpuBound:
         from onchip.kernels.cpu.compiler.compile_ahead import queue_functions, queue_kernels
         from onchip.kernels.cpu.threading.launches import run_launches
         from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
-        from onchip.kernels.cpu.train.mlp import queue_training
         from onchip.runtime.cpu.weights import make_weights
 
+        plan.check_layers()
         self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         queue_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
-        is_training = plan.whole_step is not None
-        if is_training:
-            queue_training()
-        else:
-            queue_functions((run_launches,))
+        queue_functions((run_launches,))
         queue_helpers(threads)
-        derived: Evaluated = {} if is_training else make_weights(plan, threads, ranks)
+        derived = make_weights(plan, threads, ranks)
         home, between = plan.stored_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []
-        for i, group in enumerate(() if is_training else plan.groups):
+        for i, group in enumerate(plan.groups):
             weights = {name: evaluate_weight(recipe, plan, derived) for name, recipe in group.claim.recipes.items()}
             used = (*group.inputs, *group.outputs)
             done = tuple({home[name] for name in used if last[home[name]] == i} & between)
@@ -270,57 +281,6 @@ class CpuBound:
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)
-
-    def together(self, count: int) -> int:
-        return 1
-
-    def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
-        orders: Sequence[int], shared: SharedData,
-    ) -> JointTrainer:  # fmt: skip
-        from onchip.kernels.cpu import TRAINING
-
-        (network,) = networks
-        (group,) = self.plan.groups  # a training kernel claims the whole network
-        derived: Evaluated = {}
-        weights = {name: materialise(recipe, network.weights, derived) for name, recipe in group.claim.recipes.items()}
-        kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
-        threads = self.threads if shared.runs == 1 else None
-        (of_rows,) = row_weights
-        step = self.plan.whole_step
-        assert step is not None
-        args = step.how, self.plan.job.batch, weights, x, y, of_rows, threads, shared.ranks
-        return _OneRun(kernel.trainer(group.claim, *args), group.claim.label)
-
-
-class _OneRun:
-    """A single training run. The host is the device: `end` does the training."""
-
-    is_asynchronous = False
-
-    def __init__(self, trainer: Trainer, kernel: str) -> None:
-        self.trainers, self.seconds, self._kernel = (trainer,), 0.0, kernel
-        self._epochs: Epochs | None = None
-
-    def make_ready(self) -> None:
-        from onchip.kernels.training import Epochs
-
-        self.trainers[0].train(Epochs((np.zeros(0, np.int64),), np.zeros((1, 0))))
-
-    def begin(self, runs: Sequence[Epochs | None]) -> None:
-        (self._epochs,) = runs
-
-    def end(self) -> list[Trained]:
-        begin = time.perf_counter()
-        trained = self.trainers[0].train(self._epochs) if self._epochs is not None else []
-        self.seconds = time.perf_counter() - begin
-        return [trained]
-
-    def time_steps(self) -> None:
-        self.trainers[0].time_steps()
-
-    def launch_times(self) -> tuple[LaunchTime, ...]:
-        return self.trainers[0].launch_times(self._kernel)
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

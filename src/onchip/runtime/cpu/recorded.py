@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch
 from onchip.kernels.cpu.threading.threads import HELPERS, start_helpers
@@ -164,11 +164,6 @@ class RecordedCpu:
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return self._bound.steps(B)
-
-    def together(self, *_: object) -> NoReturn:
-        raise AssertionError("only plans for inference are recorded")
-
-    trainers = together
 
 
 def _threads() -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.files import check_memory
 from onchip.kernels.cpu.compiler.jit import address
 from onchip.kernels.cpu.memory import first_fit_offsets, unset_memory
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, run_table
@@ -52,6 +53,24 @@ class _Table:
     launches: Array
     operands: Array
     of_inputs: tuple[tuple[int, str], ...]  # operands that each run sets, and the inputs that they are
+    run: Callable[[], object]
+
+    def set_inputs(self, inputs: Mapping[str, Array]) -> None:
+        for i, name in self.of_inputs:
+            self.operands[i] = address(inputs[name])
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One launch that run_table cannot run."""
+
+    arrays: list[Array]  # that it reads
+    of_inputs: tuple[tuple[int, str, tuple[int, ...]], ...]  # arrays that each run sets, the inputs, in these shapes
+    run: Callable[[], object]
+
+    def set_inputs(self, inputs: Mapping[str, Array]) -> None:
+        for i, name, shape in self.of_inputs:
+            self.arrays[i] = inputs[name].reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +119,7 @@ class CpuStep:
         weights = StepWeights(net, self.state, {name: self._array(name, 1) for name in value_weights(net)})
         self._actions = self._bind(kernels, weights)
         self._facts: dict[CompiledLaunch, tuple[int, object]] = {}
-        self._parts: dict[int, list[_Table | _Action]] = {}  # by batch size
+        self._parts: dict[int, list[_Table | _Call]] = {}  # by batch size
         self._seconds = 0.0  # of runs since the last `wait`
         load_helpers(threads)
 
@@ -122,17 +141,18 @@ class CpuStep:
 
     def with_rows(self, batch: Batch, rows: Mapping[str, Any]) -> Batch:
         """The batch with other rows of some inputs, which must not change until the next `begin` returns."""
-        inputs = self.plan.network.inputs
-        arrays = {name: host_array(x) for name, x in rows.items()}
-        if other := next((name for name, array in arrays.items() if array is None), ""):
-            got = f"{type(rows[other]).__module__}.{type(rows[other]).__name__}"
-            raise InputError(f"'{other}' is not an array of the host", got=got, expected="NumPy", hint="np.asarray(x)")
-        checked = {
-            name: checked_rows(name, array, inputs[name], batch.B)
-            for name, array in arrays.items()
-            if array is not None
-        }
-        return Batch(batch.B, {**batch.inputs, **checked})
+        inputs = dict(batch.inputs)
+        for name, x in rows.items():
+            like = inputs[name]
+            if type(x) is np.ndarray and x.shape == like.shape and x.dtype == like.dtype and x.flags.c_contiguous:
+                inputs[name] = x
+                continue
+            if (array := host_array(x)) is None:
+                got = f"{type(x).__module__}.{type(x).__name__}"
+                what, hint = f"'{name}' is not an array of the host", "np.asarray(x)"
+                raise InputError(what, got=got, expected="NumPy", hint=hint)
+            inputs[name] = checked_rows(name, array, self.plan.network.inputs[name], batch.B)
+        return Batch(batch.B, inputs)
 
     def outputs(self, batch: Batch) -> dict[str, Array]:
         """The outputs of the last run, by name."""
@@ -144,11 +164,13 @@ class CpuStep:
         self._start_helpers(self.threads)
         if B not in self._parts:
             self._prepare(B)
-        parts = [self._bound(part, B, batch.inputs) for part in self._parts[B]]
+        parts = self._parts[B]
+        for part in parts:
+            part.set_inputs(batch.inputs)
         replaced = [(self.state[name], self._array(value, B)[0, ...]) for name, value in self._replaced]
         for _ in range(count):
             for part in parts:
-                part()
+                part.run()
             for old, new in replaced:
                 old[...] = new
         self._seconds += time.perf_counter() - begin
@@ -159,14 +181,15 @@ class CpuStep:
         """
         kept = self.read_state(name for name, value in self.plan.network.state.items() if value)
         self._start_helpers(self.threads)
-        parts = [self._table([action], batch.B) if _is_compiled(action) else action for action in self._actions]
-        bound = [self._bound(part, batch.B, batch.inputs) for part in parts]
+        parts = [self._part([action], batch.B) for action in self._actions]
+        for part in parts:
+            part.set_inputs(batch.inputs)
         runs = list[list[float]]()
         for _ in range(_TIMED_RUNS):
             runs.append([])
-            for part in bound:
+            for part in parts:
                 begin = time.perf_counter()
-                part()
+                part.run()
                 runs[-1].append(1e6 * (time.perf_counter() - begin))
         self.write_state(kept)
         return list(zip((action.group for action in self._actions), map(min, zip(*runs, strict=True)), strict=True))
@@ -183,15 +206,6 @@ class CpuStep:
     def write_state(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             self.state[name][...] = array
-
-    def _bound(self, part: _Table | _Action, B: int, inputs: Mapping[str, Array]) -> Callable[[], object]:
-        """What runs a part on these inputs."""
-        if isinstance(part, _Table):
-            for i, name in part.of_inputs:
-                part.operands[i] = address(inputs[name])
-            return functools.partial(run_table, address(part.launches), len(part.launches), self.threads)
-        read, written = ([self._array(name, B, inputs) for name in of] for of in (part.reads, part.writes))
-        return functools.partial(part.launch, read, written, self.threads)
 
     # -- what runs -------------------------------------------------------------------------------------------
 
@@ -228,31 +242,34 @@ class CpuStep:
         offsets = first_fit_offsets(uses, sizes)
         return offsets, max((offsets[name] + size for name, size in sizes.items()), default=0)
 
-    def _array(self, name: str, B: int, inputs: Mapping[str, Array] | None = None) -> Array:
-        """The array of a value, for a batch of B rows."""
+    def _array(self, name: str, B: int) -> Array:
+        """The array of a value that is no input, for a batch of B rows."""
         owner, kind = self._owner.get(name, name), self.plan.types[name]
         shape = (kind.rows(B), *kind.row_shape)
         if owner in self._of_one_row:
             return self._of_one_row[owner].reshape(shape)
-        if inputs is not None and owner in inputs:
-            return inputs[owner].reshape(shape)
         begin = self._offsets[owner] * B
         return self._arena[begin : begin + kind.row_bytes * B].view(numpy_dtype(kind.dtype)).reshape(shape)
 
     def _prepare(self, B: int) -> None:
         """Write the tables of the compiled launches for a batch of B rows."""
         if B * self._bytes_per_row > len(self._arena):
+            hint = f"smaller batches (batch_size=): a row needs {self._bytes_per_row:,} B"
+            check_memory(B * self._bytes_per_row, f"a step of {B:,} rows", hint)
             self._parts.clear()  # with addresses in the arena that was
             self._arena = unset_memory(B * self._bytes_per_row)
         if len(self._parts) == _MOST_SIZES:
             self._parts.clear()
-        parts: list[_Table | _Action] = []
+        parts: list[_Table | _Call] = []
         for is_compiled, group in itertools.groupby(self._actions, _is_compiled):
             actions = list(group)
-            parts += [self._table(actions, B)] if is_compiled else actions
+            parts += [self._part(actions, B)] if is_compiled else [self._part([action], B) for action in actions]
         self._parts[B] = parts
 
-    def _table(self, actions: Sequence[_Action], B: int) -> _Table:
+    def _part(self, actions: Sequence[_Action], B: int) -> _Table | _Call:
+        """What runs consecutive compiled launches, or one other launch."""
+        if not _is_compiled(actions[0]):
+            return self._call(actions[0], B)
         launches, operands, of_inputs = list[tuple[int, ...]](), list[int](), list[tuple[int, str]]()
         for action in actions:
             assert isinstance(action.launch, CompiledLaunch)
@@ -266,7 +283,20 @@ class CpuStep:
             launches.append((action.launch.code, facts, 8 * first, rows))
         table, memory = np.array(launches, np.int64), np.array([*operands, 0], np.int64)
         table[:, 2] += address(memory)
-        return _Table(table, memory, tuple(of_inputs))
+        run = functools.partial(run_table.load, address(table), len(table), self.threads)
+        return _Table(table, memory, tuple(of_inputs), run)
+
+    def _call(self, action: _Action, B: int) -> _Call:
+        read, of_inputs = list[Array](), list[tuple[int, str, tuple[int, ...]]]()
+        for name in action.reads:
+            owner, kind = self._owner.get(name, name), self.plan.types[name]
+            if owner in self.plan.network.inputs:
+                of_inputs.append((len(read), owner, (kind.rows(B), *kind.row_shape)))
+                read.append(unset_memory(0))
+            else:
+                read.append(self._array(name, B))
+        written = [self._array(name, B) for name in action.writes]
+        return _Call(read, tuple(of_inputs), functools.partial(action.launch, read, written, self.threads))
 
     def _facts_of(self, launch: CompiledLaunch) -> int:
         if launch not in self._facts:

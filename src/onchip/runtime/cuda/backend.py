@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from onchip.errors import DeviceError, PlanError
+from onchip.errors import DeviceError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
 from onchip.kernels.cuda.layout.permute import PermuteLowering
+from onchip.kernels.training import SharedData
 from onchip.network.recipe import Array
 from onchip.plan.build_cost import recipe_rates_of
 from onchip.plan.plan import Plan
-from onchip.runtime.arrays.calls import Run, device_run
+from onchip.runtime.arrays.calls import device_run
+from onchip.runtime.backend import BoundRuns, NetworkRun, Run
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.runs import CudaRuns, lowering_of
 from onchip.runtime.cuda.step import CudaStep
-from onchip.runtime.cuda.trainer import TrainingBound
 from onchip.runtime.cuda.weights import make_weights
+from onchip.runtime.layered_runs import LayeredRuns
 
 
 class CudaBound(BoundPlan):
@@ -32,11 +35,6 @@ class CudaBound(BoundPlan):
     def quick_call(self) -> None:
         return None
 
-    def together(self, *_: object) -> NoReturn:
-        raise PlanError("a plan for inference cannot train", got="no loss", expected="a plan for training")
-
-    trainers = together
-
 
 class CudaBackend:
     """Binds plans to one GPU."""
@@ -46,19 +44,10 @@ class CudaBackend:
         self.device = self.gpu.device
         self.requested: tuple[str, int | None] = f"cuda:{device_index}", None
 
-    def bind(self, plan: Plan) -> CudaBound | TrainingBound:
-        if plan.device.arch != self.device.arch:
-            raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
-        return TrainingBound(self.gpu, plan) if plan.whole_step else self.bind_rows(plan)
-
-    def bind_step(self, plan: Plan, state: Mapping[str, Buffer] | None = None) -> CudaStep:
-        return CudaStep(self.gpu, plan, state)
-
-    def hold_array(self, array: Array) -> Buffer:
-        return self.gpu.upload(array)
-
-    def bind_rows(self, plan: Plan) -> CudaBound:
+    def bind(self, plan: Plan) -> CudaBound:
         """Compile each group for this GPU and compute its weights, on the GPU or the host."""
+        self._check_arch(plan)
+        plan.check_layers()
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
         built = make_weights(self.gpu, wanted, plan.network.weights, recipe_rates_of(KERNELS, self.device))
         groups = []
@@ -76,3 +65,27 @@ class CudaBackend:
         bound = CudaBound(self.gpu, plan, groups)
         bound.at(plan.job.batch)  # compiles the job's kernels before it is timed
         return bound
+
+    def bind_step(self, plan: Plan, state: Mapping[str, Buffer] | None = None) -> CudaStep:
+        return CudaStep(self.gpu, plan, state)
+
+    def bind_runs(
+        self, plan: Plan, runs: Sequence[NetworkRun], x: Mapping[str, Array], y: Mapping[str, Array],
+        shared: SharedData, evaluation: Plan | None = None,
+    ) -> BoundRuns:  # fmt: skip
+        self._check_arch(plan)
+        if plan.whole_step is None:
+            with self.gpu:  # of this thread, too: several runs train concurrently
+                return LayeredRuns(self, plan, runs, x, y, shared, evaluation)
+        (rows,), (targets,) = x.values(), y.values()
+        return CudaRuns(self.gpu, plan, runs, rows, targets, shared)
+
+    def runs_at_once(self, plan: Plan, count: int) -> int:
+        return lowering_of(plan).for_networks(count).networks if plan.whole_step else 1
+
+    def hold_array(self, array: Array) -> Buffer:
+        return self.gpu.upload(array)
+
+    def _check_arch(self, plan: Plan) -> None:
+        if plan.device.arch != self.device.arch:
+            raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)

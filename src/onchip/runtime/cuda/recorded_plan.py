@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from onchip.network.recipe import Array
 from onchip.runtime.arrays.adapters import Torch, kind_of
-from onchip.runtime.arrays.calls import DeviceCalls, Run
+from onchip.runtime.arrays.calls import DeviceCalls
+from onchip.runtime.backend import Run
 from onchip.runtime.cuda.backend import CudaBound
 from onchip.runtime.cuda.bound_plan import BoundRows, StreamKey, stream_key
 from onchip.runtime.cuda.occupancy import occupancy

@@ -24,6 +24,7 @@ from typing import Any
 from onchip.errors import FormatError, InputError, OutputError
 from onchip.files import check_writable, open_locked, open_owned, write_error
 from onchip.formats.arrays.row_files import FlatWriter, NpyWriter, RowWriter, npy_header
+from onchip.formats.gif import GifWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.tables.csv_writer import CsvWriter
 from onchip.formats.tables.rows_text import TextWriter
@@ -35,8 +36,10 @@ from onchip.runtime.io.slices import SliceFile, Slices, digest_rows, make_line, 
 
 WRITERS: dict[str, type[RowWriter]] = {
     ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+    ".gif": GifWriter,
 }  # fmt: skip
-PICTURES = (".bmp", ".png")
+TILED = (".bmp", ".png")  # all rows in one picture
+PICTURES = (*TILED, ".gif")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows are images
 RAW_FORMATS = (".npy", ".bin")  # also the format of the unfinished output; others are converted when it is complete
 VERSION = 6
@@ -73,6 +76,7 @@ def open_output(
     resume: bool = False,
     keep_s: float = KEEP_S,
     top: int | None = None,
+    columns: int | None = None,
 ) -> Iterator[PartialOutput | None]:
     """The output for the results of `rows` rows; the file appears if the block succeeds. None without a path.
 
@@ -80,6 +84,7 @@ def open_output(
     resume  keep the chunks that an earlier run of this job finished
     keep_s  chunks of a run that is stopped sooner are deleted
     top     classes per row in a .csv, if the network has class names
+    columns  images per line of a .png or .bmp; None: a square
 
     Problems that will prevent writing are raised now, not after the work.
     """
@@ -98,6 +103,8 @@ def open_output(
     make: MakeWriter = WRITERS[suffix]
     if suffix == ".csv":
         make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
+    if suffix in TILED and columns is not None:
+        make = functools.partial(BmpWriter if suffix == ".bmp" else PngWriter, columns=columns)
     make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises if the format cannot hold them
     check_writable(path)
     output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)

@@ -112,6 +112,35 @@ class RandomRows:
         return RandomRows, self._requested  # restarts at the first row
 
 
+class WalkRows:
+    """Rows on a closed walk from each random row to the next: between neighbours a and b, cos(t) a + sin(t) b, which
+    are as random as those.
+    """
+
+    def __init__(self, row_type: TensorType, points: int, frames: int, seed: int) -> None:
+        """points  random rows, as of RandomRows
+        frames  rows from each of them to the next
+        """
+        if frames < 1:
+            raise InputError("bad number of frames", got=show(frames), expected="at least 1", hint="--walk 12")
+        if "float" not in row_type.dtype:
+            expected = "an input of floats, such as the generator's"
+            raise InputError("cannot walk between ids", got=f"input {row_type}", expected=expected, hint="omit --walk")
+        source = RandomRows(row_type, points, seed)
+        self._points, self._frames = source.read(0, points), frames
+        self.shape, self.dtype = (points * frames, *row_type.row_shape), source.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        point, frame = np.divmod(np.arange(start, min(stop, len(self))), self._frames)
+        t = (frame / self._frames * (np.pi / 2)).reshape(-1, *(1,) * (len(self.shape) - 1))
+        following = self._points[(point + 1) % len(self._points)]
+        rows: Array = np.cos(t) * self._points[point] + np.sin(t) * following
+        return rows.astype(self.dtype)
+
+
 class FittedRows:
     """A source converted to the network's input type; `notes` lists the conversions.
 

@@ -137,3 +137,17 @@ def test_functions_of_training_steps_are_queued_before_the_first_is_compiled(mon
     names = [made.__name__ for made in compile_ahead.queued_functions()]
     assert {"forward", "output_gradients", "backward", "gradient_of_task"} <= set(names)
     assert "run_steps" not in names  # the first process's own
+
+
+def test_functions_may_be_queued_while_the_queue_is_read(monkeypatch):
+    """As other threads do, which bind other networks."""
+    monkeypatch.setattr(compile_ahead, "queued", {})
+
+    class Operation:
+        @property
+        def code(self):
+            compile_ahead.queue_functions([object()])
+            return "code"
+
+    compile_ahead.queue_functions([Operation(), Operation()])
+    assert compile_ahead.queued_functions() == ["code", "code"]

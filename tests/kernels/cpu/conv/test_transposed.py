@@ -1,75 +1,65 @@
-"""Transposed convolutions of conv_fused without phases: dilated, strides or pads larger than the kernel, groups."""
+"""Transposed convolutions with few outputs that the planner has not split into phases, as in training steps."""
 
 import numpy as np
 import pytest
 
-from checks import assert_error_within, rows
-from image_networks import chain, conv
+import onchip
+from checks import assert_error_within
 from onchip.kernels import reference
-from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, LeakyReLU, Tanh
-from onchip.runtime.cpu.backend import core_count
-from onchip.runtime.engine import compile
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.network.build import sequential
+from onchip.network.layers import ConvTranspose1d, ConvTranspose2d, Tanh
+from onchip.network.types import TensorType
+
+BY_PHASES, BY_TAPS = "windows in", "taps in order"
+C = 2 * LANES
+# channels, outputs, kernel, layer, sizes of the input; and how it is computed
+CASES = {
+    "faces": (C, 3, (5, 5), ConvTranspose2d((2, 2), (1, 1, 2, 2)), (8, 9), BY_PHASES),
+    "gradient of a convolution": (C, 3, (5, 5), ConvTranspose2d((2, 2), (2, 2, 2, 2), (1, 1)), (4, 5), BY_PHASES),
+    "two pixels": (C, 1, (4, 4), ConvTranspose2d((2, 2), (1, 1, 1, 1)), (1, 2), BY_PHASES),
+    "stride 1": (C, 3, (3, 5), ConvTranspose2d((1, 1), (1, 2, 1, 2)), (6, 7), BY_PHASES),
+    "strides 3 and 2": (C, 2, (6, 5), ConvTranspose2d((3, 2), (1, 1, 2, 2)), (4, 5), BY_PHASES),
+    "one tap per phase": (C, 3, (2, 2), ConvTranspose2d((2, 2)), (4, 4), BY_PHASES),
+    "a signal": (C, 3, (5,), ConvTranspose1d((2,), (1, 2)), (11,), BY_PHASES),
+    "a phase that begins inside": (C, 3, (3, 3), ConvTranspose2d((2, 2), (2, 2, 2, 2), (1, 1)), (5, 5), BY_TAPS),
+    "a phase without taps": (C, 3, (1, 1), ConvTranspose2d((2, 2)), (5, 5), BY_TAPS),
+    "dilation": (C, 3, (3, 3), ConvTranspose2d((2, 2), (1, 1, 1, 1), (0, 0), (2, 2)), (5, 5), BY_TAPS),
+    "odd channels": (C + 1, 3, (5, 5), ConvTranspose2d((2, 2), (1, 1, 2, 2)), (8, 9), BY_TAPS),
+    "more outputs": (C, 5, (5, 5), ConvTranspose2d((2, 2), (1, 1, 2, 2)), (8, 9), BY_TAPS),
+}
 
 
-def weights(C, N, *kernel, groups=1):
-    return {"weight": (C, N // groups, *kernel), "bias": (N,)}
+def network(C, N, kernel, layer, sizes, bias=True):
+    rng = np.random.default_rng(0)
+    weights = {"t.weight": rng.standard_normal((C, N, *kernel), np.float32) / 8}
+    weights |= {"t.bias": rng.standard_normal(N, np.float32)} if bias else {}
+    return sequential(TensorType(("B", C, *sizes)), [("t", layer), ("h", Tanh())], weights)
 
 
-NETWORKS = {
-    "dilated": chain((5, 6, 7), (ConvTranspose2d((2, 1), (1, 2, 0, 1), dilation=(2, 3)), weights(5, 9, 3, 2)), Tanh()),
-    "stride past the kernel": chain(
-        (4, 3, 5), (ConvTranspose2d((3, 2), output_padding=(2, 1)), weights(4, 17, 2, 1)), LeakyReLU(0.2),
-        (Conv2d(pads=(1, 1, 1, 1)), conv(3, 17, 3, 3)),
-    ),
-    "pads past the kernel": chain((3, 6, 6), (ConvTranspose2d((2, 2), (3, 1, 2, 4)), weights(3, 20, 3, 3))),
-    "one tap, cut off": chain((16, 9), (Conv1d(), conv(70, 16, 1)), (ConvTranspose1d((1,), (2, 2)), weights(70, 1, 1))),
-    "a signal": chain((70, 11), (ConvTranspose1d((3,), (2, 0), (1,), (2,)), weights(70, 33, 4)), Tanh()),
-    "groups": chain((6, 5, 4), (ConvTranspose2d((2, 2), dilation=(2, 1), groups=3), weights(6, 12, 2, 3, groups=3))),
-    "groups of whole vectors": chain(
-        (4, 7), (ConvTranspose1d((2,), (1, 0), dilation=(3,), groups=2), weights(4, 64, 3, groups=2)), Tanh()
-    ),
-    "pixels that no tap reaches": chain((5, 9), (ConvTranspose1d((4,)), weights(5, 6, 3))),
-}  # fmt: skip
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_results_are_those_of_the_reference(case, bias):
+    *shapes, how = CASES[case]
+    net = network(*shapes, bias=bias)
+    engine = onchip.compile(net, "cpu", without=("phases",))
+    assert engine.plan.groups[0].claim.kernel == "conv_fused"
+    assert engine.plan.groups[0].claim.order.startswith(how)
+    x = np.random.default_rng(1).standard_normal((37, *net.input.row_shape), np.float32)
+    truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
+    for B in (1, 7, 37):
+        got = engine(x[:B])
+        assert_error_within(got, truth[:B], naive[:B])
+        assert np.array_equal(got, engine(x)[:B])
 
 
-def fused(net, **options):
-    engine = compile(net, device="cpu", without=("windows",), **options)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"], str(engine.plan)
-    assert any(getattr(op, "is_transposed", False) for op in engine.plan.groups[0].claim.facts.program.operations)
-    return engine
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_right_and_the_same_bits_for_any_batch(name):
-    net = NETWORKS[name]
-    x = rows(37, *net.input.row_shape)
-    got = fused(net, threads=1)(x)
-    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
-    engine = fused(net, threads=core_count())
-    for B in (1, 2, 20, 37):
-        assert np.array_equal(engine(x[:B]), got[:B])
-
-
-@pytest.mark.skipif(core_count() < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", NETWORKS)
-def test_threads_share_a_single_image(name, monkeypatch):
-    monkeypatch.setattr("onchip.kernels.cpu.conv.fused.SHARED_FLOP", -1)
-    net = NETWORKS[name]
-    x = rows(1, *net.input.row_shape)
-    assert np.array_equal(fused(net, threads=2)(x), fused(net, threads=1)(x))
-
-
-def test_pixels_that_no_tap_reaches_are_the_bias():
-    net, x = NETWORKS["pixels that no tap reaches"], rows(3, 5, 9)
-    x[1, 2, 4] = np.inf
-    got, truth = fused(net)(x), reference.forward(net, x)
-    assert np.array_equal(got[:, :, 3::4], np.broadcast_to(net.weights["n0.bias"][:, None], (3, 6, 8)))
-    assert np.array_equal(np.isinf(got), np.isinf(truth))
-    assert not np.isnan(got).any()
-
-
-def test_many_small_groups_are_refused_with_a_reason():
-    net, x = chain((5, 9), (ConvTranspose1d((4,), groups=5), weights(5, 5, 3, groups=5))), rows(3, 5, 9)
-    engine = compile(net, device="cpu")
-    assert "refused: conv_fused at n0: a transposed convolution" in str(engine.plan)
-    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
+def test_a_step_trains_through_the_phases():
+    """The weight changes from step to step, and the phases with it."""
+    net = network(*CASES["faces"][:5])
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((7, *net.input.row_shape)), rng.standard_normal((7, *net.output.row_shape))
+    step = onchip.training_step(net, loss="mse", lr=10.0, device="cpu")
+    assert any(group.claim.order.startswith(BY_PHASES) for group in step.plan.groups)
+    for _ in range(3):
+        expected = np.mean((reference.forward(step.network, x) - y) ** 2)
+        assert float(step(np.float32(x), np.float32(y))) == pytest.approx(expected, rel=1e-5)

@@ -87,7 +87,7 @@ def queue_kernels(kernels: Iterable[Any]) -> None:
 
 
 def queued_functions() -> list[Any]:
-    return [getattr(thing, "code", thing) for thing in queued]
+    return [getattr(thing, "code", thing) for thing in list(queued)]  # a copy: other threads may queue more
 
 
 def become_helper(folder: Path | None) -> bool:
@@ -108,7 +108,7 @@ def start_helper(function: Callable[..., Any], folder: Path | None, count: int) 
         return 2
     if _is_helper or folder is None or fcntl is None or not sys.executable or core_count() < 2 or count < _FEWEST:
         return 1
-    names, nowhere = [*map(_name_of, queued), _name_of(function)], subprocess.DEVNULL
+    names, nowhere = [*map(_name_of, list(queued)), _name_of(function)], subprocess.DEVNULL
     command = [sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), json.dumps(names)]
     try:
         started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]

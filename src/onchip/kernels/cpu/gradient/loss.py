@@ -296,7 +296,8 @@ class LossKernel(CpuKernel):
             classes = inputs[meta.operands[1]]
             if classes.size and not 0 <= classes.min() <= classes.max() < meta.N:
                 got = f"{classes.min()} to {classes.max()}"
-                raise InputError("a class is out of range", got=got, expected=f"0 to {meta.N - 1}")
+                expected, hint = f"0 to {meta.N - 1}", "a network with one output per class, or classes counted from 0"
+                raise InputError("a class is out of range", got=got, expected=expected, hint=hint)
 
         return CompiledLaunch(address_of(_run), facts, check if isinstance(layer, CrossEntropy) else None)
 

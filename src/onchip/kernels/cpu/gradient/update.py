@@ -32,7 +32,7 @@ from onchip.kernels.optimiser_run import (
 )
 from onchip.network.graph import Network
 from onchip.network.layers import Mul, optimiser
-from onchip.network.layers.optimiser import BETA1, BETA2, DECAY, EPS, FIRST, LR, SECOND, STEP_VALUES, Update
+from onchip.network.layers.optimiser import BETA2, DECAY, EPS, FIRST, LR, SECOND, STEP_VALUES, Update
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -40,14 +40,16 @@ from onchip.plan.kernel import Claim, Job, Refusal
 _CHUNK = 1 << 13  # elements per task
 _THREAD_CHUNKS = 2  # per thread: below this, a thread is not woken
 _ZERO, _ONE, _EPS = np.float32(0), np.float32(1), np.float32(EPS)
-_BETA1, _REST1, _BETA2, _REST2 = (np.float32(value) for value in (BETA1, 1 - BETA1, BETA2, 1 - BETA2))
+_BETA2, _REST2 = np.float32(BETA2), np.float32(1 - BETA2)
 
 # A parameter in the table that `_run` reads: its kind, size and first task; the operand that is its gradient; addresses
 # of the clip scale and the step's values, or 0; its factor of weight_decay and the rate of a running average, as bits.
 # Then the weight, first and second moment, and the weight's average: address of the state, operand that is the new one.
+# Then Adam's beta1 and 1 - beta1, as bits.
 _KIND, _SIZE, _BEGIN, _GRADIENT, _SCALE, _VALUES, _FACTOR, _RATE = range(8)
 _WEIGHT, _MEAN, _SQUARE, _MOVING = range(8, 16, 2)
-_COLUMNS = 16
+_BETA1, _REST1 = 16, 17
+_COLUMNS = 18
 
 
 @compiled(inline=True)
@@ -96,9 +98,10 @@ def _step(row: Array, operands: int, first: int, count: int, g: Array, w: Array)
     if kind == ADAMW:
         keep, decay = _ONE - lr * decay, _ZERO
     rate, root = lr / values[FIRST], _ONE / values[SECOND]
+    beta1, rest1 = np.int32(row[_BETA1]).view(np.float32), np.int32(row[_REST1]).view(np.float32)
     for i in range(count):
         gradient = scale * g[i] + decay * w[i]
-        v[i] = _BETA1 * v[i] + _REST1 * gradient
+        v[i] = beta1 * v[i] + rest1 * gradient
         s[i] = _BETA2 * s[i] + _REST2 * gradient * gradient
         w[i] = keep * w[i] - rate * v[i] / (np.sqrt(root * s[i]) + _EPS)
 
@@ -180,10 +183,11 @@ class UpdateKernel(CpuKernel):
             states = [field for old, new in each.states for field in (arrays[old], at[new])]
             average = [field for old, new in each.average for field in (arrays[old], at[new])] or [0, 0]
             size = arrays[each.states[0][0]].size
-            factor, rate = (int(np.float32(number).view(np.int32)) for number in (each.decay, each.rate))
+            numbers = each.decay, each.rate, each.beta1, 1 - each.beta1
+            factor, rate, *betas = (int(np.float32(number).view(np.int32)) for number in numbers)
             row = words(
                 each.kind, size, tasks, at[each.gradient], arrays.get(each.scale, 0), arrays.get(each.values, 0),
-                factor, rate, *states, *(0,) * (_MOVING - _WEIGHT - len(states)), *average,
+                factor, rate, *states, *(0,) * (_MOVING - _WEIGHT - len(states)), *average, *betas,
             )  # fmt: skip
             rows.append(row)
             tasks += -(-size // _CHUNK)

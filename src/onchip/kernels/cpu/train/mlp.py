@@ -64,7 +64,6 @@ from onchip.kernels.training import (
     Epochs,
     LaunchTime,
     Trained,
-    check_restored,
     mean_losses,
     per_step_values,
     weights_of_batches,
@@ -84,8 +83,8 @@ GRADIENT_BYTES = 32 << 20  # for the gradients of blocks before they are added
 _LOSS_BLOCKS = 64  # blocks per evaluation loop
 
 
-class Trainer:
-    """One training run: its data, its weights, and its optimiser state."""
+class MlpSteps:
+    """The steps of one network: its data, its weights, and its optimiser state."""
 
     def __init__(
         self, chain: Chain, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
@@ -101,7 +100,6 @@ class Trainer:
         self.chain, self.threads, self.x, self.y, self.ranks = chain, None if is_single else threads, x, y, ranks
         self.training, self.batch, self.row_weights = training, batch, row_weights
         self.loss_code = LOSS_CODES[training.loss]
-        self.steps_done, self.gpu_bytes = 0, 0
         self._times: Array | None = None  # None: no step is timed
         w, bias = weights["w"], weights["bias"]
         workers, blocks = self.threads or 1, -(-batch // BLOCK)
@@ -147,14 +145,17 @@ class Trainer:
         return (LaunchTime(name, 1.0, us, phases=phases, threads=busy),) if phases else ()
 
     def train(self, epochs: Epochs) -> Trained:
-        orders = zip(epochs.orders, epochs.lrs, strict=True)
-        return [self._steps(order, lrs, epochs.momentum, epochs.decay) for order, lrs in orders]
+        trained, done = [], epochs.steps_done
+        for order, lrs in zip(epochs.orders, epochs.lrs, strict=True):
+            trained.append(self._steps(order, done, lrs, epochs.momentum, epochs.decay))
+            done += len(lrs)
+        return trained
 
-    def _steps(self, order: Array, lrs: Array, momentum: float, decay: float) -> tuple[Array, Array]:
+    def _steps(self, order: Array, done: int, lrs: Array, momentum: float, decay: float) -> tuple[Array, Array]:
         weights = weights_of_batches(order, self.batch, self.row_weights)
         losses, correct = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
         D_out = self.chain.layers[-1].D_out
-        values = per_step_values(self.training, D_out, weights, self.steps_done, lrs, momentum, decay)
+        values = per_step_values(self.training, D_out, weights, done, lrs, momentum, decay)
         data = self._data(order)
         options = self.batch, self.loss_code, KINDS[self.training.optimiser], address(values), len(weights)
         times = address(self._times) if self._times is not None else 0
@@ -168,7 +169,6 @@ class Trainer:
             run_steps(*map(address, self._shared_ptrs), *steps, address(self.tiles), self.threads)
         else:
             run_large_steps(*map(address, self._ptrs), *steps, self.threads)
-        self.steps_done += len(weights)
         return mean_losses(self.training.loss, losses, weights), correct
 
     def _data(self, order: Array) -> Array:
@@ -213,26 +213,20 @@ class Trainer:
         """The weights, with the network's names and shapes."""
         return self._named(self.model.w, self.model.bias)
 
-    def state(self) -> dict[str, Array]:
-        """The optimiser state: the number of steps, and arrays per weight as '<kind>:<weight>'."""
-        state = {"steps": np.array([self.steps_done])}
+    def moments(self) -> dict[str, Array]:
+        """The optimiser state as '<kind>:<weight>'."""
+        state = dict[str, Array]()
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
         for kind, (w, bias) in zip(STATE_NAMES[self.training.optimiser], pairs, strict=False):
             state |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
         return state
 
-    def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        """FormatError if they are not the weights and the state of a run of this network."""
-        check_restored(weights, state, self.weights(), self.state())
-
-    def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+    def write(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Continue from the weights and the state of another run of the same network."""
-        self.check(weights, state)
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
         for kind, (w, bias) in zip(STATE_NAMES[self.training.optimiser], pairs, strict=False):
             self._take(state, f"{kind}:", w, bias)
-        self.steps_done = int(state["steps"][0])
         self._transpose_weights()
 
     def _layers(self) -> Iterator[tuple[Dense, slice, slice]]:
@@ -311,11 +305,6 @@ def _tasks(chain: Chain) -> Array:
     )
 
 
-def queue_training() -> None:
-    """Queue the functions that all kinds of steps call, so that both processes compile and count them."""
-    queue_functions(linked_below(run_steps)[:-1])
-
-
 def _is_small(chain: Chain, batch: int) -> bool:
     """Whether one thread runs a step faster than several."""
     return batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < SINGLE_THREAD_FLOP
@@ -362,9 +351,13 @@ class MlpTrainKernel(CpuKernel):
             order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip
 
-    def trainer(
+    def queue_steps(self) -> None:
+        """Queue the functions that all kinds of steps call, so that both processes compile and count them."""
+        queue_functions(linked_below(run_steps)[:-1])
+
+    def bind_steps(
         self, claim: Claim, training: TrainingStep, batch: int, weights: dict[str, Array], x: Array, y: Array,
         row_weights: Array | None, threads: int | None, ranks: BatchRanks | None = None,
-    ) -> Trainer:  # fmt: skip
+    ) -> MlpSteps:  # fmt: skip
         assert isinstance(claim.facts, Chain)
-        return Trainer(claim.facts, training, batch, weights, x, y, row_weights, threads, ranks)
+        return MlpSteps(claim.facts, training, batch, weights, x, y, row_weights, threads, ranks)

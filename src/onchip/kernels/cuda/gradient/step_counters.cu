@@ -6,7 +6,7 @@
 // Limits  MAX_LOGS of any dtype, MAX_STATES of at most MAX_COUNTERS int64; sm_80 up.
 #include "common/dtype.cuh"
 
-constexpr int THREADS = 256, MAX_LOGS = 4, MAX_STATES = 8, MAX_COUNTERS = 4;
+constexpr int THREADS = 256, MAX_LOGS = 32, MAX_STATES = 8, MAX_COUNTERS = 4;
 
 struct NumberLog {
     const void* value;

@@ -19,7 +19,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-THREADS, MAX_LOGS, MAX_STATES, MAX_COUNTERS = 256, 4, 8, 4
+THREADS, MAX_LOGS, MAX_STATES, MAX_COUNTERS = 256, 32, 8, 4
 
 
 class NumberLogStruct(CStruct):

@@ -24,7 +24,7 @@ struct Parameter {
     void* new_average;
     const void* scale;  // of the gradient; null: 1
     long long count;
-    double decay, rate;  // factor of weight_decay; rate of a running average
+    double decay, rate, beta1;  // factor of weight_decay; rate of a running average; of Adam
     u32 first_block;
     unsigned char kind, dtype, gradient_dtype, unused;
 };
@@ -64,7 +64,7 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
                                                long long i) {
     using A = acc_t<T>;
     // The rest is rounded once: 1 - 0.999f is 5e-5 larger than 0.001.
-    constexpr A BETA1 = A(0.9), REST1 = A(1 - 0.9), BETA2 = A(0.999), REST2 = A(1 - 0.999), EPS = A(1e-8);
+    constexpr A BETA2 = A(0.999), REST2 = A(1 - 0.999), EPS = A(1e-8);
     const auto load = [i](const void* from) { return static_cast<const A*>(from)[i]; };
     const auto store = [i](void* to, A v) { static_cast<A*>(to)[i] = v; };
     const A lr = values.lr, decay = A(p.decay) * A(values.weight_decay);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void update_element(const Parameter& p, const StepVal
         store(p.new_first, v);
         w = w - lr * (p.kind == NESTEROV ? multiply_add(A(values.momentum), v, g) : v);
     } else {
-        const A m = multiply_add(BETA1, load(p.first), REST1 * g);
+        const A m = multiply_add(A(p.beta1), load(p.first), A(1 - p.beta1) * g);
         const A s = multiply_add(BETA2, load(p.second), REST2 * g * g);
         store(p.new_first, m);
         store(p.new_second, s);

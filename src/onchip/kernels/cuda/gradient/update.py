@@ -33,6 +33,7 @@ class ParameterStruct(CStruct):
         ("gradient", c_void_p), ("weight", c_void_p), ("new_weight", c_void_p), ("first", c_void_p),
         ("new_first", c_void_p), ("second", c_void_p), ("new_second", c_void_p), ("average", c_void_p),
         ("new_average", c_void_p), ("scale", c_void_p), ("count", c_int64), ("decay", c_double), ("rate", c_double),
+        ("beta1", c_double),
         ("first_block", c_uint32), ("kind", c_uint8), ("dtype", c_uint8), ("gradient_dtype", c_uint8),
         ("unused", c_uint8),
     )  # fmt: skip
@@ -57,6 +58,7 @@ class ParameterArrays:
     decay: float
     rate: float
     average: tuple[tuple[str, int], ...] = ()
+    beta1: float = 0.0
 
     @property
     def blocks(self) -> int:
@@ -70,7 +72,7 @@ class ParameterArrays:
             gradient=Input(self.gradient), weight=weight, new_weight=new_weight, first=first, new_first=new_first,
             second=second, new_second=new_second, average=average, new_average=new_average,
             scale=Weight(self.scale) if self.scale else NOTHING, count=self.count, decay=self.decay, rate=self.rate,
-            first_block=first_block, kind=self.kind, dtype=DTYPES[self.dtype],
+            beta1=self.beta1, first_block=first_block, kind=self.kind, dtype=DTYPES[self.dtype],
             gradient_dtype=DTYPES[self.gradient_dtype], unused=0,
         )  # fmt: skip
 
@@ -136,6 +138,7 @@ class UpdateKernel(CudaKernel):
                 update.decay,
                 update.rate,
                 average,
+                update.beta1,
             )
 
         moved = sum(net.types[value].row_bytes for value in inputs) + sum(2 * net.types[v].row_bytes for v in outputs)
@@ -164,6 +167,8 @@ def _why_not(net: Network, update: ParameterUpdate) -> str:
 INSTANCES = (
     instance(
         "Adam",
-        UpdateLowering((ParameterArrays(ADAM, "float32", "float32", 1 << 20, 0, (("w0", 0),), "", 0.0, 0.0),), "v"),
+        UpdateLowering(
+            (ParameterArrays(ADAM, "float32", "float32", 1 << 20, 0, (("w0", 0),), "", 0.0, 0.0, (), 0.9),), "v"
+        ),
     ),
 )

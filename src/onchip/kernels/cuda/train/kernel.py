@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.common.kernel import CudaKernel
-from onchip.kernels.cuda.common.program import Instance, KernelLaunch, Steps
+from onchip.kernels.cuda.common.program import Instance, KernelLaunch
+from onchip.kernels.cuda.common.training import TrainingLowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
@@ -18,8 +19,8 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 
-class TrainSteps(Protocol):
-    """The facts of a claim: a TrainLowering."""
+class ClaimedTraining(TrainingLowering, Protocol):
+    """The facts of a claim, and what the claim says of them."""
 
     @property
     def why(self) -> str: ...
@@ -28,14 +29,12 @@ class TrainSteps(Protocol):
     @property
     def fast_bytes(self) -> int: ...
     def cost(self, net: Network) -> Cost: ...
-    def for_networks(self, count: int) -> Self: ...
-    def steps(self, count: int) -> Steps: ...
 
 
 class MakeLowering(Protocol):
     def __call__(
         self, chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
-    ) -> TrainSteps | str:
+    ) -> ClaimedTraining | str:
         """The lowering of a training step with `batch` rows, or the reason for a refusal."""
         ...
 

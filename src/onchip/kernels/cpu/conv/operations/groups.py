@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from onchip.kernels.cpu.compiler.emit import LANES
-from onchip.kernels.cpu.conv.lowering import Lowering, Value, image_sizes, window_of
+from onchip.kernels.cpu.conv.lowering import DOT_OUTPUTS, Lowering, Value, image_sizes, window_of
 from onchip.kernels.cpu.conv.operations.combine import Copy
+from onchip.kernels.cpu.conv.operations.dot import lower_phases
 from onchip.kernels.cpu.conv.operations.taps import Taps
 from onchip.kernels.cpu.conv.values import Store, UnsupportedError, View
 from onchip.kernels.cpu.conv.weights import bias_recipe, pack_taps, weight_recipe
@@ -47,12 +48,15 @@ def lower_groups(to: Lowering, node: Node, x: View) -> None:
 
 
 def lower_transposed(to: Lowering, node: Node) -> None:
-    """Directly, without phases: also with dilation, and with strides or pads larger than the kernel."""
+    """Tap by tap: also with dilation, and with strides or pads larger than the kernel. With very few outputs, whose
+    vectors would be mostly empty, as the phases of its stride, if it has them."""
     groups = node.layer.attributes()["groups"]
     columns = to.net.weights[node.weights["weight"]].shape[1]
     if groups > 1 and columns < _FEW:
         raise UnsupportedError(f"a transposed convolution with {columns} outputs per group")
-    lower_groups(to, node, to.image(node.inputs[0]))
+    x = to.image(node.inputs[0])
+    if not (groups == 1 and columns <= DOT_OUTPUTS and x.sizes[0] % LANES == 0 and lower_phases(to, node, x)):
+        lower_groups(to, node, x)
 
 
 @recipe_op

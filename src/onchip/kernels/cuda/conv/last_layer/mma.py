@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_int32, c_uint32
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,14 +148,23 @@ class ConvLastLayerLowering(ConvLowering):
         return round_up(self.columns, COLUMNS * self.group)
 
     def shared_bytes(self, tile: Tile) -> int:
-        return self._shared_bytes(self.axes, tile)
+        return self._fixed_bytes(self.axes) + self._tile_bytes(self.axes)(tile)
 
-    def _shared_bytes(self, axes: Axes, tile: Tile) -> int:
-        (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
-        y_bytes = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
-        tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
+    def _fixed_bytes(self, axes: Axes) -> int:
+        """Shared memory of every tile: tables, and weights that stay."""
         weights = self._weight_bytes(axes) if self._holds_weights(axes) else 0
-        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(y_bytes, 16)
+        return 8 * round_up(self._columns(axes), COLUMNS * max(GROUPS)) + weights
+
+    def _tile_bytes(self, axes: Axes) -> Callable[[Tile], int]:
+        """The shared memory of a tile's x and y. A function, as the search for a tile calls it a thousand times."""
+        (down, right), pitch = axes, self.pitch
+        y_bytes = self._columns(axes) * DTYPE_BYTES[self.dtypes[1]]
+
+        def tile_bytes(tile: Tile) -> int:
+            images, h, w = tile
+            return images * down.pixels(h) * right.pixels(w) * pitch + round_up(images * h * w * y_bytes, 16)
+
+        return tile_bytes
 
     def _weight_bytes(self, axes: Axes) -> int:
         (down, right), precision = axes, PRECISIONS[self.precision]
@@ -167,10 +176,6 @@ class ConvLastLayerLowering(ConvLowering):
         """Whether weights stay in shared memory: they do if they fit in half of it."""
         return 2 * self._weight_bytes(axes) <= self.fast_bytes
 
-    def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
-        """Whether so many blocks per SM fit in shared memory with this tile."""
-        return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
-
     def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
         """Blocks per SM and tile with the fewest clocks: fewer blocks allow larger tiles."""
         found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.max_blocks, 0, -1)]
@@ -179,7 +184,10 @@ class ConvLastLayerLowering(ConvLowering):
 
     def _tile_of(self, axes: Axes, blocks: int) -> Tile | None:
         """The tile with the least halo, for so many blocks per SM."""
-        down, right = axes
+        (down, right), bytes_of = axes, self._tile_bytes(axes)
+        most_bytes = self.fast_bytes // blocks - BLOCK_BYTES - self._fixed_bytes(axes)  # of x and y
+        if most_bytes < bytes_of((1, 1, 1)):
+            return None
 
         def pixels_per_cell(tile: Tile) -> float:
             lines = 1.0 if tile[2] == right.cells else self.costs.last_layer.partial_factor
@@ -188,15 +196,15 @@ class ConvLastLayerLowering(ConvLowering):
         tiles = list[Tile]()
         for w in dict.fromkeys(even_share(right.cells, most) for most in ROW_CELLS):
             h = even_share(down.cells, max(1, MAX_CELLS // w))
-            while h > 1 and not self._fits(axes, (1, h, w), blocks):
+            while h > 1 and bytes_of((1, h, w)) > most_bytes:
                 h = math.ceil(h / 2)
-            tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+            tiles += [(1, h, w)] if bytes_of((1, h, w)) <= most_bytes else []
         if not tiles:
             return None
         images, h, w = min(tiles, key=pixels_per_cell)
         if (h, w) == (down.cells, right.cells):
             many = range(MAX_CELLS // (h * w), 1, -1)
-            images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+            images = next((n for n in many if bytes_of((n, h, w)) <= most_bytes), 1)
         return images, h, w
 
     def tile(self, B: int) -> Tile | None:

@@ -13,8 +13,9 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.common.arguments import NOTHING, Argument, Int64, State, Struct, UInt32
 from onchip.kernels.cuda.common.costs import costs_of
-from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.kernels.cuda.common.training import ORDER, PROGRESS, ROW_WEIGHTS, STEP_CORRECT, STEP_LOSSES, STEP_VALUES
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, SPLIT_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
@@ -42,10 +43,13 @@ from onchip.kernels.cuda.train.large_batch.structs import (
     state_if,
 )
 from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, gemm_clocks
-from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, layer_specs, split_evenly
+from onchip.kernels.cuda.train.layer import find_layers, layer_specs, split_evenly
+from onchip.kernels.cuda.train.phases import PHASES, step_phases, with_phase_clocks
+from onchip.kernels.cuda.train.stored import MOMENTS, StoredMlp
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import why_not_trained
+from onchip.kernels.training import STEP_FLOATS, StepPhase, epochs_at_once, why_not_trained
 from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.network.training import LOSSES, OPTIMISERS, TrainingStep
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Cost, Job, Refusal
@@ -58,7 +62,6 @@ FEW_ROWS, MANY_ROWS = 3, 32  # per SM: the head uses a block per row up to few, 
 MAX_BATCH = 1 << 30  # rows
 MAX_BLOCKS = (1 << 31) - 1  # per launch
 MAX_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
-EVALUATED_ROWS = 4096  # per evaluation batch, at least
 GRAPH_STEPS = 64  # per graph, at most
 APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four elements
 _GEMM_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
@@ -68,29 +71,17 @@ _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 
 
 @dataclass(frozen=True)
-class TrainLowering:
-    """Launches of a training run. Memory is State by name:
+class LargeBatchLowering(StoredMlp):
+    """Launches of a training run. Memory is State by name, as of StoredMlp and of common/training.py, and in addition:
 
-    x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
-    order (rows,) int64; per_step_values (steps, STEP_FLOATS); progress (2,) int64
-    w<l> and, depending on the optimiser, mean<l> (momentum's velocity), square<l> (N, stride)
-    a<l> (row_count, width<l>): activations of layer l; without a rows_pass, dz<l>: gradients by its pre-activations
-    losses, correct (row_count,) per row; step_losses float64, step_correct int64 (steps,)
-    row_weights (n,), if rows have weights
+    without a rows_pass, dz<l> (row_count, width<l>): gradients by the pre-activations of layer l
+    losses, correct (row_count,) per row
     parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates the weights
     squares (blocks,) float64, with clipping: sums of squared gradients
     w_split, dz_split: the first layer's weights and dz as a bf16 split (bytes.cuh), for uint8 rows
     With several networks per launch these belong to the first; those of the next are `stride_bytes` further on. Rows
     and targets are shared.
     """
-
-    layers: tuple[TrainLayer, ...]
-    training: TrainingStep
-    precision: str
-    batch: int  # rows per step
-    device: Device
-    networks: int = 1  # per launch
-    stride_bytes: int = 0  # between networks
 
     def for_networks(self, count: int) -> Self:
         """The lowering for as many of `count` networks as one launch trains, with bit-identical results."""
@@ -100,16 +91,6 @@ class TrainLowering:
     def has_own_head(self) -> bool:
         """Whether the head computes the last layer."""
         return self.layers[-1].N <= HEAD_OUTPUTS
-
-    @property
-    def row_count(self) -> int:
-        """Rows of the activation buffers: a batch, and the rows evaluated together."""
-        return max(self.batch, EVALUATED_ROWS)
-
-    def width(self, layer: int) -> int:
-        """Row stride in floats of a layer's activations."""
-        last = layer == len(self.layers) - 1
-        return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
 
     @cached_property
     def byte_rows(self) -> ByteRows | None:
@@ -235,11 +216,44 @@ class TrainLowering:
             why_slow="steps depend on each other",
         )
 
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def memory(self, orders: Sequence[int], n: int) -> dict[str, int]:
+        nbytes = dict[str, int]()
+        for i, layer in enumerate(self.layers):
+            nbytes[f"a{i}"] = 4 * self.row_count * self.width(i)
+            if not self.rows_pass:
+                nbytes[f"dz{i}"] = nbytes[f"a{i}"]
+            for name in ("w", *MOMENTS[: OPTIMISERS[self.training.optimiser]]):
+                nbytes[f"{name}{i}"] = 4 * layer.N * layer.stride
+            if slices := self.slices(i):
+                nbytes[f"parts{i}"] = slices * 4 * layer.N * layer.stride
+        if byte_rows := self.byte_rows:
+            for name, K in (("w_split", byte_rows.terms), ("dz_split", self.batch)):
+                nbytes[name] = byte_rows.bytes_of_parts(K)
+        if self.training.is_weighted:
+            nbytes[ROW_WEIGHTS] = 4 * n
+        nbytes |= self.extra_memory()
+        nbytes |= {"losses": 8 * self.row_count, "correct": 4 * self.row_count, PROGRESS: 16}
+        queued = max(epochs_at_once(rows, self.batch) * -(-rows // self.batch) for rows in orders)  # steps
+        sums = 8 * max(queued * self.groups, -(-max(orders) // self.row_count))
+        return nbytes | {
+            STEP_VALUES: 4 * STEP_FLOATS * queued, STEP_LOSSES: sums, STEP_CORRECT: sums,
+            ORDER: 8 * queued * self.batch,
+        }  # fmt: skip
+
     def extra_memory(self) -> Mapping[str, int]:
-        """Additional memory by name, in bytes; initialised to 0."""
+        """Additional memory by name, in bytes."""
         return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.training.clip_norm else {}
 
     # -- launches --------------------------------------------------------------------------------------------------
+
+    def with_phase_clocks(self, steps: Steps) -> tuple[Steps, tuple[int, int]]:
+        ((launch,), (across, down, _)) = steps.launches, steps.launches[0].config.grid
+        return Steps((with_phase_clocks(launch),)), (across * down, 1 + len(PHASES))
+
+    def phases(self, clocks: Array, us: float) -> tuple[StepPhase, ...]:
+        return step_phases(clocks, us)
 
     def graphs_of(self, count: int) -> Sequence[int]:
         """Graph sizes that make up `count` steps; 0: one graph runs them all."""
@@ -541,11 +555,11 @@ def _warps(mnk: tuple[int, int, int]) -> Struct:
 
 def make_lowering(
     chain: Chain, training: TrainingStep, precision: str, batch: int, device: Device
-) -> TrainLowering | str:
+) -> LargeBatchLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     if batch > MAX_BATCH:
         return f"batches of at most {MAX_BATCH:,} rows, got {batch:,}"
-    return TrainLowering(find_layers(chain), training, precision, batch, device)
+    return LargeBatchLowering(find_layers(chain), training, precision, batch, device)
 
 
 class MlpTrainKernel(TrainKernel):

@@ -14,7 +14,7 @@ from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, LargeBatchLowering
 from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 from onchip.kernels.cuda.train.large_batch.structs import TALLY, SplitWeights
 from onchip.kernels.cuda.train.layer import find_layers, layer_specs
@@ -38,7 +38,7 @@ _UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # accumulators, while th
 
 
 @dataclass(frozen=True)
-class ThreeLaunchLowering(TrainLowering):
+class ThreeLaunchLowering(LargeBatchLowering):
     """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as for mlp_train, and in addition:
 
     split_weights (SPLITS, N, stride) bf16: of the first layer

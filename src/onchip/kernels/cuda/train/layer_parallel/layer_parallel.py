@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.kernels.cuda.train.kernel import TrainKernel, step_instance
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import DIGITS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, LargeBatchLowering
 from onchip.kernels.cuda.train.large_batch.structs import state_if
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.cuda.train.phases import counting_instance
@@ -53,7 +53,7 @@ ARGS = args_structs(SOURCE.with_suffix(".cuh"), "ParallelArgs", LayerBuffers)
 
 
 @dataclass(frozen=True)
-class LayerParallelLowering(TrainLowering):
+class LayerParallelLowering(LargeBatchLowering):
     """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
     status (2,) uint32: exchange rounds, and nonzero after a timeout

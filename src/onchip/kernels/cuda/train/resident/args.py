@@ -8,7 +8,7 @@ from typing import Any
 
 from onchip.kernels.cuda.common.arguments import State, Struct
 from onchip.kernels.cuda.common.c_struct import CStruct
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import LargeBatchLowering
 from onchip.kernels.cuda.train.large_batch.structs import Networks
 from onchip.network.training import LOSSES
 
@@ -39,7 +39,9 @@ def args_structs(path: Path, name: str, layer: type[CStruct], *extra: str) -> di
     return {L: struct_of(L) for L in range(2, MAX_LAYERS + 1)}
 
 
-def pack_args(structs: dict[int, type[CStruct]], lowering: TrainLowering, layers: list[Struct], **extra: Any) -> Struct:
+def pack_args(
+    structs: dict[int, type[CStruct]], lowering: LargeBatchLowering, layers: list[Struct], **extra: Any
+) -> Struct:
     first, byte_rows = lowering.layers[0], lowering.byte_rows
     facts = [
         LayerFacts.of(stride=layer.stride, has_bias=layer.bias is not None, slope=layer.activation[1])
@@ -55,7 +57,7 @@ def pack_args(structs: dict[int, type[CStruct]], lowering: TrainLowering, layers
     )  # fmt: skip
 
 
-def template_codes(lowering: TrainLowering) -> str:
+def template_codes(lowering: LargeBatchLowering) -> str:
     """Codes<...> of train/resident/step.cuh: 4 bits each, the loss first; then the layers' widths."""
     codes = LOSSES.index(lowering.training.loss)
     for i, layer in enumerate(lowering.layers, 1):

@@ -1,37 +1,41 @@
-"""Training on a GPU: data, weights and optimiser state stay there; graphs hold many steps each. Networks of the same
-shape share their launches."""
+"""Training runs on a GPU whose steps a kernel runs whole: data, weights and optimiser state stay there; graphs hold
+many steps each. Networks of the same shape share their launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
-from onchip.errors import KernelError, PlanError
+from onchip.errors import KernelError
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
+from onchip.kernels.cuda.common.training import (
+    ORDER,
+    PROGRESS,
+    ROW_WEIGHTS,
+    STATUS,
+    STEP_CORRECT,
+    STEP_LOSSES,
+    STEP_VALUES,
+    TrainingLowering,
+)
 from onchip.kernels.training import (
-    STATE_NAMES,
     Epochs,
     LaunchTime,
     SharedData,
     Trained,
-    check_restored,
     mean_losses,
-    per_step_values,
     weights_of_batches,
 )
-from onchip.network.graph import Network
 from onchip.network.recipe import Array, materialise
 from onchip.plan.plan import Plan
-from onchip.plan.step_info import StepInfo, steps_of
+from onchip.runtime.backend import NetworkRun
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph
-from onchip.runtime.cuda.timed_steps import time_launches
-from onchip.runtime.cuda.train_memory import STATE_BUFFERS, Memory, allocate_memory, send_data
+from onchip.runtime.cuda.run_memory import Memory, allocate_memory, send_data
+from onchip.runtime.cuda.timed_runs import time_launches
 
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
 
@@ -39,7 +43,7 @@ JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at it
 class JointLaunches:
     """The launches of networks that train together, on their own stream: several groups may run concurrently."""
 
-    def __init__(self, gpu: Gpu, lowering: TrainLowering, memory: Memory, orders: Sequence[int]) -> None:
+    def __init__(self, gpu: Gpu, lowering: TrainingLowering, memory: Memory, orders: Sequence[int]) -> None:
         """memory  the first network's
         orders  row counts of the orders that they will train on
         """
@@ -81,40 +85,48 @@ class JointLaunches:
             return graph.finish(None)
 
 
-class CudaJointTrainer:
+class CudaRuns:
     """Training runs of networks of the same shape, in the same launches."""
 
     is_asynchronous = True
 
-    def __init__(self, launches: JointLaunches, trainers: Sequence[CudaTrainer]) -> None:
-        self.trainers, self._launches, self.seconds = trainers, launches, 0.0
-        self._begun, self._done = launches.gpu.event(), launches.gpu.event()
+    def __init__(
+        self, gpu: Gpu, plan: Plan, runs: Sequence[NetworkRun], x: Array, y: Array, shared: SharedData
+    ) -> None:
+        """x (n, ...) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU once for
+        all runs that share them."""
+        lowering = lowering_of(plan).for_networks(len(runs))
+        orders = [rows for run in runs for rows in (run.rows, run.held) if rows]
+        data = send_data(gpu, lowering, x.reshape(len(x), -1), y, shared)
+        stride_bytes, own = allocate_memory(gpu, lowering, orders, len(x))
+        memories = [data | memory for memory in own]
+        lowering = lowering.with_memory(lowering.networks, stride_bytes)
+        self._launches = launches = JointLaunches(gpu, lowering, memories[0], orders)
+        self._runs = [CudaRun(launches, run, memory) for run, memory in zip(runs, memories, strict=True)]
+        self._begun, self._done, self.seconds = gpu.event(), gpu.event(), 0.0
 
     def make_ready(self) -> None:
         self._launches.make_ready()
 
-    def begin(self, runs: Sequence[Epochs | None]) -> None:
+    def begin(self, epochs: Sequence[Epochs | None]) -> None:
         launches = self._launches
-        self._build_graphs(runs)
+        self._build_graphs(epochs)
         with launches.gpu:
             self._begun.record(launches.stream)
-        work = [
-            (trainer, trainer.begin(epochs) if epochs else [])
-            for trainer, epochs in zip(self.trainers, runs, strict=True)
-        ]
+        work = [(run, run.begin(each) if each else []) for run, each in zip(self._runs, epochs, strict=True)]
         with launches.gpu:
             first = 0
             for together in self._together([[order for order, _ in orders] for _, orders in work]):
-                counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in work]
+                counts = [run.begin_orders(orders[first : first + together]) for run, orders in work]
                 first += together
                 for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
             self._done.record(launches.stream)
 
-    def _build_graphs(self, runs: Sequence[Epochs | None]) -> None:
+    def _build_graphs(self, epochs: Sequence[Epochs | None]) -> None:
         """Those that `begin` launches: not while their steps are timed."""
         launches, first = self._launches, 0
-        orders = [epochs.orders if epochs is not None else () for epochs in runs]
+        orders = [each.orders if each is not None else () for each in epochs]
         for together in self._together(orders):
             rows = [[len(order) for order in each[first : first + together]] for each in orders]
             first += together
@@ -122,17 +134,32 @@ class CudaJointTrainer:
                 launches.steps(size)
 
     def end(self) -> list[Trained]:
-        trained = [trainer.end() for trainer in self.trainers]
+        trained = [run.end() for run in self._runs]
         with self._launches.gpu:
             self.seconds = self._done.ms_since(self._begun) / 1e3
         return trained
+
+    def evaluate(self, run: int, order: Array) -> tuple[float, int]:
+        return self._runs[run].evaluate(order)
+
+    def weights(self, run: int) -> dict[str, Array]:
+        return self._launches.lowering.weights(self._runs[run].read)
+
+    def moments(self, run: int) -> dict[str, Array]:
+        return self._launches.lowering.moments(self._runs[run].read)
+
+    def write(self, run: int, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        self._runs[run].write(weights, state)
+
+    def gpu_bytes(self, run: int) -> int:
+        return sum(buffer.nbytes for buffer in self._runs[run].memory.values())
 
     def time_steps(self) -> None:
         return  # launch_times runs steps of its own
 
     def launch_times(self) -> tuple[LaunchTime, ...]:
         launches = self._launches
-        memories, rows = zip(*((trainer.memory, trainer.sent_rows) for trainer in self.trainers), strict=True)
+        memories, rows = zip(*((run.memory, run.sent_rows) for run in self._runs), strict=True)
         return time_launches(launches.gpu, launches.lowering, launches.stream, memories, rows)
 
     def _together(self, runs: Sequence[Sequence[Array]]) -> list[int]:
@@ -142,32 +169,25 @@ class CudaJointTrainer:
         return [joined] * (most // joined) + [1] * (most % joined)
 
 
-class CudaTrainer:
-    """One training run of a CudaJointTrainer."""
+class CudaRun:
+    """One run of a CudaRuns."""
 
-    def __init__(
-        self, launches: JointLaunches, network: Network, x: Array, row_weights: Array | None, memory: Memory
-    ) -> None:
-        self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
+    def __init__(self, launches: JointLaunches, run: NetworkRun, memory: Memory) -> None:
+        self.memory, self._launches = memory, launches
         self._gpu, self._stream = launches.gpu, launches.stream
-        self._lowering = replace(launches.lowering, networks=1, stride_bytes=0)
-        self._training, self._layers = self._lowering.training, self._lowering.layers
-        self._weights = np.zeros(
-            (0, 0)
-        )  # of the current epochs: per order and step, the sum of the batch's row weights
+        self._lowering = launches.lowering.with_memory(1, 0)
+        # Of the current epochs: per order and step, the sum of the batch's row weights.
+        self._weights = np.zeros((0, 0))
         self._sent: dict[int, Array] = {}  # the orders on the GPU, by their first row
         self._order_is_there = launches.gpu.event()
         self._losses: Graph | None = None
-        self._row_weights = row_weights
-        if row_weights is not None:
+        self._row_weights = run.row_weights
+        if run.row_weights is not None:
             with self._gpu:
-                self._gpu.write(memory["row_weights"], row_weights, self._stream)
+                self._gpu.write(memory[ROW_WEIGHTS], run.row_weights, self._stream)
                 self._gpu.synchronise(self._stream)
-        self._write_weights({name: materialise(name, network.weights) for name in self._weight_names()}, "", "w")
-
-    @property
-    def gpu_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.memory.values())
+        weights = run.network.weights
+        self.write({name: materialise(name, weights) for name in weights}, {})
 
     @property
     def sent_rows(self) -> int:
@@ -178,9 +198,9 @@ class CudaTrainer:
         """Upload the optimiser values of each step; returns the epochs's orders, each with its first step."""
         self._weights = weights = self._weights_of_steps(epochs.orders)
         count, rates = weights.shape[1], (epochs.lrs.reshape(-1), epochs.momentum, epochs.decay)
-        values = per_step_values(self._training, self._layers[-1].N, weights.reshape(-1), self.steps_done, *rates)
+        values = self._lowering.values(weights.reshape(-1), epochs.steps_done, *rates)
         with self._gpu:
-            self._gpu.write(self.memory["per_step_values"], values, self._stream)
+            self._gpu.write(self.memory[STEP_VALUES], values, self._stream)
         return [(order, i * count) for i, order in enumerate(epochs.orders)]
 
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
@@ -191,7 +211,7 @@ class CudaTrainer:
             self._send_order(np.ascontiguousarray(order, np.int64), first_step * batch)
             steps += -(-len(order) // batch)
             progress = [orders[0][1], first_step * batch + len(order)]
-        self._gpu.write(self.memory["progress"], np.array(progress, np.int64), self._stream)
+        self._gpu.write(self.memory[PROGRESS], np.array(progress, np.int64), self._stream)
         return steps
 
     def _send_order(self, order: Array, first: int) -> None:
@@ -201,8 +221,8 @@ class CudaTrainer:
             return
         self._sent = {at: old for at, old in self._sent.items() if not _overlap(at, old, first, order)}
         # On its own stream: on the other one the driver would wait until the previous steps are done.
-        self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
-        self._order_is_there.record(self.launches.copies)
+        self._gpu.write(self.memory[ORDER], order, self._launches.copies, first * order.itemsize)
+        self._order_is_there.record(self._launches.copies)
         self._order_is_there.block_stream(self._stream)
         self._sent[first] = order  # a reference, so that no other array can have its address
 
@@ -212,8 +232,7 @@ class CudaTrainer:
         if not weights.size:
             return []
         losses, correct = self._results(weights.size, self._lowering.groups)
-        self.steps_done += weights.size
-        losses = mean_losses(self._training.loss, losses.reshape(weights.shape), weights)
+        losses = mean_losses(self._lowering.training.loss, losses.reshape(weights.shape), weights)
         return list(zip(losses, correct.reshape(weights.shape), strict=True))
 
     def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
@@ -225,7 +244,7 @@ class CudaTrainer:
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         if self._losses is None:
-            self._losses = self.launches.build(self._lowering.losses(), self.memory)
+            self._losses = self._launches.build(self._lowering.losses(), self.memory)
         if not len(order):
             return 0.0, 0
         with self._gpu:
@@ -235,15 +254,16 @@ class CudaTrainer:
                 self._losses.launch(self._stream)
             losses, correct = self._results(count)
         weight = weights_of_batches(order, len(order), self._row_weights)
-        return float(mean_losses(self._training.loss, losses.sum(keepdims=True), weight)[0]), int(correct.sum())
+        (loss,) = mean_losses(self._lowering.training.loss, losses.sum(keepdims=True), weight)
+        return float(loss), int(correct.sum())
 
     def _results(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and correct predictions of the steps, when they are done."""
         losses, correct = np.empty((count, groups)), np.empty((count, groups), np.int64)
-        self._gpu.download(self.memory["step_losses"], losses, self._stream)
-        self._gpu.download(self.memory["step_correct"], correct, self._stream)
-        if "status" in self.memory:
-            status = self._gpu.download(self.memory["status"], np.empty(2, np.uint32), self._stream)
+        self._gpu.download(self.memory[STEP_LOSSES], losses, self._stream)
+        self._gpu.download(self.memory[STEP_CORRECT], correct, self._stream)
+        if STATUS in self.memory:
+            status = self._gpu.download(self.memory[STATUS], np.empty(2, np.uint32), self._stream)
             if status[1]:
                 raise KernelError(
                     "grid barrier timed out during training", got="blocks that waited past the deadline",
@@ -251,51 +271,22 @@ class CudaTrainer:
                 )  # fmt: skip
         return losses.sum(axis=1), correct.sum(axis=1)
 
-    # -- weights and state by name -----------------------------------------------------------------------------
+    # -- weights and optimiser state ---------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Array]:
-        return self._read_weights("", "w")
+    def read(self, name: str, array: Array) -> Array:
+        return self._gpu.download(self.memory[name], array)
 
-    def state(self) -> dict[str, Array]:
-        state = {"steps": np.array([self.steps_done])}
-        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
-            state |= self._read_weights(f"{name}:", memory)
-        return state
-
-    def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        check_restored(weights, state, self.weights(), self.state())
-
-    def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        self.check(weights, state)
-        self._write_weights(weights, "", "w")
-        for name, memory in zip(STATE_NAMES[self._training.optimiser], STATE_BUFFERS, strict=False):
-            self._write_weights(state, f"{name}:", memory)
-        self.steps_done = int(state["steps"][0])
-
-    def _weight_names(self) -> Iterator[str]:
-        for layer in self._layers:
-            yield layer.weight
-            if layer.bias:
-                yield layer.bias
-
-    def _read_weights(self, prefix: str, memory: str) -> dict[str, Array]:
-        named: dict[str, Array] = {}
-        for i, layer in enumerate(self._layers):
-            rows = self._gpu.download(self.memory[f"{memory}{i}"], np.empty((layer.N, layer.stride), np.float32))
-            named[prefix + layer.weight] = rows[:, : layer.D].copy()
-            if layer.bias:
-                named[prefix + layer.bias] = rows[:, layer.D].copy()
-        return named
-
-    def _write_weights(self, arrays: Mapping[str, Array], prefix: str, memory: str) -> None:
-        for i, layer in enumerate(self._layers):
-            rows = np.zeros((layer.N, layer.stride), np.float32)
-            rows[:, : layer.D] = arrays[prefix + layer.weight]
-            if layer.bias:
-                rows[:, layer.D] = arrays[prefix + layer.bias]
+    def write(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        for name, array in self._lowering.stored(weights, state):
             with self._gpu:
-                self._gpu.write(self.memory[f"{memory}{i}"], rows, self._stream)
+                self._gpu.write(self.memory[name], array, self._stream)
                 self._gpu.synchronise(self._stream)
+
+
+def lowering_of(plan: Plan) -> TrainingLowering:
+    """Of a plan whose steps a kernel runs whole."""
+    (group,) = plan.groups
+    return cast(TrainingLowering, group.claim.facts)
 
 
 def joined_epochs(rows: int, batch: int) -> int:
@@ -310,49 +301,3 @@ def powers_of_two(count: int) -> list[int]:
 
 def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:
     return at < other_at + len(other) and other_at < at + len(order)
-
-
-class TrainingBound:
-    """A plan for training on a GPU."""
-
-    checks_ids = False  # training networks have no ids
-
-    def __init__(self, gpu: Gpu, plan: Plan) -> None:
-        self.gpu, self.plan = gpu, plan
-        (group,) = plan.groups  # a training kernel claims the whole network
-        assert isinstance(group.claim.facts, TrainLowering)
-        self._lowering = group.claim.facts
-
-    def together(self, count: int) -> int:
-        return self._lowering.for_networks(count).networks
-
-    def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
-        orders: Sequence[int], shared: SharedData,
-    ) -> CudaJointTrainer:  # fmt: skip
-        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU once for
-        all runs that share them. Each run has its own row_weights."""
-        lowering = self._lowering.for_networks(len(networks))
-        data = send_data(self.gpu, lowering, x, y, shared)
-        stride_bytes, extra_memory = allocate_memory(self.gpu, lowering, orders, len(x))
-        memories = [data | memory for memory in extra_memory]
-        launches = JointLaunches(self.gpu, replace(lowering, stride_bytes=stride_bytes), memories[0], orders)
-        each = zip(networks, row_weights, memories, strict=True)
-        trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
-        return CudaJointTrainer(launches, trainers)
-
-    def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
-        loss = self._lowering.training.loss
-        raise PlanError("a plan for training cannot run rows", got=loss, expected="a plan for inference")
-
-    def run_like(self, x: object) -> None:
-        return None
-
-    def quick_call(self) -> None:
-        return None
-
-    def wait(self) -> None:
-        self.gpu.wait_for_all()
-
-    def steps(self, B: int) -> tuple[StepInfo, ...]:
-        return steps_of(self.plan, B)

@@ -10,21 +10,20 @@ import numpy as np
 
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
-from onchip.kernels.cuda.train.phases import PHASES, step_phases, with_phase_clocks
+from onchip.kernels.cuda.common.training import PHASE_CLOCKS, PROGRESS, TrainingLowering
 from onchip.kernels.training import LaunchTime
 from onchip.network.recipe import Array
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import BufferPart, Gpu
+from onchip.runtime.cuda.run_memory import Memory
 from onchip.runtime.cuda.timed_graph import EventGraphBuilder, GpuClock
-from onchip.runtime.cuda.train_memory import Memory
 
 _MAX_STEPS, _MAX_PERSISTENT_STEPS = 16, 1024  # a persistent kernel loads its weights once per launch
 _RUNS = 2  # the last one counts: the first launch of a graph takes longer
 
 
 def time_launches(
-    gpu: Gpu, lowering: TrainLowering, stream: int, memories: Sequence[Memory], rows: Sequence[int]
+    gpu: Gpu, lowering: TrainingLowering, stream: int, memories: Sequence[Memory], rows: Sequence[int]
 ) -> tuple[LaunchTime, ...]:
     """Run some steps of the orders that are on the GPU, one launch at a time; nothing if a copy does not fit there.
 
@@ -36,8 +35,13 @@ def time_launches(
     sizes = lowering.graphs_of(count)
     steps = [lowering.steps(size) for size in sizes]
     last_rows = [min(each, count * lowering.batch) for each in rows]
+    profiled, clock_shape = steps, (0, 0)
+    if lowering.is_persistent:
+        (whole,) = steps
+        counting, clock_shape = lowering.with_phase_clocks(whole)
+        profiled = [counting]
     try:
-        copy = _StateCopy(gpu, stream, memories, last_rows, _clock_shape(steps) if lowering.is_persistent else (0, 0))
+        copy = _StateCopy(gpu, stream, memories, last_rows, clock_shape)
     except DeviceError:
         return ()
     estimates = [us for size in sizes for us in lowering.launch_estimates(size or count)]
@@ -51,16 +55,8 @@ def time_launches(
     if not lowering.is_persistent:
         return launches
     (launch,) = launches
-    profiled = [Steps(tuple(map(with_phase_clocks, each.launches))) for each in steps]
     ((_, us),) = copy.time(profiled)
-    return (replace(launch, phases=step_phases(copy.phase_clocks(), launch.us), profiled_us=us / count),)
-
-
-def _clock_shape(steps: Sequence[Steps]) -> tuple[int, int]:
-    """Of the phase clocks: blocks of the only launch, and a column per phase and one outside."""
-    ((launch,),) = (each.launches for each in steps)
-    across, down, _ = launch.config.grid
-    return across * down, 1 + len(PHASES)
+    return (replace(launch, phases=lowering.phases(copy.phase_clocks(), launch.us), profiled_us=us / count),)
 
 
 class _StateCopy:
@@ -83,7 +79,7 @@ class _StateCopy:
 
     def time(self, steps: Sequence[Steps]) -> list[tuple[str, float]]:
         """Run the steps one launch at a time; returns each launch's kernel and its time in us."""
-        gpu, state = self._gpu, {**self._memories[0], "phase_clocks": self._on_gpu}
+        gpu, state = self._gpu, {**self._memories[0], PHASE_CLOCKS: self._on_gpu}
         with gpu, gpu.relaxed():
             event_us, builder = GpuClock(gpu).event_ns / 1e3, EventGraphBuilder(gpu)
             bound = [BoundSteps(gpu, each, state=state) for each in steps]
@@ -105,6 +101,6 @@ class _StateCopy:
     def _reset(self) -> None:
         self._gpu.copy(self._copy.pointer, self._source.pointer, self._source.nbytes, self._stream)
         for memory, last in zip(self._memories, self._last_rows, strict=True):
-            self._gpu.write(memory["progress"], np.array([0, last], np.int64), self._stream)  # first step, last row
+            self._gpu.write(memory[PROGRESS], np.array([0, last], np.int64), self._stream)  # first step, last row
         if self._clocks.size:
             self._gpu.clear(self._on_gpu.pointer, self._clocks.nbytes, self._stream)

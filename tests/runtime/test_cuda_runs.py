@@ -6,10 +6,10 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from onchip.kernels.cuda.train.large_batch.launches import GRAPH_STEPS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import GRAPH_STEPS, LargeBatchLowering
 from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.launches import Graph
-from onchip.runtime.cuda.trainer import JointLaunches
+from onchip.runtime.cuda.runs import JointLaunches
 from onchip.train import training_run
 from onchip.train.loop import fit
 from training_cases import assert_same_bits, case, train_only_by
@@ -55,11 +55,11 @@ def test_epochs_of_whole_batches_are_trained_on_as_one_with_the_same_bits(batch,
     training = {"batch_size": batch, "lr": 0.1, "momentum": 0.5, "epochs": 12, "device": "cuda", "seed": 3}
     monkeypatch.setattr(training_run, "REPORT_SECONDS", 1e9)  # as many epochs at a time as may be
     sizes = []
-    launch_all = TrainLowering.steps
-    monkeypatch.setattr(TrainLowering, "steps", lambda self, count: sizes.append(count) or launch_all(self, count))
+    launch_all = LargeBatchLowering.steps
+    monkeypatch.setattr(LargeBatchLowering, "steps", lambda self, count: sizes.append(count) or launch_all(self, count))
     one = fit(net, x, y, **training)
     assert max(sizes) > 60 // batch
-    monkeypatch.setattr("onchip.runtime.cuda.trainer.joined_epochs", lambda rows, batch: 1)
+    monkeypatch.setattr("onchip.runtime.cuda.runs.joined_epochs", lambda rows, batch: 1)
     assert_same_bits(one, fit(net, x, y, **training))
 
 

@@ -105,5 +105,14 @@ def test_a_quick_run_is_not_committed():
 
 def test_sentiment_builds_no_tables():
     small = {"vocabulary": 50, "embedding": 4, "channels": 3, "hidden": (5,)}
-    engines = {case.engine for case in sentiment.cases(Options(quick=True, rows=(4,)), **small)}
-    assert engines == {sentiment.DIRECT}
+    cases = sentiment.cases(Options(rows=(4,)), **small)
+    assert {case.engine for case in cases if case.is_quick} == {sentiment.DIRECT}
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_what_takes_long_to_prepare_is_left_out(monkeypatch, is_quick):
+    cases = [job("a", engine="onchip"), job("a", engine="onchip, with tables", is_quick=False)]
+    monkeypatch.setattr(command, "CASES", {"planted": lambda options: cases})
+    pace = Pace(rounds=1, block_s=0, warm_up_s=0, pause_s=0, min_runs=1)
+    written, _ = command.run_benchmarks(["planted"], Options(quick=is_quick), None, pace=pace)
+    assert len(written["planted"].rows) == (1 if is_quick else 2)

@@ -67,10 +67,13 @@ def run_benchmarks(
         unfinished = replace(empty, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
         save = None if partial is None else functools.partial(_write, unfinished, partial)
         measure_again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
-        cases, limit = builder(options), Limit(LIMIT_S / len(chosen) if options.quick else math.inf)
-        outcome = run_cases(cases, pace, reporter, save, measure_again, on_profile, limit.begins)
+        limit = Limit(LIMIT_S / len(chosen) if options.quick else math.inf)
+        cases = builder(options)
+        timed = [case for case in cases if case.is_quick or not options.quick]
+        outcome = run_cases(timed, pace, reporter, save, measure_again, on_profile, limit.begins)
         if options.quick:
-            whole = builder(replace(options, quick=False, rows=(), batches=()))
+            is_all = not (options.rows or options.batches)
+            whole = cases if is_all else builder(replace(options, rows=(), batches=()))
             reporter.log(_about_the_whole(name, whole, outcome, limit))
         facts = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
         measured[name] = _write(replace(empty, machine=facts), target, outcome)

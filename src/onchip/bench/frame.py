@@ -49,6 +49,7 @@ class Case:
     floor_ms: float | Callable[[], float] | None = None
     threads: int | None = None
     pace: Pace | None = None  # overrides the default; the same for all competitors
+    is_quick: bool = True  # prepared in seconds; --quick leaves out others
     remark: Callable[[Sequence[Row]], str] | None = None  # text computed from all rows of the job; added to the setting
 
 

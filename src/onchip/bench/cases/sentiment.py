@@ -56,11 +56,10 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
     net = reference.with_arrays(sentiment.network(**sizes))
     if options.device != "cpu":
         return gpu_sentences(net, options)
-    forms = {DIRECT: OURS[DIRECT]} if options.quick else OURS  # tables take a minute to build
-    built = {name: functools.cache(functools.partial(_build, net, options, form)) for name, form in forms.items()}
+    built = {name: functools.cache(functools.partial(_build, net, options, form)) for name, form in OURS.items()}
     peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
     if options.peers:
-        subject, engines = subject_of(net), PEERS if options.quick else {**FOLDED, **PEERS}
+        subject, engines = subject_of(net), {**FOLDED, **PEERS}
         peers = {
             name: functools.cache(functools.partial(build_variants, v, subject, options)) for name, v in engines.items()
         }
@@ -97,7 +96,7 @@ def _cases(
         task = {ONCHIP: whole, FP16: rounded, DIRECT: sample}[name]
         return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is sample else "")
 
-    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in built}
+    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in OURS}
     for name, build in peers.items():
         if name in FOLDED:
             engines[name] = functools.partial(whole.peer, name, build, FOLDED_CHUNKS)
@@ -105,6 +104,7 @@ def _cases(
             engines[name] = functools.partial(sample.peer, name, build, CHUNKS, scaled)
     return [
         Case("sentiment", case, name, prepare, work=N, unit="sentences/s", threads=options.threads, pace=PACE,
+             is_quick=name not in (ONCHIP, FP16, *FOLDED),  # tables take a minute to build
              parts=1 if name in (ONCHIP, FP16, *FOLDED) else few / N, floor_ms=floors.get(name, floors[ONCHIP]),
              remark=functools.partial(break_even, name, built[name], N) if name in with_tables else None)
         for name, prepare in engines.items()

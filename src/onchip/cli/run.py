@@ -39,6 +39,7 @@ def run(
     inputs: opt.Inputs = None,
     shapes: Shape = None,
     padding: opt.Padding = None,
+    keep: opt.Keep = None,
     output: opt.Output = None,
     top: opt.Top = None,
     weights: opt.Weights = None,
@@ -80,6 +81,7 @@ def run(
     Networks from onchip train store their columns, classes and byte scale:
       onchip run net.onnx table.csv -o answers.csv
       cat table.csv | onchip run net.onnx - --top 3
+      onchip run net.onnx data/*.parquet --keep id -o answers.parquet
 
     \b
     Variable-length sentences, from a file or by the padding id:
@@ -98,7 +100,8 @@ def run(
     OUTPUT.partial keeps the finished chunks and OUTPUT.manifest lists them: --resume computes the others.
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
-    request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
+    given = {name: value for name, value in locals().items() if name not in _NOT_REQUESTED}
+    request = RunRequest(**{**given, "rows": opt.one_name(rows)})
     check_launches(debug)
 
     from onchip.runtime.distributed.launchers import is_one_of_many
@@ -128,7 +131,7 @@ def run(
             if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
             # The timeline is written when the output is complete.
-            with profiled(profile, trace) as recorded, request.open_output(net, job, total, all_ranks) as sink:
+            with profiled(profile, trace) as recorded, request.open_output(net, job, sources, all_ranks) as sink:
                 options = replace(options, records=recorded is not None)
                 started = time.perf_counter()
                 log_building = functools.partial(_log_building, all_ranks)

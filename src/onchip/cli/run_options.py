@@ -8,12 +8,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 Rows = Annotated[
-    Path | None,
+    list[Path] | None,
     Argument(
-        metavar="[INPUT]",
+        metavar="[INPUT]...",
         show_default=False,
-        help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
-        "- for standard input (.csv, .npy or .npz).",
+        help="Rows: .npy, idx, .parquet, .arrow or .bin (raw values), of any size; .csv, .tsv, .csv.gz, .npz, idx.gz; "
+        ".txt (N, then N rows); several tables, or a folder of them; - for standard input (.csv, .npy or .npz).",
     ),
 ]
 Inputs = Annotated[
@@ -23,12 +23,17 @@ Inputs = Annotated[
 Padding = Annotated[
     int | None, Option(metavar="ID", help="Id that pads sentences at the end; lengths are computed from it.")
 ]
+Keep = Annotated[
+    str | None,
+    Option(metavar="NAME,NAME", help="Columns of the table that are written next to the results, such as ids."),
+]
 Output = Annotated[
     Path | None,
     Option(
         "--output",
         "-o",
-        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png. Without it, some rows are printed.",
+        help="Output file: .npy, .bin, .csv, .parquet; for images .txt, .bmp, .png; a folder: a table for each input "
+        "table. Without it, some rows are printed.",
     ),
 ]
 Top = Annotated[
@@ -49,3 +54,8 @@ Gpus = Annotated[str | None, Option(metavar="N or I,J", help="Drive N GPUs, or t
 Resume = Annotated[bool, Option("--resume", help="Continue an interrupted run: compute the missing chunks of -o.")]
 Deadline = Annotated[float, Option(metavar="SECONDS", help="End the job if a rank needs longer for one chunk.")]
 ShowPlan = Annotated[bool, Option("--plan", help="Show the plan, as -v does.")]
+
+
+def one_name(rows: list[Path] | None) -> Path | None:
+    """Several tables as one name, as `table_files` reads it."""
+    return Path(",".join(map(str, rows))) if rows else None

@@ -13,6 +13,7 @@ from onchip.cli.output import print_message
 from onchip.errors import InputError, OnchipError
 
 if TYPE_CHECKING:
+    from onchip.formats.tables.kept_columns import KeptColumns
     from onchip.network.graph import Network
     from onchip.plan.kernel import Job
     from onchip.runtime.distributed.ranks import Ranks
@@ -32,6 +33,7 @@ class RunRequest:
     inputs: Sequence[str] | None
     shapes: list[str] | None
     padding: int | None
+    keep: str | None
     output: Path | None
     top: int | None
     weights: Path | None
@@ -68,6 +70,38 @@ class RunRequest:
     def rows_file(self) -> Path | None:
         return self.stdin_copy or self.rows
 
+    @property
+    def has_tables(self) -> bool:
+        from onchip.formats.tables.table_files import is_table
+
+        return self.rows_file is not None and is_table(str(self.rows_file))
+
+    @property
+    def input_files(self) -> dict[str, Path]:
+        """The files of the rows, by the name of their option."""
+        from onchip.formats.tables.table_files import table_files
+
+        if self.rows_file is None or not self.has_tables:
+            return {} if self.rows_file is None else {"INPUT": self.rows_file}
+        files = table_files(self.rows_file)
+        return {"INPUT" if len(files) == 1 else f"INPUT ({file.path})": file.path for file in files}
+
+    def kept(self) -> KeptColumns | None:
+        """The columns of --keep."""
+        from onchip.formats.tables.kept_columns import KeptColumns
+
+        if self.keep is None:
+            return None
+        names = tuple(name for part in self.keep.split(",") if (name := part.strip()))
+        if not self.has_tables:
+            got = f"--keep {self.keep} with {self.rows or 'random rows'}"
+            raise InputError(
+                "--keep is for tables", got=got, expected="a .csv, .parquet or .arrow INPUT", hint="no --keep"
+            )
+        found = KeptColumns(str(self.rows_file), names)
+        found.check()
+        return found
+
     def checked(self, ranks: Ranks) -> RunRequest:
         """The same request, with names as onchip spells them and a copy of standard input."""
         from onchip.files import check_outputs, check_writable
@@ -80,13 +114,14 @@ class RunRequest:
         self.check_rows()
         read = {f"--input {name}": path for name, path in self.named.items()}
         file = None if model in WORKLOADS else model
+        rows = {} if self.rows == STDIN else self.input_files
         check_outputs(
-            {"MODEL": file, "INPUT": self.rows, "--weights": self.weights, **read},
+            {"MODEL": file, **rows, "--weights": self.weights, **read},
             {"--output": self.output, "--trace": self.trace},
         )
         if self.trace is not None:
             check_writable(self.trace)
-        check_output_suffix(self.output)
+        check_output_suffix(self.output, self.rows == STDIN or self.has_tables)
         if self.batch is not None:
             check_chunk(self.batch)
         check_started_once(self.ranks, ranks)
@@ -163,16 +198,20 @@ class RunRequest:
                 yield sources
 
     @contextlib.contextmanager
-    def open_output(self, net: Network, job: Job, rows: int, ranks: Ranks) -> Iterator[PartialOutput | None]:
+    def open_output(
+        self, net: Network, job: Job, sources: Sequence[FittedRows], ranks: Ranks
+    ) -> Iterator[PartialOutput | None]:
         """The output, if there is one; logs what an earlier run left of it, and what remains if it is not completed."""
         from onchip.runtime.io.output import KEEP_S, open_output
 
         # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
         keep_s = KEEP_S if ranks.size == 1 else 0.0
         record = {} if self.output is None else self._record(net, job)
+        rows, parts = len(sources[0]), sources[0].parts
         sink = None
         try:
-            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top) as sink:
+            kept = self.kept()
+            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top, kept, parts) as sink:
                 if sink is not None and sink.found:
                     print_message(_earlier_run(sink, self.resume))
                 yield sink
@@ -184,8 +223,8 @@ class RunRequest:
     def _record(self, net: Network, job: Job) -> dict[str, object]:
         from onchip.workloads.job import run_record
 
-        files = {**({"INPUT": self.rows_file} if self.rows_file else {}), **self.named}
-        names = ("count", "seed", "scale", "padding", "io", "top")
+        files = {**self.input_files, **self.named}
+        names = ("count", "seed", "scale", "padding", "io", "top", "keep")
         return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
 
 

@@ -38,6 +38,8 @@ def train(
     test_data: opt.TestData = None,
     test_labels: opt.TestLabels = None,
     test_share: opt.TestShare = None,
+    drop: opt.Drop = None,
+    missing: opt.Missing = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -99,6 +101,7 @@ def train(
     \b
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
+      onchip train mlp --data people.parquet --labels income --drop id,name --missing mean -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
@@ -127,7 +130,7 @@ def train(
     chosen, options = settings(config, arguments)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     found = start_ranks(ranks, context.obj)
-    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
+    source = Source(**{name: getattr(chosen, name) for name in Source.__dataclass_fields__})
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
         {"--config": config, **files_read(chosen.model, source)},

@@ -40,6 +40,8 @@ class Settings:
     test_data: str | None = None
     test_labels: str | None = None
     test_share: float | None = None
+    drop: str | None = None
+    missing: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
     scale: bool | None = None
@@ -172,4 +174,4 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
 
 def _is_file(path: Path) -> bool:
     # A missing path with such a suffix counts as a file too: its reader then reports the path.
-    return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".onnx", ".safetensors")
+    return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".parquet", ".onnx", ".safetensors")

@@ -16,7 +16,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from onchip.files import check_writable, open_locked, open_owned, write_error
 from onchip.formats.arrays.row_files import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.tables.csv_writer import CsvWriter
+from onchip.formats.tables.folder_writer import FolderWriter, check_folder
+from onchip.formats.tables.kept_columns import KeptColumns
+from onchip.formats.tables.parquet_writer import ParquetWriter
 from onchip.formats.tables.rows_text import TextWriter
 from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, show, whole
@@ -34,10 +37,12 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.io.slices import SliceFile, Slices, digest_rows, make_line, parse_line
 
 WRITERS: dict[str, type[RowWriter]] = {
-    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".parquet": ParquetWriter,
+    ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows are images
+TABLES = (".csv", ".parquet", "")  # "": a folder of tables
 RAW_FORMATS = (".npy", ".bin")  # also the format of the unfinished output; others are converted when it is complete
 VERSION = 6
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
@@ -55,13 +60,21 @@ class ChunkRecord:
     first_bad_row: int | None = None
 
 
-def check_output_suffix(path: Path | None) -> None:
-    """Raise InputError for an output of an unknown format. Needs no network, so it can run before any work."""
-    if path is not None and path.suffix.lower() not in WRITERS:
+def check_output_suffix(path: Path | None, of_tables: bool = False) -> None:
+    """Raise InputError for an output of an unknown format. Needs no network, so it can run before any work.
+
+    of_tables  the rows are those of tables, whose results can be written as a folder
+    """
+    if path is not None and path.suffix.lower() not in WRITERS and not (of_tables and _is_folder(path)):
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
         expected = ", ".join(WRITERS)
         raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether the results of tables are written as a folder with this name."""
+    return path.is_dir() or not path.suffix
 
 
 @contextlib.contextmanager
@@ -73,21 +86,25 @@ def open_output(
     resume: bool = False,
     keep_s: float = KEEP_S,
     top: int | None = None,
+    kept: KeptColumns | None = None,
+    parts: Sequence[tuple[str, int]] = (),
 ) -> Iterator[PartialOutput | None]:
     """The output for the results of `rows` rows; the file appears if the block succeeds. None without a path.
 
     job     everything that determines the results, as JSON: only a run of the same job can resume
     resume  keep the chunks that an earlier run of this job finished
     keep_s  chunks of a run that is stopped sooner are deleted
-    top     classes per row in a .csv, if the network has class names
+    top     classes per row in a table, if the network has class names
+    kept    columns of the input tables that a table of results begins with
+    parts   name and number of rows of each input table: the tables of results in a folder
 
     Problems that will prevent writing are raised now, not after the work.
     """
     if path is None:
         yield None
         return
-    check_output_suffix(path)
-    suffix = path.suffix.lower()
+    check_output_suffix(path, bool(parts))
+    suffix = "" if parts and _is_folder(path) else path.suffix.lower()
     if suffix in FOR_IMAGES and not is_image(net.output):
         others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
         raise InputError(
@@ -95,11 +112,14 @@ def open_output(
             expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
             hint=f"-o {path.with_suffix('.npy')}",
         )  # fmt: skip
-    make: MakeWriter = WRITERS[suffix]
-    if suffix == ".csv":
-        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
+    make: Any = functools.partial(FolderWriter, parts=parts) if suffix == "" else WRITERS[suffix]
+    if suffix in TABLES:
+        make = functools.partial(make, classes=net.meaning.classes, top=top or 1, kept=kept)
+    elif kept is not None:
+        got, hint = f"--keep with {path}", f"-o {path.with_suffix('.csv')}"
+        raise InputError("kept columns need a table", got=got, expected=".csv, .parquet or a folder", hint=hint)
     make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises if the format cannot hold them
-    check_writable(path)
+    check_folder(path) if suffix == "" else check_writable(path)
     output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)
     try:
         yield output

@@ -17,6 +17,7 @@ class Options:
     rows: tuple[int, ...] = ()  # empty: the workload's defaults
     batches: tuple[int, ...] = ()  # rows per training step; empty: the workload's defaults
     shapes: Shapes | None = None  # for dynamic sizes of ONNX files
+    output: str | None = None  # the one to time, of a network with several
 
 
 def parse_counts(text: str, what: str) -> tuple[int, ...]:

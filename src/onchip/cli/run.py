@@ -75,7 +75,9 @@ def run(
     \b
     With your own files:
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
-      onchip run faces --weights network.bin input.txt -o output.txt
+      onchip run faces --weights network.bin input.txt -o output.txt -o grid.bmp
+      onchip run classifier.onnx rows.npy -o label=labels.npy -o probabilities=p.csv
+      onchip run classifier.onnx rows.npy -o outputs.npz
 
     \b
     Networks from onchip train store their columns, classes and byte scale:

@@ -28,12 +28,13 @@ Keep = Annotated[
     Option(metavar="NAME,NAME", help="Columns of the table that are written next to the results, such as ids."),
 ]
 Output = Annotated[
-    Path | None,
+    list[str] | None,
     Option(
         "--output",
         "-o",
-        help="Output file: .npy, .bin, .csv, .parquet; for images .txt, .bmp, .png; a folder: a table for each input "
-        "table. Without it, some rows are printed.",
+        metavar="FILE or NAME=FILE",
+        help="Output file: .npy, .npz, .bin, .csv, .parquet; for images .txt, .bmp, .png; a folder: a table for each "
+        "input table. NAME= chooses one of several outputs; -o may be repeated. Without it, some rows are printed.",
     ),
 ]
 Top = Annotated[

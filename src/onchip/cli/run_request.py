@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onchip.runtime.distributed.ranks import Ranks
     from onchip.runtime.io.output import PartialOutput
     from onchip.runtime.io.row_sources import FittedRows
+    from onchip.runtime.io.targets import Target
     from onchip.runtime.run_job import RunOptions
 
 STDIN = Path("-")
@@ -34,7 +35,7 @@ class RunRequest:
     shapes: list[str] | None
     padding: int | None
     keep: str | None
-    output: Path | None
+    output: Sequence[str] | None
     top: int | None
     weights: Path | None
     count: int | None
@@ -65,6 +66,13 @@ class RunRequest:
                 raise InputError("bad --input", got=text, expected=expected, hint="--input lengths=lengths.npy")
             named[name] = Path(file)
         return named
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The files of --output."""
+        from onchip.runtime.io.targets import parse_targets
+
+        return parse_targets(self.output or ())
 
     @property
     def rows_file(self) -> Path | None:
@@ -117,11 +125,17 @@ class RunRequest:
         rows = {} if self.rows == STDIN else self.input_files
         check_outputs(
             {"MODEL": file, **rows, "--weights": self.weights, **read},
-            {"--output": self.output, "--trace": self.trace},
+            {
+                **{
+                    "--output" if i == 0 else f"--output {target}": target.path for i, target in enumerate(self.targets)
+                },
+                "--trace": self.trace,
+            },
         )
         if self.trace is not None:
             check_writable(self.trace)
-        check_output_suffix(self.output, self.rows == STDIN or self.has_tables)
+        for target in self.targets:
+            check_output_suffix(target.path, self.rows == STDIN or self.has_tables)
         if self.batch is not None:
             check_chunk(self.batch)
         check_started_once(self.ranks, ranks)
@@ -147,7 +161,7 @@ class RunRequest:
         if self.ranks is not None and self.rows == STDIN:
             got, hint = f"--ranks {self.ranks} and standard input", "save it to a file first"
             raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
-        if self.resume and self.output is None:
+        if self.resume and not self.output:
             raise InputError("nothing to resume", got="no --output", expected="the -o of the interrupted run")
         if not self.deadline > 0:
             got, expected = f"{self.deadline:g}", "seconds, more than 0"
@@ -163,12 +177,16 @@ class RunRequest:
         from onchip.formats.tables.csv_writer import check_top
         from onchip.runtime.engine import apply_io
         from onchip.runtime.io.output import PICTURES
+        from onchip.runtime.io.targets import needed_outputs
         from onchip.workloads.job import job_network
 
         has_lengths = self.padding is not None or "lengths" in self.named
-        draws = self.output is not None and self.output.suffix.lower() in PICTURES
+        draws = bool(self.targets) and all(target.path.suffix.lower() in PICTURES for target in self.targets)
         shapes = parse_shapes(self.shapes)
-        net = apply_io(job_network(self.model, self.weights, pixels=draws, lengths=has_lengths, shapes=shapes), self.io)
+        net = needed_outputs(
+            job_network(self.model, self.weights, pixels=draws, lengths=has_lengths, shapes=shapes), self.targets
+        )
+        net = apply_io(net, self.io)
         if self.top is not None:
             check_top(self.top, net.meaning.classes)
         return net
@@ -206,12 +224,12 @@ class RunRequest:
 
         # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
         keep_s = KEEP_S if ranks.size == 1 else 0.0
-        record = {} if self.output is None else self._record(net, job)
+        record = self._record(net, job) if self.output else {}
         rows, parts = len(sources[0]), sources[0].parts
         sink = None
         try:
             kept = self.kept()
-            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top, kept, parts) as sink:
+            with open_output(self.targets, net, rows, record, self.resume, keep_s, self.top, kept, parts) as sink:
                 if sink is not None and sink.found:
                     print_message(_earlier_run(sink, self.resume))
                 yield sink
@@ -224,7 +242,7 @@ class RunRequest:
         from onchip.workloads.job import run_record
 
         files = {**self.input_files, **self.named}
-        names = ("count", "seed", "scale", "padding", "io", "top", "keep")
+        names = ("count", "seed", "scale", "padding", "io", "top", "keep", "output")
         return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
 
 

@@ -52,7 +52,7 @@ def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
     """A warning for random weights: the results are meaningless."""
     if weights is not None or model not in WORKLOADS or not net.weights:
         return []
-    results = "pictures" if is_image(net.output) else "results"
+    results = "pictures" if any(is_image(net.types[name]) for name in net.outputs) else "results"
     return [f"weights: random, from seed 0; the {results} mean nothing"]
 
 
@@ -69,6 +69,7 @@ def run_record(
     stats = {name: (path, path.stat()) for name, path in files.items()}
     changed = {name: (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for name, (path, stat) in stats.items()}
     return {
-        "onchip": __version__, "model": model, "network": network, "inputs": changed, "output": str(net.output),
+        "onchip": __version__, "model": model, "network": network, "inputs": changed,
+        "outputs": {name: str(net.types[name]) for name in net.outputs},
         "precision": job.precision, "tables": job.tables, "without": job.without, **options,
     }  # fmt: skip

@@ -17,7 +17,6 @@ TYPE_CHECKING = False  # importing typing takes longer than all of this file
 if TYPE_CHECKING:
     from typing import Any
 
-    from onchip.formats.load import save
     from onchip.formats.torch.to_torch import to_torch
     from onchip.measure.profile import profile
     from onchip.network.build import mlp
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
+    from onchip.train.saved_estimators import load_estimator, save
     from onchip.train.training_run import FitResult
     from onchip.train.training_step import training_step
     from onchip.workloads import load
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
+    "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "profile", "save", "scan",
     "to_torch", "training_step",
 ]  # fmt: skip
 
@@ -44,8 +44,9 @@ __all__ = [
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
-    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
-    "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads",
+    "load_estimator": "train.saved_estimators", "mlp": "network.build",
+    "profile": "measure.profile", "save": "train.saved_estimators", "scan": "runtime.scan",
     "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",
 }  # fmt: skip
 

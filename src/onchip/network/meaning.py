@@ -40,6 +40,7 @@ class Meaning:
     # How the rows are computed from a table with text or missing values: `columns` are the names of the values. ():
     # the table holds `columns` themselves, all numbers.
     table: tuple[Column, ...] = ()
+    estimator: str = ""  # JSON of the estimator whose network this is; see train/saved_estimators.py
 
     @property
     def table_columns(self) -> tuple[Column, ...]:
@@ -62,7 +63,10 @@ class Meaning:
             got, expected = show(text), f"a JSON object of at most {MAX_TEXT:,} characters"
             raise FormatError("the network's description is damaged", got=got, expected=expected)
         scale = real(parsed.get("scale", 0.0), "the scale in the network's description")
-        return cls(_strings(parsed, "columns"), _strings(parsed, "classes"), scale, _table(parsed))
+        estimator = parsed.get("estimator", "")
+        if not isinstance(estimator, str):
+            raise FormatError("bad estimator in the network's description", got=show(estimator), expected="a string")
+        return cls(_strings(parsed, "columns"), _strings(parsed, "classes"), scale, _table(parsed), estimator)
 
     def check(self, inputs: int, outputs: int) -> None:
         """FormatError if the numbers of columns and classes are not those of the network's inputs and outputs."""

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from onchip.train.training_step import training_step
     from onchip.workloads import load
     from onchip.workloads.compile import compile
+    from onchip.workloads.predictor import predictor
 
 __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "profile", "save", "scan",
+    "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "predictor", "profile", "save", "scan",
     "to_torch", "training_step",
 ]  # fmt: skip
 
@@ -46,7 +47,8 @@ _HOME = {
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads",
     "load_estimator": "train.saved_estimators", "mlp": "network.build",
-    "profile": "measure.profile", "save": "train.saved_estimators", "scan": "runtime.scan",
+    "predictor": "workloads.predictor", "profile": "measure.profile", "save": "train.saved_estimators",
+    "scan": "runtime.scan",
     "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",
 }  # fmt: skip
 

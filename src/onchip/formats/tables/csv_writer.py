@@ -86,7 +86,7 @@ def as_cell(label: str) -> str:
 
 def top_classes(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
     """The `top` most likely classes per row with their probabilities; ties in class order."""
-    rows = logits.reshape(len(logits), -1).astype(np.float64)
+    rows = logits.reshape(len(logits), len(classes)).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         probabilities = np.exp(rows - rows.max(axis=1, keepdims=True))
         probabilities /= probabilities.sum(axis=1, keepdims=True)

@@ -61,7 +61,7 @@ class ParquetWriter(RowWriter):
             best = top_classes(rows, self.classes, self.top)
             columns += [[row[i][part] for row in best] for i in range(self.top) for part in (0, 1)]
         else:
-            columns += list(rows.reshape(len(rows), -1).T)
+            columns += list(rows.reshape(len(rows), int(np.prod(self.shape[1:]))).T)
         arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
         self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from onchip.workloads.compile import compile
     from onchip.workloads.predictor import predictor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
     "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "predictor", "profile", "save", "scan",

@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -94,3 +97,40 @@ def test_the_documented_commands_exist():
     names = {command.name for command in build_app().registered_commands}
     told = set(re.findall(r"^\| `onchip (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert told == names
+
+
+SITE = (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_site_has_every_page():
+    listed = set(re.findall(r"([\w/-]+\.md)$", SITE, re.MULTILINE))
+    assert listed == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_the_site_is_built(tmp_path):
+    """One command: mkdocs build."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "tables" / "index.html").exists()
+
+
+def test_every_extra_is_in_the_install_matrix():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = set(
+        re.findall(
+            r"`(\w+)`",
+            "".join(re.findall(r"^\| [^|]*\|([^|]*)\|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)),
+        )
+    )
+    assert set(extras) - {"sanitize"} <= listed
+
+
+def test_the_workflow_runs_what_developers_run_on_every_python():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "- run: .ci/run\n" in text
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    low, high = (int(found) for found in re.fullmatch(r">=3\.(\d+),<3\.(\d+)", requires).groups())
+    assert re.findall(r'"3\.(\d+)"', text) == [str(minor) for minor in range(low, high)]

@@ -42,8 +42,8 @@ def bare(tmp_path):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_the_first_block_works_in_a_bare_environment(bare):
-    block = re.search(r"^```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^\$ (.*)$", block[1], re.MULTILINE)
+    block = re.search(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    lines = block[1].splitlines()  # without a prompt: they can be pasted
     assert any(line.startswith("pip install") for line in lines)
     ran = bare(
         "\n".join([*lines, "find .venv -path '*/onchip/*.cu*' -printf '%P\\n' | sed 's#.*/onchip/##'", "which onchip"])

@@ -17,7 +17,6 @@ TYPE_CHECKING = False  # importing typing takes longer than all of this file
 if TYPE_CHECKING:
     from typing import Any
 
-    from onchip.formats.load import save
     from onchip.formats.torch.to_torch import to_torch
     from onchip.measure.profile import profile
     from onchip.network.build import mlp
@@ -28,16 +27,18 @@ if TYPE_CHECKING:
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
+    from onchip.train.saved_estimators import load_estimator, save
     from onchip.train.text_classifier import TextClassifier
     from onchip.train.training_run import FitResult
     from onchip.train.training_step import training_step
     from onchip.workloads import load
     from onchip.workloads.compile import compile
+    from onchip.workloads.predictor import predictor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "TextClassifier", "compile", "fit", "fit_many", "load", "mlp", "profile", "save", "scan",
+    "TextClassifier", "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "predictor", "profile", "save", "scan",
     "to_torch", "training_step",
 ]  # fmt: skip
 
@@ -46,8 +47,10 @@ _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators",
     "TextClassifier": "train.text_classifier", "compile": "workloads.compile",
-    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build",
-    "profile": "measure.profile", "save": "formats.load", "scan": "runtime.scan",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads",
+    "load_estimator": "train.saved_estimators", "mlp": "network.build",
+    "predictor": "workloads.predictor", "profile": "measure.profile", "save": "train.saved_estimators",
+    "scan": "runtime.scan",
     "to_torch": "formats.torch.to_torch", "training_step": "train.training_step",
 }  # fmt: skip
 

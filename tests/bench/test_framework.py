@@ -1,27 +1,30 @@
-"""A wheel has no networks of torch, JAX and Triton: the error says where they are."""
+"""Peers' networks in torch, JAX and Triton: part of the wheel, and imported when they run."""
 
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
-from onchip.bench.frame import UnavailableError
-from onchip.bench.peers.cpu import subject_of
+import onchip
 from onchip.bench.peers.framework import framework
-from onchip.network.build import mlp
+
+ROOT = Path(onchip.__file__).parent.parent.parent
 
 
-def test_without_the_source_tree_the_error_names_it(monkeypatch):
-    """UnavailableError: the benchmark skips the peer with this reason."""
-    for name in [name for name in sys.modules if name.startswith("onchip.bench.peers.frameworks")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onchip.bench.peers.frameworks", None)
-    for load in (subject_of(mlp(2, 1)).module, lambda: framework("triton_mlp")):
-        with pytest.raises(UnavailableError, match="not in the wheel: pip install -e"):
-            load()
-
-
-def test_another_missing_module_is_an_import_error(monkeypatch):
+def test_a_missing_framework_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "onchip.bench.peers.frameworks.torch_models", raising=False)
     with pytest.raises(ImportError, match="torch"):
         framework("torch_models")
+
+
+def test_the_wheel_has_them():
+    """`onchip bench model.onnx --peers` runs torch where onchip is installed as a wheel."""
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    found = find_packages(str(ROOT / "src"), exclude=find.get("exclude", ()))
+    folders = {path.parent for path in (ROOT / "src" / "onchip" / "bench" / "peers" / "frameworks").rglob("*.py")}
+    names = {".".join(folder.relative_to(ROOT / "src").parts) for folder in folders}
+    assert names
+    assert names <= set(found)

@@ -188,7 +188,7 @@ def test_wrong_rows(cli, tmp_path, array, words):
         ("no/folder/y.npy", ["No such file or directory", "mkdir -p no/folder"]),
         ("/dev/null/y.npy", ["Not a directory", "another folder"]),
         ("x.npy/y.npy", ["Not a directory"]),
-        ("y.jpg", ["unknown format", ".npy, .bin, .csv, .txt, .bmp, .png", "-o y.npy"]),
+        ("y.jpg", ["unknown format", ".npy, .bin, .csv, .parquet, .txt, .bmp, .png", "-o y.npy"]),
         ("y", ["unknown format", "no suffix", "-o y.npy"]),
         ("y.txt", ["does not output images", "float32[B, 3]", "-o y.npy"]),
         ("y.png", ["does not output images", "float32[B, 3]", "-o y.npy"]),

@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,13 @@ def test_the_curve_shows_the_run(tmp_path, monkeypatch):
     assert accuracy.lines[0].get_ydata().tolist() == [epoch.accuracy for epoch in history]
     assert (loss.get_ylabel(), loss.get_yscale(), accuracy.get_ylabel()) == ("loss (cross entropy)", "log", "accuracy")
     assert "a title" in drawn[0].get_suptitle()
+    (legend,) = [child for child in loss.get_children() if type(child).__name__ == "Legend"]
+    assert legend.get_bbox_to_anchor().transformed(loss.transAxes.inverted()).y0 == pytest.approx(1)  # above the lines
+    narrow = [replace(epoch, loss=1.31 - epoch.epoch / 100, validation_loss=None) for epoch in history]
+    draw_curve(tmp_path / "c.png", "a title", "cross_entropy", narrow, 5, "")
+    loss = drawn.pop(1).axes[0]
+    low, high = loss.get_ylim()
+    assert sum(low < tick < high for tick in loss.get_yticks()) >= 3
     numbers = [Epoch(1, 0.0, None, None, None, 0.1, 1.0, 100.0)]  # a loss of 0 has no logarithm
     draw_curve(tmp_path / "c.png", "a title", "mse", numbers, 1, "")
     (axis,) = drawn[1].axes

@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, OnchipError
-from onchip.formats.tables.csv_rows import csv_columns, read_csv
+from onchip.formats.tables import csv_rows
+from onchip.formats.tables.csv_rows import csv_columns
+from onchip.formats.tables.raw_table import Wanted
+from onchip.network.meaning import Column
 
 SETTINGS = settings(max_examples=60)
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=6)
+
+
+def read_csv(path, label=None, words=True, columns=()):
+    """A table of numbers, and its labels."""
+    return csv_rows.read_csv(path, Wanted(label, words, tuple(map(Column, columns)), numbers=True))
 
 
 @pytest.fixture
@@ -50,22 +58,22 @@ def test_what_the_csv_module_writes_is_read(tmp_path, values, data, at, has_head
             ([header] if has_header or at == "name" else []) + lines,
         )
     rows = read_csv(tmp_path / "t.csv", 'the "label", so' if at == "name" else at)
-    np.testing.assert_array_equal(rows.values, values)
-    assert rows.values.dtype == np.float32
-    assert rows.values.flags.c_contiguous
-    assert (None if rows.labels is None else rows.labels.tolist()) == (labels if at is not None else None)
+    np.testing.assert_array_equal(rows.cells, values)
+    assert rows.cells.dtype == np.float32
+    assert rows.cells.flags.c_contiguous
+    assert [rows.words[i] for i in rows.labels] == labels if at is not None else rows.labels is None
 
 
 def test_numbers_as_labels(table):
     rows = read_csv(table("a,b\n1,2.5\n3,-4\n"), "a", words=False)
     assert rows.labels.tolist() == [1, 3]
     assert rows.labels.dtype == np.float32
-    assert rows.values.tolist() == [[2.5], [-4]]
+    assert rows.cells.tolist() == [[2.5], [-4]]
 
 
 def test_a_first_line_of_numbers_is_a_row(table):
-    assert read_csv(table("1,2,x\n3,4,y"), "last").values.tolist() == [[1, 2], [3, 4]]
-    assert read_csv(table("a,b,x\n\n3,4,y\n\n"), "last").values.tolist() == [[3, 4]]
+    assert read_csv(table("1,2,x\n3,4,y"), "last").cells.tolist() == [[1, 2], [3, 4]]
+    assert read_csv(table("a,b,x\n\n3,4,y\n\n"), "last").cells.tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize(("text", "label", "words"), [
@@ -87,7 +95,7 @@ def test_a_first_line_of_numbers_is_a_row(table):
     ("", "last", ["the table is empty"]),
     ("\n1,2\n", "last", ["the table is empty"]),
     ("a,b\n\n", "last", ["no row", "only a header"]),
-    ("a;b;c\n1;2;3\n", "last", ["no column besides the label", "separate the cells"]),
+    ("a b c\n1 2 3\n", "last", ["no column besides the label"]),
     ("a,b\n1,2\n", "c", ["no column has this name", "one of the first line: a, b"]),
     ("a,a,b\n1,2,3\n", "a", ["several columns have this name"]),
     ("a,b,a,x\n1,2,3,y\n", "last", ["two columns are called 'a'", "columns 1 and 3 of line 1", "rename or remove one"]),
@@ -114,13 +122,13 @@ def test_columns_that_are_read_need_unique_names(table):
     with pytest.raises(FormatError, match="two columns are called 'id'"):
         read_csv(table(text))
     with pytest.raises(FormatError, match="two columns are called 'id'"):
-        csv_columns(table(text))
+        csv_columns(table(text), Wanted())
     with pytest.raises(FormatError, match="two columns are called 'id'"):
         read_csv(table(text), columns=("a", "id"))
     with pytest.raises(FormatError, match="the network has two columns called 'a'"):
         read_csv(table(text), columns=("a", "a"))
-    assert read_csv(table(text), columns=("b", "a")).values.tolist() == [[4, 2]]
-    assert read_csv(table("1,1,2\n")).values.tolist() == [[1, 1, 2]]
+    assert read_csv(table(text), columns=("b", "a")).cells.tolist() == [[4, 2]]
+    assert read_csv(table("1,1,2\n")).cells.tolist() == [[1, 1, 2]]
 
 
 def test_a_bad_cell_of_a_wide_table(table):
@@ -151,8 +159,8 @@ def test_damage_is_an_error_or_rows(tmp_path, place, byte, cut):
     (tmp_path / "t.csv").write_bytes(data[: cut % (2 * len(data)) + 1])
     try:
         rows = read_csv(tmp_path / "t.csv", "last")
-        assert len(rows.values) == len(rows.labels)
-        assert np.isfinite(rows.values).all()
+        assert len(rows.cells) == len(rows.labels)
+        assert np.isfinite(rows.cells).all()
     except OnchipError as error:
         assert isinstance(error, FormatError)  # noqa: PT017
 

@@ -32,7 +32,7 @@ def reads(tmp_path, cache):
         return CachedTable(x, np.arange(len(x)), ("a", "é"))
 
     def call(way: str = "way"):
-        found, told = read_cached(path, way, make)
+        found, told = read_cached([path], way, make)
         return found, told, count
 
     return call
@@ -140,5 +140,5 @@ def test_a_missing_file_is_the_readers_to_tell(cache, tmp_path):
         raise LookupError("as the reader says")
 
     with pytest.raises(LookupError, match="as the reader says"):
-        read_cached(tmp_path / "none", "way", read)
+        read_cached([tmp_path / "none"], "way", read)
     assert not cache.exists()

@@ -183,7 +183,7 @@ def test_names_in_a_file_are_printed_as_text(folder):
     ({"data": "x.npy", "labels": None}, ["x.npy needs labels", "--labels labels.npy"]),
     ({"labels": "nothing"}, ["no column has this name", "x, y"]),
     ({"labels": "u.csv"}, ["no column has this name"]),
-    ({"data": "x.npy", "labels": "u.csv"}, ["labels in a separate .csv", "--labels last"]),
+    ({"data": "x.npy", "labels": "u.csv"}, ["labels in a separate table", "--labels last"]),
     ({"data": "x.npy", "labels": "long.npy"}, ["rows and labels do not match", "2 rows, 3 labels"]),
     ({"data": "x.npy", "labels": "matrix.npy"}, ["does not hold classes", "--loss mse"]),
     ({"data": "x.npy", "labels": "half.npy"}, ["not classes", "0.5", "--loss mse"]),
@@ -197,14 +197,17 @@ def test_names_in_a_file_are_printed_as_text(folder):
     ({"test_labels": "last"}, ["labels without rows", "--test-data"]),
     ({"test_data": "u.csv", "test_share": 0.1}, ["--test-data and --test-share 0.1"]),
     ({"test_data": "x.npy"}, ["x.npy needs labels", "--test-labels"]),
-    ({"test_data": "u.csv"}, ["u.csv does not match", "2 columns", "1, as in t.csv"]),
+    ({"test_data": "v.csv"}, ["v.csv: no column 'x'", "z, y"]),
+    ({"test_data": "x.npy", "test_labels": "pair.npy"}, ["x.npy does not match", "3 columns", "1, as in t.csv"]),
 ])  # fmt: skip
 def test_bad_requests(folder, source, words):
     (folder / "t.csv").write_text("x,y\n1,a\n2,b\n")
     (folder / "u.csv").write_text("x,z,y\n1,2,a\n2,3,b\n")
+    (folder / "v.csv").write_text("z,y\n1,a\n2,b\n")
     (folder / "one.csv").write_text("x,y\n1,a\n")
     np.save(folder / "x.npy", np.zeros((2, 3), "f4"))
-    labels = {"long": [0, 1, 2], "matrix": [[0, 1], [1, 0]], "half": [0, 0.5], "huge": [0, 70_000], "empty": []}
+    labels = {"long": [0, 1, 2], "matrix": [[0, 1], [1, 0]], "half": [0, 0.5], "huge": [0, 70_000], "empty": [],
+              "pair": [0, 1]}  # fmt: skip
     for name, y in labels.items():
         np.save(folder / f"{name}.npy", y)
     with pytest.raises((InputError, FormatError)) as caught:

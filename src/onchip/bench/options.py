@@ -18,6 +18,7 @@ class Options:
     batches: tuple[int, ...] = ()  # rows per training step; empty: the workload's defaults
     quick: bool = False  # a first look in under two minutes
     shapes: Shapes | None = None  # for dynamic sizes of ONNX files
+    output: str | None = None  # the one to time, of a network with several
 
 
 def parse_counts(text: str, what: str) -> tuple[int, ...]:

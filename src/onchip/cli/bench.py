@@ -69,6 +69,9 @@ def bench(
             help=f"Write DIR/<device>/<name>.json; default: {RESULTS} for complete runs with --peers.",
         ),
     ] = None,
+    output: Annotated[
+        str | None, Option(metavar="NAME", help="The output to time, for a network file with several.")
+    ] = None,
     commit: Commit = None,
     debug: Debug = False,
     profile: Annotated[
@@ -132,6 +135,7 @@ def bench(
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.quick import QUICK_NAMES, QUICK_ROWS
     from onchip.bench.report.results import make_tables, show
+    from onchip.errors import InputError
     from onchip.formats.load import shapes_error
     from onchip.runtime.cpu.backend import check_threads
 
@@ -139,12 +143,15 @@ def bench(
     is_own, sizes = any(map(is_model, names or [])), parse_shapes(shapes)
     if sizes is not None and not is_own:
         raise shapes_error("benchmarks")
+    if output is not None and not is_own:
+        hint = "onchip bench net.onnx --output NAME"
+        raise InputError("--output is for a network file", got=f"--output {output}", expected="no --output", hint=hint)
     measured, worst = [], 0
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
         # For a user's network, auto measures every device: users want to know which one is faster.
         for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
-            options = Options(each, check_threads(threads), peers, accuracy, *counts, quick, sizes)
+            options = Options(each, check_threads(threads), peers, accuracy, *counts, quick, sizes, output)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
             folder = out or (RESULTS if is_whole(options) and not (is_own or debug) else None)

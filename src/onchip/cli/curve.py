@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onchip.train.training_run import Epoch
 
 SUFFIXES = (".png", ".svg", ".pdf")
+_DECADE = 10.0  # a logarithmic axis from this ratio of losses on
 _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"
 
 
@@ -45,11 +46,12 @@ def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best
     epochs = [epoch.epoch for epoch in history]
     _curves(axes[0], epochs, [e.loss for e in history], [e.validation_loss for e in history])
     axes[0].set(ylabel=f"loss ({loss.replace('_', ' ')})")
-    if all(e.loss > 0 and e.validation_loss != 0 for e in history):
+    losses = [loss for e in history for loss in (e.loss, e.validation_loss) if loss is not None]
+    if min(losses) > 0 and max(losses) >= _DECADE * min(losses):  # a narrower range has no logarithmic ticks
         axes[0].set_yscale("log")
         axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes[0].minorticks_off()
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if has_classes:
         _curves(axes[1], epochs, [e.accuracy for e in history], [e.validation_accuracy for e in history])
         axes[1].set(ylabel="accuracy")
@@ -57,11 +59,12 @@ def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best
     for axis in axes:
         axis.set(xlabel="epoch", xlim=(min(0.5, epochs[0]), epochs[-1] + 0.5))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if best_epoch != epochs[-1]:
-            axis.axvline(best_epoch, color=_BEST, linestyle=":", label=f"best: epoch {best_epoch}")
+            axis.axvline(best_epoch, color=_BEST, linestyle=":", label=f"best: epoch {best_epoch:,}")
         axis.grid(color="#e6e6e6")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False)
+        axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)  # above the lines
     with atomic_write(path) as file:
         figure.savefig(file, format=path.suffix.lower()[1:], dpi=130)
 

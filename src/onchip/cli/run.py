@@ -41,6 +41,7 @@ def run(
     inputs: opt.Inputs = None,
     shapes: Shape = None,
     padding: opt.Padding = None,
+    keep: opt.Keep = None,
     output: opt.Output = None,
     top: opt.Top = None,
     weights: opt.Weights = None,
@@ -94,12 +95,15 @@ def run(
     \b
     With your own files:
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
-      onchip run faces --weights network.bin input.txt -o output.txt
+      onchip run faces --weights network.bin input.txt -o output.txt -o grid.bmp
+      onchip run classifier.onnx rows.npy -o label=labels.npy -o probabilities=p.csv
+      onchip run classifier.onnx rows.npy -o outputs.npz
 
     \b
     Networks from onchip train store their columns, classes and byte scale:
       onchip run net.onnx table.csv -o answers.csv
       cat table.csv | onchip run net.onnx - --top 3
+      onchip run net.onnx data/*.parquet --keep id -o answers.parquet
 
     \b
     Variable-length sentences, from a file or by the padding id:
@@ -118,8 +122,8 @@ def run(
     OUTPUT.partial keeps the finished chunks and OUTPUT.manifest lists them: --resume computes the others.
     """
     # The parameters above, by name. Not context.params: with Typer 0.28 and earlier, its paths are still text.
-    request = RunRequest(**{name: value for name, value in locals().items() if name not in _NOT_REQUESTED})
-    request = request.with_count()
+    given = {name: value for name, value in locals().items() if name not in _NOT_REQUESTED}
+    request = RunRequest(**{**given, "rows": opt.one_name(rows)}).with_count()
     check_launches(debug)
     if text:
         from onchip.cli.run_texts import run_texts
@@ -155,7 +159,7 @@ def run(
             if ranks == "auto" and all_ranks.size == 1:
                 _start_best_ranks(net, device, job, context.obj)
             # The timeline is written when the output is complete.
-            with profiled(profile, trace) as recorded, request.open_output(net, job, total, all_ranks) as sink:
+            with profiled(profile, trace) as recorded, request.open_output(net, job, sources, all_ranks) as sink:
                 options = replace(options, records=recorded is not None)
                 started = time.perf_counter()
                 log_building = functools.partial(_log_building, all_ranks)

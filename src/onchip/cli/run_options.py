@@ -8,12 +8,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 Rows = Annotated[
-    Path | None,
+    list[Path] | None,
     Argument(
-        metavar="[INPUT]",
+        metavar="[INPUT]...",
         show_default=False,
-        help="Rows: .npy, idx or .bin (raw values), of any size; .csv, .npz, idx.gz; .txt (N, then N rows); "
-        "- for standard input (.csv, .npy or .npz). Texts: .txt (one per line), .csv or .tsv.",
+        help="Rows: .npy, idx, .parquet, .arrow or .bin (raw values), of any size; .csv, .tsv, .csv.gz, .npz, idx.gz; "
+        ".txt (N, then N rows); several tables, or a folder of them; - for standard input (.csv, .npy or .npz). Texts: "
+        ".txt (one per line), .csv or .tsv.",
     ),
 ]
 Text = Annotated[
@@ -29,12 +30,19 @@ Inputs = Annotated[
 Padding = Annotated[
     int | None, Option(metavar="ID", help="Id that pads sentences at the end; lengths are computed from it.")
 ]
+Keep = Annotated[
+    str | None,
+    Option(metavar="NAME,NAME", help="Columns of the table that are written next to the results, such as ids."),
+]
 Output = Annotated[
-    Path | None,
+    list[str] | None,
     Option(
         "--output",
         "-o",
-        help="Output file: .npy, .bin, .csv; for images .txt, .bmp, .png, .gif. Without it, some rows are printed.",
+        metavar="FILE or NAME=FILE",
+        help="Output file: .npy, .npz, .bin, .csv, .parquet; for images .txt, .bmp, .png, .gif; a folder: a table for "
+        "each input table. NAME= chooses one of several outputs; -o may be repeated. Without it, some rows are "
+        "printed.",
     ),
 ]
 Top = Annotated[
@@ -62,3 +70,8 @@ Gpus = Annotated[str | None, Option(metavar="N or I,J", help="Drive N GPUs, or t
 Resume = Annotated[bool, Option("--resume", help="Continue an interrupted run: compute the missing chunks of -o.")]
 Deadline = Annotated[float, Option(metavar="SECONDS", help="End the job if a rank needs longer for one chunk.")]
 ShowPlan = Annotated[bool, Option("--plan", help="Show the plan, as -v does.")]
+
+
+def one_name(rows: list[Path] | None) -> Path | None:
+    """Several tables as one name, as `table_files` reads it."""
+    return Path(",".join(map(str, rows))) if rows else None

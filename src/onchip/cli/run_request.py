@@ -13,11 +13,13 @@ from onchip.cli.output import print_message
 from onchip.errors import InputError, OnchipError
 
 if TYPE_CHECKING:
+    from onchip.formats.tables.kept_columns import KeptColumns
     from onchip.network.graph import Network
     from onchip.plan.kernel import Job
     from onchip.runtime.distributed.ranks import Ranks
     from onchip.runtime.io.output import PartialOutput
     from onchip.runtime.io.row_sources import FittedRows
+    from onchip.runtime.io.targets import Target
     from onchip.runtime.run_job import RunOptions
     from onchip.text.text_rows import TextRows
 
@@ -36,7 +38,8 @@ class RunRequest:
     inputs: Sequence[str] | None
     shapes: list[str] | None
     padding: int | None
-    output: Path | None
+    keep: str | None
+    output: Sequence[str] | None
     top: int | None
     weights: Path | None
     count: int | None
@@ -71,8 +74,47 @@ class RunRequest:
         return named
 
     @property
+    def targets(self) -> tuple[Target, ...]:
+        """The files of --output."""
+        from onchip.runtime.io.targets import parse_targets
+
+        return parse_targets(self.output or ())
+
+    @property
     def rows_file(self) -> Path | None:
         return self.stdin_copy or self.rows
+
+    @property
+    def has_tables(self) -> bool:
+        from onchip.formats.tables.table_files import is_table
+
+        return self.rows_file is not None and is_table(str(self.rows_file))
+
+    @property
+    def input_files(self) -> dict[str, Path]:
+        """The files of the rows, by the name of their option."""
+        from onchip.formats.tables.table_files import table_files
+
+        if self.rows_file is None or not self.has_tables:
+            return {} if self.rows_file is None else {"INPUT": self.rows_file}
+        files = table_files(self.rows_file)
+        return {"INPUT" if len(files) == 1 else f"INPUT ({file.path})": file.path for file in files}
+
+    def kept(self) -> KeptColumns | None:
+        """The columns of --keep."""
+        from onchip.formats.tables.kept_columns import KeptColumns
+
+        if self.keep is None:
+            return None
+        names = tuple(name for part in self.keep.split(",") if (name := part.strip()))
+        if not self.has_tables:
+            got = f"--keep {self.keep} with {self.rows or 'random rows'}"
+            raise InputError(
+                "--keep is for tables", got=got, expected="a .csv, .parquet or .arrow INPUT", hint="no --keep"
+            )
+        found = KeptColumns(str(self.rows_file), names)
+        found.check()
+        return found
 
     def checked(self, ranks: Ranks) -> RunRequest:
         """The same request, with names as onchip spells them and a copy of standard input."""
@@ -86,13 +128,20 @@ class RunRequest:
         self.check_rows()
         read = {f"--input {name}": path for name, path in self.named.items()}
         file = None if model in WORKLOADS else model
+        rows = {} if self.rows == STDIN else self.input_files
         check_outputs(
-            {"MODEL": file, "INPUT": self.rows, "--weights": self.weights, **read},
-            {"--output": self.output, "--trace": self.trace},
+            {"MODEL": file, **rows, "--weights": self.weights, **read},
+            {
+                **{
+                    "--output" if i == 0 else f"--output {target}": target.path for i, target in enumerate(self.targets)
+                },
+                "--trace": self.trace,
+            },
         )
         if self.trace is not None:
             check_writable(self.trace)
-        check_output_suffix(self.output)
+        for target in self.targets:
+            check_output_suffix(target.path, self.rows == STDIN or self.has_tables)
         if self.batch is not None:
             check_chunk(self.batch)
         check_started_once(self.ranks, ranks)
@@ -165,7 +214,7 @@ class RunRequest:
         if self.ranks is not None and self.rows == STDIN:
             got, hint = f"--ranks {self.ranks} and standard input", "save it to a file first"
             raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
-        if self.resume and self.output is None:
+        if self.resume and not self.output:
             raise InputError("nothing to resume", got="no --output", expected="the -o of the interrupted run")
         if not self.deadline > 0:
             got, expected = f"{self.deadline:g}", "seconds, more than 0"
@@ -181,12 +230,16 @@ class RunRequest:
         from onchip.formats.tables.csv_writer import check_top
         from onchip.runtime.engine import apply_io
         from onchip.runtime.io.output import PICTURES
+        from onchip.runtime.io.targets import needed_outputs
         from onchip.workloads.job import job_network
 
         has_lengths = self.padding is not None or "lengths" in self.named
-        draws = self.output is not None and self.output.suffix.lower() in PICTURES
+        draws = bool(self.targets) and all(target.path.suffix.lower() in PICTURES for target in self.targets)
         shapes = parse_shapes(self.shapes)
-        net = apply_io(job_network(self.model, self.weights, pixels=draws, lengths=has_lengths, shapes=shapes), self.io)
+        net = needed_outputs(
+            job_network(self.model, self.weights, pixels=draws, lengths=has_lengths, shapes=shapes), self.targets
+        )
+        net = apply_io(net, self.io)
         if self.top is not None:
             check_top(self.top, net.meaning.classes)
         return net
@@ -242,17 +295,22 @@ class RunRequest:
         return open_texts(self.rows_file, net, self.column, is_table)
 
     @contextlib.contextmanager
-    def open_output(self, net: Network, job: Job, rows: int, ranks: Ranks) -> Iterator[PartialOutput | None]:
+    def open_output(
+        self, net: Network, job: Job, sources: Sequence[FittedRows], ranks: Ranks
+    ) -> Iterator[PartialOutput | None]:
         """The output, if there is one; logs what an earlier run left of it, and what remains if it is not completed."""
         from onchip.runtime.io.output import KEEP_S, open_output
 
         # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
         keep_s = KEEP_S if ranks.size == 1 else 0.0
-        record = {} if self.output is None else self._record(net, job)
+        record = self._record(net, job) if self.output else {}
+        rows, parts = len(sources[0]), sources[0].parts
         sink = None
         try:
-            columns = self.grid_size[0] if self.grid_size else None
-            with open_output(self.output, net, rows, record, self.resume, keep_s, self.top, columns) as sink:
+            kept, columns = self.kept(), self.grid_size[0] if self.grid_size else None
+            with open_output(
+                self.targets, net, rows, record, self.resume, keep_s, self.top, kept, parts, columns
+            ) as sink:
                 if sink is not None and sink.found:
                     print_message(_earlier_run(sink, self.resume))
                 yield sink
@@ -264,8 +322,8 @@ class RunRequest:
     def _record(self, net: Network, job: Job) -> dict[str, object]:
         from onchip.workloads.job import run_record
 
-        files = {**({"INPUT": self.rows_file} if self.rows_file else {}), **self.named}
-        names = ("count", "seed", "walk", "scale", "padding", "io", "top", "column")
+        files = {**self.input_files, **self.named}
+        names = ("count", "seed", "walk", "scale", "padding", "io", "top", "column", "keep", "output")
         return run_record(self.model, net, files, job, {name: getattr(self, name) for name in names})
 
 

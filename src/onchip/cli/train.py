@@ -43,6 +43,8 @@ def train(
     skip_bad: opt.SkipBad = None,
     folds: opt.Folds = None,
     network: opt.Network = None,
+    drop: opt.Drop = None,
+    missing: opt.Missing = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
     scale: opt.Scale = None,
@@ -115,6 +117,7 @@ def train(
     \b
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
+      onchip train mlp --data people.parquet --labels income --drop id,name --missing mean -o net.onnx
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1
@@ -156,8 +159,7 @@ def train(
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     check_no_faces(chosen.model)
     found = start_ranks(ranks, context.obj)
-    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share,
-                    chosen.column, chosen.skip_bad)  # fmt: skip
+    source = Source(**{name: getattr(chosen, name) for name in Source.__dataclass_fields__})
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
         {"--config": config, **files_read(chosen.model, source)},

@@ -44,6 +44,8 @@ class Settings:
     skip_bad: bool | None = None
     folds: int | None = None
     network: str | None = None
+    drop: str | None = None
+    missing: str | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
     scale: bool | None = None
@@ -178,4 +180,4 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
 
 def _is_file(path: Path) -> bool:
     # A missing path with such a suffix counts as a file too: its reader then reports the path.
-    return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".onnx", ".safetensors")
+    return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".parquet", ".onnx", ".safetensors")

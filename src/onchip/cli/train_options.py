@@ -34,15 +34,16 @@ Config = Annotated[
 Data = Annotated[
     str | None,
     Option(
-        help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .npy, idx or idx.gz. Texts: .csv or .tsv, or a "
-        "folder with a file per class, one text per line."
+        help="mnist, sklearn (8x8 digits), auto; or a file: .csv, .tsv, .csv.gz, .parquet, .arrow, .npy, idx, idx.gz. "
+        "Several tables: a folder, a pattern ('data/*.csv') or names with commas. Texts: .csv or .tsv, or a folder "
+        "with a file per class, one text per line."
     ),
 ]
 Labels = Annotated[
-    str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")
+    str | None, Option(help="A column of the table (first, last or its name), or a file: .npy, idx or idx.gz.")
 ]
 TestData = Annotated[str | None, Option(metavar="FILE", help="Your rows to test on.")]
-TestLabels = Annotated[str | None, Option(help="Labels of --test-data; for a .csv the default is --labels.")]
+TestLabels = Annotated[str | None, Option(help="Labels of --test-data; for a table the default is --labels.")]
 TestShare = Annotated[
     float | None,
     Option(help="Without --test-data: share of your rows to test on, chosen by the seed; 0.2 if not given."),
@@ -60,6 +61,15 @@ SkipBad = Annotated[
 ]
 Folds = Annotated[
     int | None, Option(metavar="N", help="Texts: cross-validate; train N networks, each tested on another N-th.")
+]
+Drop = Annotated[str | None, Option(metavar="NAME,NAME", help="Columns of the table that are not read, such as ids.")]
+Missing = Annotated[
+    str | None,
+    Option(
+        metavar="HOW",
+        help="Missing values of a table: mean or median of the training rows (of text: the most common one), drop the "
+        "row, or error. Stored in the .onnx, which then reads such tables. [default: error]",
+    ),
 ]
 Network = Annotated[
     str | None,

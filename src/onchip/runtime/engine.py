@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,17 @@ class _ArraySpec:
         if type(x) is not np.ndarray or x.dtype is not self.dtype:
             return False
         return x.ndim > 0 and x.shape[1:] == self.row_shape and x.flags.c_contiguous
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """The memory that an engine needs on its device; `at(B)` is that of a call with B rows, host arrays included."""
+
+    weight_bytes: int  # as the kernels store them
+    row_bytes: int  # inputs, outputs, and values between kernels
+
+    def at(self, B: int) -> int:
+        return self.weight_bytes + B * self.row_bytes
 
 
 class Engine:
@@ -189,6 +201,13 @@ class Engine:
         net = self.plan.network
         meaning = net.meaning if len(self._inputs) == 1 else Meaning()
         return convert_rows(x, spec.name, spec.type, net.name, meaning)
+
+    @property
+    def memory(self) -> EngineMemory:
+        """Bytes of memory on the device: of the weights, and per row of a call."""
+        net = self.plan.network
+        ends = sum(net.types[name].row_bytes for name in (*net.inputs, *net.outputs))
+        return EngineMemory(self.plan.weight_bytes, ends + self.plan.between_bytes)
 
     def warm_up(self) -> None:
         """Run one row of zeros, so that every kernel is compiled and loaded. It is not recorded."""

@@ -2,7 +2,7 @@
 
     clf = onchip.Classifier(hidden=(320, 160), lr=0.03, epochs=30).fit(X, y)
     clf.score(X_test, y_test)
-    onchip.save(clf.network_, "digits.onnx")
+    onchip.save(clf, "digits.onnx")  # onchip.load_estimator reads it
 
 They train an MLP, or with `network=` any network with one input and one output. They follow scikit-learn's conventions
 and work in Pipeline, GridSearchCV and cross_val_score, with any n_jobs.
@@ -35,6 +35,7 @@ from onchip.train.loop import fit
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
+from onchip.train.spellings import KnownSpellings
 from onchip.train.standardise import Standard, columns_of, why_rows_not_foldable, why_targets_not_foldable
 from onchip.train.training_run import FitResult
 
@@ -43,7 +44,7 @@ MAX_APART = 1e3  # warn if the largest values of two columns differ by this fact
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class Estimator(KnownSpellings, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base of both estimators. As scikit-learn requires, parameters are stored as given and checked by fit."""
 
     network: Any = None  # a Network or the path of its file, to train from its weights; None: an MLP with `hidden`
@@ -250,10 +251,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     def _forward(self, X: Any) -> Array:
         """Run the compiled network on X: (n, D_out) float32."""
         check_is_fitted(self)
-        x = self._validate(X, reset=False)
-        if not hasattr(self, "_compiled"):  # after unpickling
+        is_encoded = self.network_.meaning.table and hasattr(X, "columns")  # the engine encodes a data frame
+        x = X if is_encoded else shape_rows(self._validate(X, reset=False), self.network_.input)
+        if not hasattr(self, "_compiled"):  # after unpickling or loading
             self._compiled = self._compile()
-        out = self._compiled(shape_rows(x, self.network_.input))
+        out = self._compiled(x)
         return out.reshape(len(out), self.network_.output.row_size)  # type: ignore[no-any-return]
 
 
@@ -282,7 +284,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
                             columns differ by a factor of 1,000
     class_weight            "balanced", {label: weight}, or one weight per class in the order of classes_
     classes_                the labels, sorted; the network has one output per label
-    network_                the trained Network: float32 rows to logits; onchip.save writes it
+    network_                the trained Network: float32 rows to logits; onchip.save writes it, or the whole estimator
     n_features_in_, feature_names_in_    of X; the names only if X is a data frame with all columns named
     n_iter_, loss_curve_, history_       number of epochs, mean loss per epoch, an Epoch record per epoch
     """
@@ -366,7 +368,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch; "mae": the mean of the
                 absolute errors; "huber", with delta 1
     Other parameters: `hidden` and `activation` of an MLP, `device`, `threads`, and the options of `onchip.fit` by name.
-    network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it
+    network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it, or the whole estimator
     n_features_in_, feature_names_in_    of X; the names only if X is a data frame with all columns named
     n_iter_, loss_curve_, history_       number of epochs, mean loss per epoch, an Epoch record per epoch
     """

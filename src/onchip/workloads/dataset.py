@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onchip.network.meaning import Meaning
+from onchip.network.meaning import Column, Meaning
 from onchip.network.recipe import Array
 
 
@@ -25,12 +25,13 @@ class Dataset:
     scale: float = 0.0  # the rows are bytes divided by this; 0: they are not bytes
     is_table: bool = False  # columns may have different units; else rows are images, series or similar
     row_shape: tuple[int, ...] = ()  # of a row in its file; (): a list of columns
+    table: tuple[Column, ...] = ()  # how rows are encoded from a table; (): as they are
 
     @property
     def meaning(self) -> Meaning:
         """Column and class names for a network trained on this data."""
         classes = self.words or tuple(map(str, range(self.outputs)))
-        return Meaning(self.columns, classes if self.y_train.ndim == 1 else (), self.scale)
+        return Meaning(self.columns, classes if self.y_train.ndim == 1 else (), self.scale, table=self.table)
 
     @property
     def inputs(self) -> int:

@@ -20,7 +20,7 @@ def draw_digits(data: Dataset, trained: Trained) -> str:
     """Test images with their predicted class, wrong ones first and in red, next to the loss curve."""
     is_wrong = trained.predictions != data.y_test
     shown = np.argsort(~is_wrong, kind="stable")[: _COLUMNS * _LINES]
-    title = f"{trained.accuracy:.1%} of {len(data.y_test)} test digits right, the {is_wrong.sum()} wrong ones first"
+    title = f"{trained.accuracy:.1%} of {len(data.y_test):,} test digits right, the {is_wrong.sum():,} wrong ones first"
     lines = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 390" font-family="system-ui, sans-serif" '
         'font-size="12" fill="#1f2328">',
@@ -30,13 +30,13 @@ def draw_digits(data: Dataset, trained: Trained) -> str:
     side = data.side or 0
     for at, i in enumerate(shown):
         x, y = 20 + at % _COLUMNS * _CELL_X, _TOP + at // _COLUMNS * _CELL_Y
-        colour, answer = "#1f2328", f"{trained.predictions[i]}"
+        size, colour, answer = 12, "#1f2328", f"{trained.predictions[i]}"
         if is_wrong[i]:
-            colour, answer = "#cf222e", f"{answer}, is {data.y_test[i]}"
+            size, colour, answer = 9, "#cf222e", f"said {answer}, is {data.y_test[i]}"
         middle, below = x + side * _SCALE / 2, y + side * _SCALE + 14
         lines += [
             f'<g transform="translate({x} {y}) scale({_SCALE})">{_pixels(data.x_test[i].reshape(side, side))}</g>',
-            f'<text x="{middle:g}" y="{below}" text-anchor="middle" fill="{colour}">{answer}</text>',
+            f'<text x="{middle:g}" y="{below}" text-anchor="middle" font-size="{size}" fill="{colour}">{answer}</text>',
         ]
     return "\n".join([*lines, *_curve(trained.fit.losses.tolist(), trained.fit.epoch_losses), "</svg>", ""])
 
@@ -77,6 +77,6 @@ def _curve(losses: Sequence[float], epoch_losses: Sequence[float]) -> list[str]:
         *lines,
         f'<polyline fill="none" stroke="#b6d4fe" stroke-width=".8" points="{of_steps}"/>',
         f'<polyline fill="none" stroke="#0969da" stroke-width="1.6" points="{of_epochs}"/>',
-        f'<text x="{_RIGHT}" y="{_BOTTOM + 20}" text-anchor="end">{epochs} epochs</text>',
+        f'<text x="{_RIGHT}" y="{_BOTTOM + 20}" text-anchor="end">{epochs:,} epochs</text>',
         f'<text x="{_LEFT}" y="{_BOTTOM + 20}">light: each step, dark: mean of an epoch</text>',
     ]

@@ -70,6 +70,7 @@ def run_record(
     stats = {name: (path, path.stat()) for name, path in files.items()}
     changed = {name: (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for name, (path, stat) in stats.items()}
     return {
-        "onchip": __version__, "model": model, "network": network, "inputs": changed, "output": str(net.output),
+        "onchip": __version__, "model": model, "network": network, "inputs": changed,
+        "outputs": {name: str(net.types[name]) for name in net.outputs},
         "precision": job.precision, "tables": job.tables, "without": job.without, **options,
     }  # fmt: skip

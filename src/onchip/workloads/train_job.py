@@ -267,6 +267,7 @@ def _users_data(source: Source, options: TrainOptions, net: Network | None = Non
     if source.data is None or not is_file(source.data):
         got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
         hint = "--data table.csv --labels last"
-        raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
+        raise InputError("no data to train on", got=got, expected="a table, an .npy or idx file", hint=hint)
     dtype = net.input.dtype if net is not None and "int" in net.input.dtype else "float32"
-    return load_table(source, options.loss == "cross_entropy", options.seed, dtype)
+    given = () if net is None else net.meaning.table
+    return load_table(source, options.loss == "cross_entropy", options.seed, dtype, given)

@@ -260,5 +260,5 @@ def test_only_images_are_drawn(tmp_path, suffix):
 
 
 def test_no_path_no_output():
-    with open_output(None, NET, 4) as output:
+    with open_output((), NET, 4) as output:
         assert output is None

@@ -22,6 +22,13 @@ MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf's limit is 2 GiB, includin
 
 def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
     """Write the network with a symbolic batch "B". The file appears atomically."""
+    model = onnx_model(net)
+    with atomic_write(path) as file:
+        file.write(model.SerializeToString(deterministic=True))
+
+
+def onnx_model(net: Network) -> Any:
+    """The network as an onnx.ModelProto."""
     check_no_step(net)
     import onnx
 
@@ -34,15 +41,12 @@ def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
         try:
             model = _make_model(net, opset)
             onnx.checker.check_model(model, full_check=True)
-            break
+            return model
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             why = str(error).strip().split("\n")[0]
         except OpsetError as error:
             why = error.what
-    else:
-        raise InputError(f"network '{net.name}' cannot be written as ONNX", got=why, hint="save it as .safetensors")
-    with atomic_write(path) as file:
-        file.write(model.SerializeToString(deterministic=True))
+    raise InputError(f"network '{net.name}' cannot be written as ONNX", got=why, hint="save it as .safetensors")
 
 
 def _make_model(net: Network, opset: int) -> Any:

@@ -1,243 +1,254 @@
-"""CSV tables: one row per line, comma-separated numbers, optionally a label column.
+"""CSV tables: one row per line, cells of numbers or text, optionally a label column; .gz files are unpacked.
 
-The first line is a header if none of its cells, except the label, is a number. Cells may be in double quotes. Columns
-are identified by name, so the names of those read must be unique.
+Columns of numbers are parsed by NumPy, a block of lines at a time. A block that NumPy refuses is parsed cell by cell:
+it has missing values, decimal commas, or a column of text, which is then read as text from the first line on.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import warnings
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
-from onchip.errors import FormatError, InputError
+from onchip.errors import FormatError
 from onchip.files import open_input
-from onchip.network.names import did_you_mean
+from onchip.formats.tables.csv_layout import Layout, find_layout, first_error, is_number, lines_of, open_text
+from onchip.formats.tables.raw_table import MAX_TEXTS, RawTable, Wanted
 from onchip.network.reading import naming_file, show
 from onchip.network.recipe import Array
 
-POSITIONS = {"first": 0, "last": -1}  # label columns given by position
-MAX_LINE = 4 << 20  # characters: a million cells
-_SHOWN_NAMES = 12
+BLOCK, BLOCK_CELLS = 1 << 16, 1 << 22  # at most, of rows and cells parsed at a time
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-nan")  # in a column of numbers, in any case
 
 
-@dataclass(frozen=True, eq=False)
-class CsvRows:
-    values: Array  # (n, columns without the label) float32, finite
-    labels: Array | None  # (n,) str as in the file, or float32 if numbers were requested
+class _TextFoundError(Exception):
+    """Columns that were read as numbers hold text."""
+
+    def __init__(self, columns: set[int]) -> None:
+        self.columns = columns
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Table layout from the first line."""
-
-    header: tuple[str, ...]
-    skip: int  # lines before the first row
-    width: int
-    label: int | None
-    taken: tuple[int, ...]  # column indices, in output order
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for i, name in enumerate(self.header) if i != self.label)
-
-
-def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple[str, ...]:
-    """Column names from the header, without the label; empty if there is no header."""
+def csv_columns(path: str | os.PathLike[str], wanted: Wanted) -> tuple[tuple[str, ...], str]:
+    """The names of the columns that `read_csv` reads, and of the label column, or ""."""
     source = Path(path)
     with open_input(source), naming_file(source):
-        return _pick(_layout(source, label), ()).names
+        layout = find_layout(source, wanted)
+    return tuple(layout.names[i] for i in layout.taken), "" if layout.label is None else layout.names[layout.label]
 
 
-def read_csv(
-    path: str | os.PathLike[str], label: str | None = None, words: bool = True, columns: Sequence[str] = ()
-) -> CsvRows:
-    """Read all rows of a table; a FormatError gives line and column.
-
-    label    the label column: "first", "last" or its name in the header; None: there is none
-    words    labels may be any non-empty text; else they are numbers too
-    columns  if there is a header: only these, in this order; others may hold anything. Not together with a label
-    """
+def read_csv(path: str | os.PathLike[str], wanted: Wanted) -> RawTable:
+    """Read all rows of a table; a FormatError gives line and column."""
     source = Path(path)
     with open_input(source), naming_file(source):
         try:
-            layout = _pick(_layout(source, label), columns)
-            found: list[str] | None = [] if words and layout.label is not None else None
-            cells = _parse(source, layout, found)
+            layout = find_layout(source, wanted)
+            text = {i for i in layout.taken if wanted.is_text(layout.names[i])}
+            while True:
+                try:
+                    return _Reader(source, layout, wanted, text).read()
+                except _TextFoundError as found:
+                    text |= found.columns
         except UnicodeDecodeError as error:
             got, hint = f"byte {error.object[error.start]:02x}", "save it as UTF-8"
             raise FormatError("not UTF-8 text", got=got, expected="a table as text", hint=hint) from None
-    labels: Array | None = None
-    if layout.label is not None:
-        labels = cells[:, layout.label].copy() if found is None else np.array(found)
-        cells = np.delete(cells, layout.label, axis=1)
-    return CsvRows(np.ascontiguousarray(cells), labels)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            hint = "copy or download the file again"
+            raise FormatError(
+                "the .gz is damaged", got=str(error), expected="a complete gzip file", hint=hint
+            ) from None
 
 
-def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
-    """The layout restricted to some columns, by their unique names in the header; default: all."""
-    if not layout.header:
-        return layout
-    positions: dict[str, list[int]] = {}
-    for position, name in enumerate(layout.header):
-        positions.setdefault(name, []).append(position)
-    if several := [name for name in columns or layout.header if len(positions.get(name, ())) > 1]:
-        at = " and ".join(str(position + 1) for position in positions[several[0]][:2])
-        raise FormatError(
-            f"two columns are called {show(several[0])}", got=f"columns {at} of line 1",
-            expected="unique names", hint="rename or remove one of them",
-        )  # fmt: skip
-    if not columns:
-        return layout
-    if len(set(columns)) < len(columns):
-        name = next(name for name, count in Counter(columns).items() if count > 1)
-        raise FormatError(
-            f"the network has two columns called {show(name)}", got=f"one column {show(name)}",
-            expected="unique names", hint="train it again on a table with unique column names",
-        )  # fmt: skip
-    if missing := [name for name in columns if name not in positions]:
-        shown = ", ".join(layout.header[:_SHOWN_NAMES]) + (", ..." if len(layout.header) > _SHOWN_NAMES else "")
-        hint = did_you_mean(missing[0], layout.header) or "a table with the columns that the network was trained on"
-        raise FormatError(f"no column '{missing[0]}'", got=shown, expected=", ".join(columns), hint=hint)
-    return replace(layout, taken=tuple(positions[name][0] for name in columns))
+def read_texts(path: Path, names: tuple[str, ...]) -> Iterator[list[tuple[str, ...]]]:
+    """The cells of some columns as they are, some rows at a time: columns that are carried through, such as ids."""
+    with open_input(path), naming_file(path), open_text(path) as file:
+        layout = find_layout(path, Wanted())
+        positions = [layout.names.index(name) for name in names]
+        lines = csv.reader(lines_of(file), delimiter=layout.separator)
+        rows = itertools.islice((row for row in lines if row), layout.skip, None)
+        while block := list(itertools.islice(rows, BLOCK)):
+            yield [tuple(row[i] for i in positions) for row in block]
 
 
-def _open_text(source: Path) -> TextIO:
-    return source.open(encoding="utf-8-sig", newline="")
+class _Reader:
+    """Reads a table of which these columns are text; raises _TextFoundError if others are, too."""
 
+    def __init__(self, source: Path, layout: Layout, wanted: Wanted, text: set[int]) -> None:
+        self.source, self.layout, self.wanted = source, layout, wanted
+        is_label_text = wanted.words and layout.label is not None
+        taken = (*layout.taken, *(() if layout.label is None else (layout.label,)))
+        self.text = [i for i in taken if i in text or (is_label_text and i == layout.label)]
+        self.numbers = [i for i in taken if i not in self.text]
+        self.rows = max(1, min(BLOCK, BLOCK_CELLS // layout.width))
+        self.texts: dict[int, dict[str, int]] = {i: {} for i in self.text}
 
-def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file; raises if one exceeds MAX_LINE."""
-    for number in itertools.count(1):
-        if not (line := file.readline(MAX_LINE)):
-            return
-        if len(line) == MAX_LINE:
-            got, expected = f"{MAX_LINE:,} characters or more", "a line of comma-separated cells"
-            raise FormatError(f"line {number} is too long", got=got, expected=expected)
-        yield line
-
-
-def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
-    """Parse every cell as float32; label cells are appended to `words`, if given, and read as 0."""
-
-    def take(cell: str) -> float:
-        assert words is not None
-        words.append(cell.strip())
-        return 0.0
-
-    with _open_text(source) as file:
-        if all(line.isspace() for line in itertools.islice(_lines(file), layout.skip, None)):
+    def read(self) -> RawTable:
+        with open_text(self.source) as file, np.errstate(over="ignore"):
+            lines = itertools.islice(lines_of(file), self.layout.skip, None)
+            blocks = []
+            while (block := self._block(lines)) is not None:
+                blocks.append(block)
+        if not blocks:
             raise FormatError("the table has no rows", got="only a header", expected="one line per row")
-    try:
-        with _open_text(source) as file, np.errstate(over="ignore"):
-            cells: Array = np.loadtxt(
-                _lines(file), np.float32, comments=None, delimiter=",", skiprows=layout.skip, ndmin=2, quotechar='"',
-                usecols=layout.taken if layout.taken != tuple(range(layout.width)) else None,
-                converters=None if words is None or layout.label is None else {layout.label: take}, encoding=None,
+        return self._table(np.concatenate(blocks))
+
+    def _table(self, cells: Array) -> RawTable:
+        """cells  (n, columns) in the order numbers, text"""
+        layout, labels, words = self.layout, None, tuple[str, ...]()
+        position = {i: at for at, i in enumerate((*self.numbers, *self.text))}
+        if layout.label is not None:
+            labels = cells[:, position[layout.label]].copy()
+            if layout.label in self.texts:
+                labels, words = labels.astype(np.int64), tuple(self.texts[layout.label])
+        order = [position[i] for i in layout.taken]
+        if order != list(range(cells.shape[1])):
+            cells = cells[:, order]
+        names = tuple(layout.names[i] for i in layout.taken)
+        texts = tuple(tuple(self.texts.get(i, ())) for i in layout.taken)
+        label = "" if layout.label is None else layout.names[layout.label]
+        return RawTable(names, np.ascontiguousarray(cells), texts, labels, words, label, layout.has_header)
+
+    def _block(self, lines: Iterator[str]) -> Array | None:
+        """The next rows, (n, columns) float32 in the order numbers, text; None after the last."""
+        first = next((line for line in lines if line.strip()), None)
+        if first is None:
+            return None
+        kept = []
+
+        def record() -> Iterator[str]:
+            for line in itertools.chain([first], lines):
+                kept.append(line)
+                yield line
+
+        try:
+            numbers = self._load(record(), np.float32, self.numbers)
+            if numbers is not None and np.isfinite(numbers).all():
+                texts = self._load(kept, str, self.text)
+                self._check_widths(kept)
+                codes = [] if texts is None else [self._codes(i, texts[:, j]) for j, i in enumerate(self.text)]
+                return np.concatenate([numbers, *codes], axis=1)
+        except (UnicodeDecodeError, FormatError):
+            raise
+        except ValueError:
+            pass
+        reader = csv.reader(itertools.chain(kept or [first], lines), delimiter=self.layout.separator)
+        try:
+            rows = list(itertools.islice((row for row in reader if row), self.rows))
+        except csv.Error:
+            raise self._error() from None
+        if any(len(row) != self.layout.width for row in rows):
+            raise self._error()
+        return self._parse([list(column) for column in zip(*rows, strict=True)])
+
+    def _load(self, lines: Iterator[str] | list[str], dtype: type, columns: list[int]) -> Array | None:
+        """These columns of the next rows; None: there are no such columns, and no line was read."""
+        if not columns:
+            return None
+        usecols = columns if columns != list(range(self.layout.width)) else None
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of empty lines
+            return np.loadtxt(
+                lines, dtype, comments=None, delimiter=self.layout.separator, ndmin=2, quotechar='"', usecols=usecols,
+                max_rows=self.rows, encoding=None,
             )  # fmt: skip
-    except (UnicodeDecodeError, FormatError):
-        raise
-    except ValueError as error:
-        raise _first_error(source, layout, words is not None, str(error)) from None
-    # Rows may agree with each other but not with the header.
-    if cells.shape[1] != len(layout.taken) or not np.isfinite(cells).all() or (words is not None and "" in words):
-        raise _first_error(source, layout, words is not None, "a cell that is not finite")
-    return cells
+
+    def _check_widths(self, lines: list[str]) -> None:
+        """Each row has as many cells as the first line. NumPy does not check rows of which it reads some columns."""
+        width, separator = self.layout.width, self.layout.separator
+        if any('"' in line for line in lines):
+            is_wrong = any(len(row) != width for row in csv.reader(lines, delimiter=separator) if row)
+        else:
+            is_wrong = any(line.count(separator) != width - 1 for line in lines if not line.isspace())
+        if is_wrong:
+            raise self._error()
+
+    def _parse(self, columns: list[list[str]]) -> Array:
+        """Cells, by column, as numbers and text."""
+        found = [self._numbers(i, columns[i]) for i in self.numbers]
+        if text := {i for i, values in zip(self.numbers, found, strict=True) if values is None}:
+            if any(i == self.layout.label or self.wanted.is_number(self.layout.names[i]) for i in text):
+                raise self._error()
+            raise _TextFoundError(text)
+        values = [each[:, None] for each in found if each is not None]
+        return np.concatenate([*values, *(self._codes(i, np.array(columns[i])) for i in self.text)], axis=1)
+
+    def _numbers(self, i: int, cells: list[str]) -> Array | None:
+        """(n,) float32, NaN where missing; None if there is text."""
+        stripped = [cell.strip() for cell in cells]
+        if self.layout.separator == ";":
+            stripped = [cell.replace(",", ".") for cell in stripped]
+        missing = np.array([cell.lower() in MISSING for cell in stripped])
+        if missing.any():
+            if i == self.layout.label or self.wanted.needs_value(self.layout.names[i]):
+                raise self._error()
+            stripped = ["nan" if is_missing else cell for cell, is_missing in zip(stripped, missing, strict=True)]
+        try:
+            if any("_" in cell for cell in stripped):
+                return None
+            values = np.array(stripped).astype(np.float32)
+        except ValueError:
+            return None
+        if np.isinf(values).any():
+            raise self._error()
+        return values
+
+    def _codes(self, i: int, cells: Array) -> Array:
+        """(n, 1) float32: indices of the texts (n,), NaN where they are empty."""
+        texts = self.texts[i]
+        codes = np.array([
+            texts.setdefault(text, len(texts)) if text else -1 for text in map(str.strip, cells.tolist())
+        ], np.float32)  # fmt: skip
+        is_missing = codes < 0
+        if is_missing.any():
+            if i == self.layout.label or self.wanted.needs_value(self.layout.names[i]):
+                raise self._error()
+            codes[is_missing] = np.nan
+        if len(texts) > MAX_TEXTS and i != self.layout.label:
+            raise self._too_many(i)
+        return codes[:, None]
+
+    # -- errors --------------------------------------------------------------------------------------------
+
+    def _too_many(self, i: int) -> FormatError:
+        name = self.layout.names[i]
+        shown = ", ".join(show(text) for text in itertools.islice(self.texts[i], 3))
+        return FormatError(
+            f"column '{name}' has too many different texts", got=f"more than {MAX_TEXTS:,}: {shown}, ...",
+            expected="numbers, or few different values", hint=f"--drop {name}",
+        )  # fmt: skip
+
+    def _error(self) -> FormatError:
+        """The first cell that this reader refuses."""
+        layout, wanted = self.layout, self.wanted
+
+        def is_wrong(i: int, cell: str) -> tuple[str, str, str] | None:
+            is_label = i == layout.label
+            is_empty = not cell.strip()
+            if is_label and wanted.words:
+                return ("no label", "an empty cell", "text or a number") if is_empty else None
+            if i not in taken:
+                return None
+            got = "an empty cell" if is_empty else show(cell)
+            needs_value = is_label or wanted.needs_value(layout.names[i])
+            if i in self.text:
+                return ("no value", got, "text") if is_empty and needs_value else None
+            if is_number(cell, layout.separator) or (not needs_value and cell.strip().lower() in MISSING):
+                return None
+            is_text = not is_label and not wanted.is_number(layout.names[i]) and not _is_infinite(cell)
+            return None if is_text else ("not a number", got, "a finite float32")
+
+        taken = set(layout.taken) | {layout.label}
+        return first_error(self.source, layout, is_wrong)
 
 
-# -- first line --------------------------------------------------------------------------------------------
-
-
-def _layout(source: Path, label: str | None) -> _Layout:
-    with _open_text(source) as file:
-        text = next(_lines(file), "")
-    try:
-        first = [cell.strip() for cell in next(csv.reader([text]), [])]
-    except csv.Error as error:
-        raise FormatError("line 1 is not CSV", got=str(error), expected="comma-separated cells") from None
-    if not any(first):
-        raise FormatError("the table is empty", got="an empty first line", expected="comma-separated cells")
-    at = _label_column(first, label)
-    features = [cell for i, cell in enumerate(first) if i != at]
-    if not features:
-        hint = "separate the cells by commas" if any(sign in text for sign in ";\t") else "add a column of numbers"
-        got = f"one column: {show(first[0])}"
-        raise FormatError("no column besides the label", got=got, expected="two or more", hint=hint)
-    named = label is not None and label not in POSITIONS
-    # Not _is_number: a first line of NaNs is a row, which is then rejected, not a header.
-    is_header = named or not any(is_float(cell) for cell in features)
-    return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at, tuple(range(len(first))))
-
-
-def _label_column(first: list[str], label: str | None) -> int | None:
-    if label is None:
-        return None
-    if label in POSITIONS:
-        return POSITIONS[label] % len(first)
-    if first.count(label) != 1:
-        what = "several columns have this name" if label in first else "no column has this name"
-        shown = ", ".join(first[:_SHOWN_NAMES]) + (", ..." if len(first) > _SHOWN_NAMES else "")
-        raise InputError(what, got=label, expected=f"first, last, or one of the first line: {shown}", hint="last")
-    return first.index(label)
-
-
-def is_float(cell: str) -> bool:
-    """A number, finite or not."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_number(cell: str) -> bool:
-    """Whether loadtxt accepts it and it is finite in float32."""
+def _is_infinite(cell: str) -> bool:
     try:
         with np.errstate(over="ignore"):
-            return "_" not in cell and bool(np.isfinite(np.float32(float(cell))))
+            return bool(np.isinf(np.float32(float(cell))))
     except ValueError:
         return False
-
-
-# -- errors ------------------------------------------------------------------------------------------------
-
-
-def _first_error(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
-    """Find the first wrong cell. Slow, cell by cell; runs only for bad files."""
-    taken = set(layout.taken)
-    with _open_text(source) as file:
-        reader = csv.reader(_lines(file))
-        try:
-            for row in reader:
-                if row and reader.line_num > layout.skip and (found := _wrong_cell(row, layout, taken, words)):
-                    return _error(reader.line_num, layout, *found)
-        except csv.Error as error:
-            reason = f"line {reader.line_num}: {error}"
-    return FormatError("not a numeric table", got=reason, expected="comma-separated numbers")
-
-
-def _wrong_cell(row: list[str], layout: _Layout, taken: set[int], words: bool) -> tuple[int, str, str, str] | None:
-    """Column, problem, got, expected."""
-    if len(row) != layout.width:
-        return -1, "wrong number of cells", f"{len(row)}", f"{layout.width}, as in the first line"
-    for i, cell in enumerate(row):
-        if words and i == layout.label:
-            if not cell.strip():
-                return i, "no label", "an empty cell", "text or a number"
-        elif i in taken and not _is_number(cell):
-            return i, "not a number", show(cell) if cell.strip() else "an empty cell", "a finite float32"
-    return None
-
-
-def _error(line: int, layout: _Layout, column: int, what: str, got: str, expected: str) -> FormatError:
-    where = f"line {line}"
-    if column >= 0:
-        where += f", column {column + 1}" + (f" ({show(layout.header[column])[1:-1]})" if layout.header else "")
-    return FormatError(f"{where}: {what}", got=got, expected=expected, hint=f"fix or remove line {line}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.formats.arrays.row_files import RowWriter
+from onchip.formats.tables.kept_columns import KeptColumns, KeptReader
 from onchip.network.recipe import Array
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width forms
@@ -25,6 +26,7 @@ class CsvWriter(RowWriter):
 
     classes  names of the logits in a row
     top      how many of them to write
+    kept     columns of the input, which come first; reader: where to read them, if not from the first row on
     """
 
     def __init__(
@@ -34,16 +36,17 @@ class CsvWriter(RowWriter):
         dtype: Any,
         classes: Sequence[str] = (),
         top: int = 1,
+        kept: KeptColumns | None = None,
+        reader: KeptReader | None = None,
     ) -> None:
         super().__init__(path, shape, dtype)
-        self.classes, self.top = tuple(classes), top
+        self.classes, self.top, self._kept, self._reader = tuple(classes), top, kept, reader
 
     def _begin(self, file: IO[bytes]) -> None:
-        if self.classes:
-            suffixes = [""] if self.top == 1 else [str(i + 1) for i in range(self.top)]
-            head = [f"{what}{suffix}" for suffix in suffixes for what in ("label", "probability")]
-        else:
-            head = [f"y{i}" for i in range(int(np.prod(self.shape[1:])))]
+        head = result_names(self.shape, self.classes, self.top)
+        if self._kept is not None:
+            head = [*map(as_cell, self._kept.names), *head]
+            self._reader = self._reader or self._kept.open()
         self._write_lines(file, [head])
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
@@ -53,10 +56,25 @@ class CsvWriter(RowWriter):
         else:
             form = "{:.9g}" if rows.dtype.kind == "f" else "{}"
             lines = [[form.format(value) for value in row] for row in rows.reshape(len(rows), -1).tolist()]
+        if self._reader is not None:
+            kept = self._reader.take(len(rows))
+            lines = [[*map(_kept_cell, first), *line] for first, line in zip(kept, lines, strict=True)]
         self._write_lines(file, lines)
 
     def _write_lines(self, file: IO[bytes], lines: Sequence[Sequence[str]]) -> None:
         file.write("".join(",".join(line) + "\n" for line in lines).encode())
+
+
+def result_names(shape: tuple[int, ...], classes: Sequence[str], top: int) -> list[str]:
+    """The names of the result columns."""
+    if not classes:
+        return [f"y{i}" for i in range(int(np.prod(shape[1:])))]
+    suffixes = [""] if top == 1 else [str(i + 1) for i in range(top)]
+    return [f"{what}{suffix}" for suffix in suffixes for what in ("label", "probability")]
+
+
+def _kept_cell(value: object) -> str:
+    return "" if value is None else as_cell(str(value))
 
 
 def as_cell(label: str) -> str:
@@ -68,7 +86,7 @@ def as_cell(label: str) -> str:
 
 def top_classes(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
     """The `top` most likely classes per row with their probabilities; ties in class order."""
-    rows = logits.reshape(len(logits), -1).astype(np.float64)
+    rows = logits.reshape(len(logits), len(classes)).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         probabilities = np.exp(rows - rows.max(axis=1, keepdims=True))
         probabilities /= probabilities.sum(axis=1, keepdims=True)

@@ -41,6 +41,7 @@ from onchip.runtime.distributed.schedule import ChunkScheduler, OnChunk, StreamR
 from onchip.runtime.distributed.worker import Worker
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.output import PartialOutput
+from onchip.runtime.io.packed import stored_type
 from onchip.runtime.io.row_sources import Source
 from onchip.runtime.io.slices import SliceFile
 from onchip.runtime.io.stream import Chunk, run_chunks
@@ -105,7 +106,7 @@ class RankGroup:
             raise
         for worker in workers:
             worker.join()
-        return self._scheduler.report(engines[0].output)
+        return self._scheduler.report(stored_type(engines[0].plan.network))
 
     def recorded(self, plan: Plan) -> list[tuple[str, Recorder]]:
         """The device of every other rank and its calls, if the orders were to record them.

@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.cache import print_unless_quiet
 from onchip.errors import InputError, ShapeError
+from onchip.formats.tables.encoding import encode, raw_frame
 from onchip.network.meaning import Meaning
 from onchip.network.reading import show
 from onchip.network.recipe import Array
@@ -138,6 +139,11 @@ def _as_array(x: Any, name: str, meaning: Meaning) -> Array:
 def _table_array(x: Any, name: str, meaning: Meaning) -> Array:
     """A data frame or one of its columns, of pandas or a similar library."""
     names = list(getattr(x, "columns", ()))
+    if meaning.table and {column.name for column in meaning.table} <= set(names):
+        encoded = encode(raw_frame(x, meaning.table), meaning.table)
+        for note in encoded.notes:
+            print_unless_quiet(f"input '{name}': {note}", once=f"unknown texts of {name}")
+        return encoded.x
     if meaning.columns and set(meaning.columns) <= set(names):
         names = list(meaning.columns)
         x = x[names]

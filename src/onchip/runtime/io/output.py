@@ -16,7 +16,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,29 @@ from onchip.formats.arrays.row_files import FlatWriter, NpyWriter, RowWriter, np
 from onchip.formats.gif import GifWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.tables.csv_writer import CsvWriter
+from onchip.formats.tables.folder_writer import FolderWriter, check_folder
+from onchip.formats.tables.kept_columns import KeptColumns
+from onchip.formats.tables.parquet_writer import ParquetWriter
 from onchip.formats.tables.rows_text import TextWriter
 from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, show, whole
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
+from onchip.runtime.io.packed import stored_type, unpack
 from onchip.runtime.io.slices import SliceFile, Slices, digest_rows, make_line, parse_line
+from onchip.runtime.io.targets import NPZ, ReadRows, Target, write_npz
 
 WRITERS: dict[str, type[RowWriter]] = {
-    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
-    ".gif": GifWriter,
+    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".parquet": ParquetWriter,
+    ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter, ".gif": GifWriter,
 }  # fmt: skip
 TILED = (".bmp", ".png")  # all rows in one picture
 PICTURES = (*TILED, ".gif")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows are images
+TABLES = (".csv", ".parquet", "")  # "": a folder of tables
 RAW_FORMATS = (".npy", ".bin")  # also the format of the unfinished output; others are converted when it is complete
 VERSION = 6
-MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
+Final = Callable[[ReadRows], None]
 KEEP_S = 10.0  # since the first chunk: a shorter run is not worth resuming
 COPY_BYTES = 8 << 20  # of rows converted to another format at a time
 
@@ -58,56 +64,57 @@ class ChunkRecord:
     first_bad_row: int | None = None
 
 
-def check_output_suffix(path: Path | None) -> None:
-    """Raise InputError for an output of an unknown format. Needs no network, so it can run before any work."""
-    if path is not None and path.suffix.lower() not in WRITERS:
+def check_output_suffix(path: Path, of_tables: bool = False) -> None:
+    """Raise InputError for an output of an unknown format. Needs no network, so it can run before any work.
+
+    of_tables  the rows are those of tables, whose results can be written as a folder
+    """
+    if path.suffix.lower() not in (*WRITERS, NPZ) and not (of_tables and _is_folder(path)):
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
-        expected = ", ".join(WRITERS)
+        expected = ", ".join((*WRITERS, NPZ))
         raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether the results of tables are written as a folder with this name."""
+    return path.is_dir() or not path.suffix
 
 
 @contextlib.contextmanager
 def open_output(
-    path: Path | None,
+    path: Path | Sequence[Target],
     net: Network,
     rows: int,
     job: Mapping[str, Any] | None = None,
     resume: bool = False,
     keep_s: float = KEEP_S,
     top: int | None = None,
+    kept: KeptColumns | None = None,
+    parts: Sequence[tuple[str, int]] = (),
     columns: int | None = None,
 ) -> Iterator[PartialOutput | None]:
     """The output for the results of `rows` rows; the file appears if the block succeeds. None without a path.
 
+    path    a file, or several, or none
     job     everything that determines the results, as JSON: only a run of the same job can resume
     resume  keep the chunks that an earlier run of this job finished
     keep_s  chunks of a run that is stopped sooner are deleted
-    top     classes per row in a .csv, if the network has class names
-    columns  images per line of a .png or .bmp; None: a square
+    top     classes per row in a table, if the network has class names
+    kept    columns of the input tables that a table of results begins with
+    parts   name and number of rows of each input table: the tables of results in a folder
+    columns images per line of a .png or .bmp; None: a square
 
     Problems that will prevent writing are raised now, not after the work.
     """
-    if path is None:
+    targets = (Target(path),) if isinstance(path, Path) else tuple(path)
+    if not targets:
         yield None
         return
-    check_output_suffix(path)
-    suffix = path.suffix.lower()
-    if suffix in FOR_IMAGES and not is_image(net.output):
-        others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
-        raise InputError(
-            f"cannot write {path}: '{net.name}' does not output images", got=f"rows {net.output}, format {suffix}",
-            expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
-            hint=f"-o {path.with_suffix('.npy')}",
-        )  # fmt: skip
-    make: MakeWriter = WRITERS[suffix]
-    if suffix == ".csv":
-        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
-    if suffix in TILED and columns is not None:
-        make = functools.partial(BmpWriter if suffix == ".bmp" else PngWriter, columns=columns)
-    make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises if the format cannot hold them
-    check_writable(path)
-    output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)
+    made = [_final(target, net, rows, top, kept, parts, columns) for target in targets]
+    is_raw = len(targets) == 1 and targets[0].path.suffix.lower() in RAW_FORMATS and len(net.outputs) == 1
+    finals = () if is_raw else made
+    output = PartialOutput(targets[0].path, stored_type(net), rows, finals, dict(job or {}), resume, keep_s)
     try:
         yield output
         output.finish()
@@ -118,25 +125,71 @@ def open_output(
         output.close()
 
 
+def _final(
+    target: Target, net: Network, rows: int, top: int | None, kept: KeptColumns | None,
+    parts: Sequence[tuple[str, int]], columns: int | None,
+) -> Final:  # fmt: skip
+    """Writes the stored rows to a target when they are complete; raises now if that is impossible."""
+    path = target.path
+    check_output_suffix(path, bool(parts))
+    suffix = "" if parts and _is_folder(path) else path.suffix.lower()
+    if kept is not None and suffix not in TABLES:
+        got, hint = f"--keep with {path}", f"-o {path.with_suffix('.csv')}"
+        raise InputError("kept columns need a table", got=got, expected=".csv, .parquet or a folder", hint=hint)
+    if suffix == NPZ:
+        check_writable(path)
+        return functools.partial(write_npz, path, net, [target.name] if target.name else net.outputs, rows)
+    name = target.name or net.outputs[0]
+    row_type = net.types[name]
+    if suffix in FOR_IMAGES and not is_image(row_type):
+        others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
+        raise InputError(
+            f"cannot write {path}: '{net.name}' does not output images", got=f"rows {row_type}, format {suffix}",
+            expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
+            hint=f"-o {path.with_suffix('.npy')}",
+        )  # fmt: skip
+    make: Any = functools.partial(FolderWriter, parts=parts) if suffix == "" else WRITERS[suffix]
+    if suffix in TABLES:
+        classes = net.meaning.classes if len(net.outputs) == 1 else ()
+        make = functools.partial(make, classes=classes, top=top or 1, kept=kept)
+    if suffix in TILED and columns is not None:
+        make = functools.partial(make, columns=columns)
+    make = functools.partial(make, path, (rows, *row_type.row_shape), numpy_dtype(row_type.dtype))
+    make()  # raises if the format cannot hold them
+    check_folder(path) if suffix == "" else check_writable(path)
+
+    def write(read: ReadRows) -> None:
+        with make() as writer:
+            for block in read():
+                writer.write(unpack(block, net, name))
+
+    return write
+
+
 class PartialOutput:
-    """An unfinished output. `begin` it, `write` chunks, `record` them; open_output finishes it."""
+    """An unfinished output. `begin` it, `write` chunks, `record` them; open_output finishes it.
+
+    t       of the stored rows
+    finals  write the complete rows to the files; none: the stored rows are the file
+    """
 
     def __init__(
         self,
         path: Path,
         t: TensorType,
         rows: int,
-        make: MakeWriter,
+        finals: Sequence[Final],
         job: dict[str, Any],
         resume: bool,
         keep_s: float,
     ) -> None:
-        self._make, self._keep_s = make, keep_s
+        self._finals, self._keep_s = tuple(finals), keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
         self.plan: Mapping[str, Any] = {}  # a plan_record; that of an earlier run is unchecked
         self.cuts: tuple[int, ...] = ()  # first row of each chunk
         self.data_path, self.manifest_path = (Path(f"{path}.{end}") for end in ("partial", "manifest"))
-        head = npy_header((rows, *t.row_shape), numpy_dtype(t.dtype)) if path.suffix.lower() == ".npy" else b""
+        is_npy = path.suffix.lower() == ".npy" and not finals
+        head = npy_header((rows, *t.row_shape), numpy_dtype(t.dtype)) if is_npy else b""
         self._head, self._job = head, json.loads(json.dumps(job))
         token = os.urandom(8).hex()
         self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *t.row_shape), t.dtype, token)
@@ -202,18 +255,20 @@ class PartialOutput:
             got, expected = f"{len(self.records)} chunks", f"{len(self.cuts)}"
             raise InputError(f"wrong number of rows for {self.path}", got=got, expected=expected)
         self._file.sync()
-        rows = self.slices.shape[0]
         try:
-            if self.path.suffix.lower() in RAW_FORMATS:
+            if not self._finals:
                 os.replace(self.data_path, self.path)
-            else:
-                step = max(1, COPY_BYTES // max(1, self.slices.row_bytes))
-                with self._make(self.path, self.slices.shape, numpy_dtype(self.slices.dtype)) as writer:
-                    for start in range(0, rows, step):
-                        writer.write(self._file.read(start, min(start + step, rows)))
+            for final in self._finals:
+                final(self._read_all)
         except OSError as error:
             raise write_error(self.path, error) from None
         self._remove()
+
+    def _read_all(self) -> Iterator[Array]:
+        """All stored rows, some at a time."""
+        rows, step = self.slices.shape[0], max(1, COPY_BYTES // max(1, self.slices.row_bytes))
+        for start in range(0, rows, step):
+            yield self.read(start, min(start + step, rows))
 
     def leave(self, error: BaseException) -> None:
         """The run ended with this error: keep the finished chunks only if another run can use them."""

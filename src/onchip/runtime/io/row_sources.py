@@ -13,16 +13,18 @@ import numpy as np
 from onchip.errors import InputError, ShapeError
 from onchip.formats.arrays.npz import open_npz
 from onchip.formats.arrays.row_files import RowSource, open_flat_rows, open_rows
-from onchip.formats.tables.csv_rows import read_csv
 from onchip.formats.tables.rows_text import read_rows_text
+from onchip.formats.tables.table_files import is_table
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
+from onchip.network.meaning import Meaning
 from onchip.network.names import did_you_mean
 from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
+from onchip.runtime.io.table_rows import TableRows, open_table
 
 SKIPPED_ELEMENTS = 1 << 20  # drawn at a time to skip random rows
 
@@ -38,15 +40,21 @@ class Source(Protocol):
     def read(self, start: int, stop: int) -> Array: ...
 
 
-def open_input_rows(path: Path, expected: TensorType, name: str = "", columns: Sequence[str] = ()) -> RowSource:
+def open_input_rows(
+    path: Path,
+    expected: TensorType,
+    name: str = "",
+    meaning: Meaning = Meaning(),  # noqa: B008 - frozen
+) -> RowSource | TableRows:
     """The rows of a file. .txt is text and .bin raw values of the expected type; other formats have a header.
 
+    path     a file, or several tables (see table_files)
     name     of the array in an .npz with several
-    columns  of a .csv with a header, in the network's order; empty: all
+    meaning  of the network: its columns
     """
     suffix = path.suffix.lower()
-    if suffix == ".csv":
-        return RowSource(_as_ints(read_csv(path, columns=columns).values, expected, path), lambda: None)
+    if is_table(str(path)):
+        return open_table(str(path), expected, meaning)
     if suffix == ".npz":
         return open_npz(path, name)
     if suffix == ".bin":
@@ -54,17 +62,6 @@ def open_input_rows(path: Path, expected: TensorType, name: str = "", columns: S
     if suffix == ".txt":
         return RowSource(read_rows_text(path, expected.row_size), lambda: None)
     return open_rows(path)
-
-
-def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
-    """The values of a table as ints, for a network that reads ints."""
-    if "int" not in expected.dtype:
-        return values
-    if (bad := np.flatnonzero(values != np.rint(values))).size:
-        raise ShapeError(
-            f"{path}: not a whole number", got=f"{values.flat[bad[0]]:g}", expected=str(expected), hint="ids, or counts"
-        )
-    return values.astype(numpy_dtype(expected.dtype))
 
 
 class RandomRows:
@@ -157,6 +154,7 @@ class FittedRows:
         self.shape = (source.shape[0], *expected.row_shape)
         self.dtype = numpy_dtype(expected.dtype)
         self.notes: tuple[str, ...] = ()
+        self.parts: tuple[tuple[str, int], ...] = getattr(source, "parts", ())  # of tables: their names and rows
         self._source, self._scale = source, scale
         if _sizes(row_shape) != _sizes(expected.row_shape):
             self.notes += (f"rows of {_sizes(row_shape)} are read as rows of {_sizes(expected.row_shape)}",)
@@ -253,8 +251,9 @@ def open_inputs(
         opened: dict[str, FittedRows] = {}
         for name, path in files.items():
             row_type = net.inputs[name]
-            columns = net.meaning.columns if len(net.inputs) == 1 else ()
-            source = stack.enter_context(open_input_rows(path, row_type, name, columns))
+            meaning = net.meaning if len(net.inputs) == 1 else Meaning()
+            source = open_input_rows(path, row_type, name, meaning)
+            stack.callback(source.close)
             divisor = scale
             if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as in training
                 divisor = net.meaning.scale

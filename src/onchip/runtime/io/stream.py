@@ -18,6 +18,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.runtime.engine import Engine
+from onchip.runtime.io.packed import pack, stored_type
 from onchip.runtime.io.row_sources import Source, rows_not_finite
 
 CHUNK_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
@@ -41,7 +42,7 @@ class Sink(Protocol):
 def chunk_rows(plan: Plan) -> int:
     """The default rows per chunk: few enough for memory and for a moving progress bar."""
     net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
-    row_bytes = sum(t.row_bytes for t in (*net.inputs.values(), net.output))
+    row_bytes = sum(t.row_bytes for t in (*net.inputs.values(), *map(net.types.__getitem__, net.outputs)))
     by_bytes = (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES) // max(1, row_bytes)
     max_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
     by_between = max_between // max(1, plan.between_bytes)
@@ -131,7 +132,7 @@ def read_chunks(
 
 @dataclass(frozen=True, eq=False)
 class ChunkDone:
-    """A chunk that an engine has run. A later chunk overwrites y."""
+    """A chunk that an engine has run: y is of the `stored_type`. A later chunk overwrites it."""
 
     chunk: Chunk
     y: Array
@@ -153,7 +154,8 @@ def run_chunks(
     Memory holds one chunk at a time on a CPU; on a GPU the rows and the results of two.
     """
     ahead = reads_ahead(engine.plan)
-    outs = [np.empty((0, *engine.output.row_shape), numpy_dtype(engine.output.dtype)) for _ in range(2)]
+    stored = stored_type(engine.plan.network)
+    outs = [np.empty((0, *stored.row_shape), numpy_dtype(stored.dtype)) for _ in range(2)]
     in_flight: concurrent.futures.Future[T] | None = None
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-write") as writer:
         for read in read_chunks(sources, chunks, ahead):
@@ -177,7 +179,8 @@ def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, 
         outs[0] = np.empty((rows, *outs[0].shape[1:]), outs[0].dtype)
     begin = time.perf_counter()
     try:
-        y = engine(*xs, out=outs[0][:rows])
+        has_one = len(engine.plan.network.outputs) == 1
+        y = engine(*xs, out=outs[0][:rows]) if has_one else pack(engine(*xs), outs[0][:rows])
     except InputError:
         engine.check_ids(*xs, first_row=chunk.start)  # the engine counts rows within this chunk only
         raise

@@ -29,6 +29,11 @@ _METH_FASTCALL = 0x80
 _PYTHON = ("PyLong_AsLongLong", "PyLong_FromLongLong", "PyEval_SaveThread", "PyEval_RestoreThread")
 
 
+# Settings of Numba that change no machine code. joblib sets the first in its workers: with it in the key, each kernel
+# would be compiled for them again.
+_NOT_CODE = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY", "NUMBA_CACHE_DIR")
+
+
 @functools.cache
 def versions() -> tuple[Any, ...]:
     """What machine code depends on besides its source: compilers, their settings, the CPU."""
@@ -36,7 +41,9 @@ def versions() -> tuple[Any, ...]:
     assert found is not None
     assert found.origin is not None
     numba = hashlib.sha256((Path(found.origin).parent / "_version.py").read_bytes()).hexdigest()
-    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
+    settings = sorted(
+        (name, value) for name, value in os.environ.items() if name.startswith("NUMBA_") and name not in _NOT_CODE
+    )
     cpu = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     return numba, llvmlite.__version__, sys.version, settings, cpu
 

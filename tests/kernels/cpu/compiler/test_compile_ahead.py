@@ -1,8 +1,10 @@
 """A helper process compiles functions in advance; two processes never compile the same function at once."""
 
+import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -151,3 +153,33 @@ def test_functions_may_be_queued_while_the_queue_is_read(monkeypatch):
 
     compile_ahead.queue_functions([Operation(), Operation()])
     assert compile_ahead.queued_functions() == ["code", "code"]
+
+
+def test_threads_that_compile_at_the_same_time_start_one_helper(monkeypatch, tmp_path):
+    made, others = [], []
+
+    class Process:
+        def __init__(self, *args, **options):
+            made.append(self)
+            if len(made) == 1:
+                others.append(threading.Thread(target=start))
+                others[0].start()
+                others[0].join(0.1)  # it waits, or starts another one
+
+        def poll(self):
+            return None
+
+        def kill(self):
+            return
+
+        wait = kill
+
+    def start():
+        return compile_ahead.start_helper(json.dumps, tmp_path, 100)
+
+    monkeypatch.setattr(compile_ahead, "core_count", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "started", [])
+    monkeypatch.setattr(compile_ahead.subprocess, "Popen", Process)
+    assert start() == 2
+    others[0].join()
+    assert len(made) == 1

@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ _HELPER = 0  # the byte of the lock file that the helper locks; functions have o
 _locks: dict[Path, int] = {}  # lock files, opened once: closing one releases all of this process's locks on it
 queued: dict[Any, None] = {}
 started: list[subprocess.Popen[bytes]] = []  # the last one; at most one runs
+_starting = threading.Lock()
 _is_helper: list[bool] = []  # this process
 
 
@@ -104,17 +106,18 @@ def start_helper(function: Callable[..., Any], folder: Path | None, count: int) 
     """Start a helper that compiles the dependencies of `function` and of queued functions, if there is a core for it
     and `count` functions are worth it. Returns how many processes compile.
     """
-    if any(process.poll() is None for process in started):
+    with _starting:  # several threads may compile
+        if any(process.poll() is None for process in started):
+            return 2
+        if _is_helper or folder is None or fcntl is None or not sys.executable or core_count() < 2 or count < _FEWEST:
+            return 1
+        names, nowhere = [*map(_name_of, list(queued)), _name_of(function)], subprocess.DEVNULL
+        command = [sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), json.dumps(names)]
+        try:
+            started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]
+        except OSError:  # process limit
+            return 1
         return 2
-    if _is_helper or folder is None or fcntl is None or not sys.executable or core_count() < 2 or count < _FEWEST:
-        return 1
-    names, nowhere = [*map(_name_of, list(queued)), _name_of(function)], subprocess.DEVNULL
-    command = [sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), json.dumps(names)]
-    try:
-        started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]
-    except OSError:  # process limit
-        return 1
-    return 2
 
 
 @atexit.register

@@ -171,3 +171,16 @@ def logged() -> Network:
     )
     state = {"log": "logged", "position": "next", "draw": "drawn"}
     return Network({"x": TensorType(("B",))}, nodes, ("logged", "next"), weights, state=state)
+
+
+class DlpackArray:
+    """An array of another library, of the host."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.shape = array, array.shape
+
+    def __dlpack__(self, **how):
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()

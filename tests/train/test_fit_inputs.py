@@ -17,6 +17,7 @@ from onchip.network.types import TensorType
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import hold_out
+from row_steps import DlpackArray
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,11 @@ def test_other_types_of_rows_give_the_same_run(data):
         assert fit(rows, classes).epoch_losses == losses
     torch = pytest.importorskip("torch")
     assert fit(torch.tensor(x, requires_grad=True), torch.tensor(y)).epoch_losses == losses
+
+
+def test_arrays_of_the_host_of_other_libraries(data):
+    x, y = (DlpackArray(array) for array in data)
+    assert fit(x, y).losses.tobytes() == fit(*data).losses.tobytes()
 
 
 def test_a_conversion_is_reported_once(data, capfd, monkeypatch):

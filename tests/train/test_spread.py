@@ -13,6 +13,7 @@ from onchip.train import loop, many
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
+from row_steps import images
 from thread_ranks import ThreadRanks
 
 NETS = [random_mlp(6, 5, 3, seed=seed) for seed in range(5)]
@@ -113,3 +114,13 @@ def test_a_profile_compares_a_whole_batch_with_the_estimate(monkeypatch):
 def test_a_short_step_is_not_shared(monkeypatch):
     for error in call_on(2, lambda: train_wide(64, spread=True), monkeypatch):
         assert error.what == "batches are too small to be shared by ranks"
+
+
+def test_ranks_do_not_share_the_batches_of_a_batch_norm(monkeypatch):
+    """Each rank would normalise by the statistics of its own rows."""
+    net, x = images(), rows(60, 192).reshape(60, 3, 8, 8)
+    for error in call_on(2, lambda: fit(net, x, Y, device="cpu", epochs=1, spread=True), monkeypatch):
+        assert isinstance(error, InputError)
+        assert "ranks share only batches of MLPs" in error.what
+        assert "whose batch norms need the statistics of the whole batch" in error.got
+        assert "one process" in error.hint

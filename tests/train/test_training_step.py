@@ -16,7 +16,7 @@ from onchip.network.layers import Linear, ReLU
 from onchip.network.types import TensorType
 from onchip.train import training_step
 from onchip.train.order import epoch_order
-from row_steps import images, sentences, weight
+from row_steps import DlpackArray, images, sentences, weight
 
 N, B = 20, 8
 DEVICES = [
@@ -289,19 +289,6 @@ def test_the_network_of_a_step_has_averages(device):
     trained = step.network
     assert all(array.tobytes() == trained.weights[name].tobytes() for name, array in result.network.weights.items())
     assert (step.weights["b.weight"] != trained.weights["b.weight"]).any()
-
-
-class DlpackArray:
-    """An array of another library, of the host."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self.shape = array, array.shape
-
-    def __dlpack__(self, **how):
-        return self._array.__dlpack__(**how)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
 
 
 @pytest.mark.parametrize(

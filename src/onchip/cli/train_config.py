@@ -137,7 +137,9 @@ def known_keys() -> dict[str, type]:
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
         kinds[name] = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not NoneType)
-    return kinds | {field.name: type(field.default) for field in fields(TrainOptions)}
+    options = {field.name: type(field.default) for field in fields(TrainOptions)}
+    del options["loss_weights"]  # of several outputs; onchip train trains one
+    return kinds | options
 
 
 def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder: Path) -> Any:
@@ -161,8 +163,6 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
     if name == "frozen" and isinstance(value, str | list):
         return value
     if name == "weight_decay" and isinstance(value, str | dict):
-        return value
-    if name in ("loss", "loss_weights") and isinstance(value, dict):
         return value
     if name == "class_weight" and isinstance(value, str | list | dict):
         return value

@@ -11,6 +11,7 @@ from onchip.cache import print_unless_quiet
 from onchip.errors import InputError
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
+from onchip.runtime.step_inputs import host_array
 
 CHUNK = 1 << 20  # elements
 Rows = Array | dict[str, Array]  # of the only input or output; or of several, by name
@@ -46,12 +47,16 @@ def count_rows(rows: Rows) -> int:
 
 
 def as_array(x: Any) -> Any:
-    """Convert a torch tensor or a data frame to a NumPy array; return anything else unchanged."""
+    """Convert a torch tensor, a data frame, or an array of the host of another library (JAX) to a NumPy array; return
+    anything else unchanged."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach") and hasattr(x, "cpu"):
         return x.detach().cpu().numpy()
-    return np.asarray(x.to_numpy()) if hasattr(x, "to_numpy") else x
+    if hasattr(x, "to_numpy"):
+        return np.asarray(x.to_numpy())
+    array = host_array(x)
+    return x if array is None else array
 
 
 def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from onchip.errors import InputError, KernelError, OnchipError
 from onchip.kernels.cpu.train.step import BLOCK
+from onchip.network.layers import BatchMean
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.distributed.ranks import Ranks, gather_all, rank_device, rank_threads
@@ -54,6 +55,8 @@ def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
     batch = min(plan.job.batch, rows)
     if plan.whole_step is None:
         got, hint = f"{ranks.size} ranks for '{plan.network.name}'", "one process, or --seeds: each rank trains some"
+        if any(isinstance(node.layer, BatchMean) for node in plan.network.nodes):
+            got += ", whose batch norms need the statistics of the whole batch"
         raise InputError("ranks share only batches of MLPs", got=got, expected="an MLP", hint=hint)
     if plan.device.kind != "cpu":
         got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from browser import find_browser
 from onchip.cache import cache_dir
 from onchip.runtime.cpu import backend as cpu
 from onchip.runtime.cuda import checked_launches
@@ -80,10 +81,12 @@ def why_no_gpu() -> str:
 def pytest_report_header() -> list[str]:
     reason = why_no_gpu()
     data = os.environ.get("ONCHIP_DATA")
+    chromium = find_browser()
     has_mpi = importlib.util.find_spec("mpi4py") is not None
     return [
         f"GPU: none, tests marked gpu are skipped: {reason}" if reason else "GPU: tests marked gpu run on it",
         "MPI: its tests run" if has_mpi else "MPI: none, its tests are skipped: pip install 'onchip[mpi]'",
+        f"browser: {chromium}" if chromium else "browser: none, its tests are skipped: install chromium",
         f"real data: {data}" if data else "real data: none, its tests are skipped: ONCHIP_DATA is not set",
     ]
 

@@ -1,12 +1,11 @@
 """The report and the plan's page in a real browser: layout, keyboard, names, and nothing loaded."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 import onchip
-from browser import PROGRAMS, browser
+from browser import browser, find_browser
 from onchip.bench.cases.training_networks import resnet8
 from onchip.bench.report.plan_page import plan_page
 from onchip.bench.report.report import report
@@ -19,7 +18,7 @@ from onchip.runtime.placement import kernels_for
 from onchip.train.step import step_of
 
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, PROGRAMS)), reason="no chromium: pages are not opened in a browser"
+    find_browser() is None, reason="no chromium: pages are not opened in a browser (apt-get install chromium)"
 )
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results"
 SIZES = [(360, True), (1280, False), (2560, False)]

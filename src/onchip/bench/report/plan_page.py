@@ -11,7 +11,7 @@ from onchip.svg import escaped
 
 _NARROW = 298.0  # pixels, of a box on a phone
 _ABOUT = (
-    "A box per group, in the order in which they run. Its bar is its share of the time, the dark part its floor; "
+    "A box per group, in the order in which they run. Its bar is its share of the time, the solid part its floor; "
     "orange boxes take over twice their floor. Select a box for its details."
 )
 

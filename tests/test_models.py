@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onchip.formats.load import load_file
@@ -55,3 +56,26 @@ def test_the_accuracy_is_that_of_the_card():
     test = data.train.rows(hold_out(len(data.train.texts), training["test_share"], training["seed"])[1])
     predictions = compile(net, "cpu")(encode_texts(test.texts, net)).argmax(axis=1)
     assert (predictions == test.classes).mean() == training["accuracy"]
+
+
+def test_the_tutorial_has_the_figures_of_the_folds():
+    """One line per run of sentiment_folds.json; a run of fewer folds is compared on those folds."""
+    page = (ROOT / "docs/tutorials/sentiment.md").read_text()
+    shown = page.partition("<!-- accuracy:begin -->\n")[2].partition("<!-- accuracy:end -->")[0]
+    *runs, sst2 = json.loads((ROOT / "docs/models/sentiment_folds.json").read_text())["runs"]
+    lines = ["| network | trained by | folds | accuracy |", "| --- | --- | --- | --- |"]
+    for run in runs:
+        accuracies = [fold["accuracy"] for fold in run["folds"]]
+        assert (np.mean(accuracies), np.std(accuracies)) == (run["accuracy"], run["deviation"])
+        score = f"{100 * run['accuracy']:.1f} ± {100 * run['deviation']:.1f} %"
+        if len(accuracies) < 10:
+            ours = next(other for other in runs if other["network"] == run["network"])
+            same = np.mean([fold["accuracy"] for fold in ours["folds"][: len(accuracies)]])
+            score = f"{100 * run['accuracy']:.1f} % (onchip on these folds: {100 * same:.1f} %)"
+        lines.append(f"| {run['network']} | {run['library']} | {len(accuracies)} | {score} |")
+    assert shown.strip().splitlines() == lines
+    small = next(run for run in runs if run["network"] == "small")
+    score = f"{100 * small['accuracy']:.1f} ± {100 * small['deviation']:.1f} %"
+    assert f"| ten folds | {score}" in CARD.read_text()
+    sentence = f"{100 * sst2['accuracy']:.1f} % of {sst2['test_rows']:,} test sentences"
+    assert sentence in " ".join(page.split())

@@ -23,7 +23,7 @@ def demo(
     debug: Debug = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, save, load, plan, run and time it; score a sentence, draw faces.
+    """Train, save, load and time a network; score a sentence; draw faces.
 
     \b
     Example:

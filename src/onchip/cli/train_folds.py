@@ -31,6 +31,7 @@ def check_text_options(chosen: Settings, trained: Network | None) -> None:
 
     def refuse(name: str, what: str, expected: str) -> None:
         if (value := getattr(chosen, name)) not in (None, False):
+            name = name.replace("_", "-")
             got, hint = f"--{name} {value} with {chosen.model}", "omit it"
             raise InputError(f"--{name} is for {what}", got=got, expected=expected, hint=hint)
 
@@ -40,6 +41,9 @@ def check_text_options(chosen: Settings, trained: Network | None) -> None:
         if chosen.output is not None and chosen.output.suffix.lower() != ".onnx":
             got, hint = f"-o {chosen.output}", f"-o {chosen.output.with_suffix('.onnx')}"
             raise InputError("a vocabulary is stored in ONNX", got=got, expected="a .onnx file", hint=hint)
+    else:
+        for name in ("column", "skip_bad"):
+            refuse(name, "texts", f"onchip train {TEXTS}")
     if chosen.model != TEXTS:
         refuse("folds", "new networks for texts", f"onchip train {TEXTS}")
     if trained is not None:

@@ -268,9 +268,5 @@ def _users_data(source: Source, options: TrainOptions, net: Network | None = Non
         got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
         hint = "--data table.csv --labels last"
         raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
-    for name, value in (("column", source.column), ("skip-bad", source.skip_bad)):
-        if value is not None:
-            got, hint = f"--{name} for {source.data}", f"omit it, or: onchip train sentiment --data {source.data}"
-            raise InputError(f"--{name} is for texts", got=got, expected="numbers in all columns", hint=hint)
     dtype = net.input.dtype if net is not None and "int" in net.input.dtype else "float32"
     return load_table(source, options.loss == "cross_entropy", options.seed, dtype)

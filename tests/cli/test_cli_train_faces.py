@@ -29,7 +29,7 @@ def test_from_a_folder_to_a_grid(cli, tmp_path, folder):
     ran = cli("train", "faces", "--data", folder, *SMALL, "--samples", "grid.png", "-o", "net.onnx")
     assert ran.code == 0, ran.err
     assert "20 colour pictures of 8 x 8 pixels" in ran.err
-    assert "shifted, cut and brightened and mirrored" in ran.err
+    assert "pictures are shifted, cut, brightened, mirrored at random" in ran.err
     assert "2 epochs of 3 steps" in ran.out
     assert "Frechet distance" in ran.out
     assert "not the FID of papers" in ran.out
@@ -80,7 +80,7 @@ def test_bad_pictures_are_named_or_skipped_and_counted(cli, tmp_path, folder):
     assert not (tmp_path / "net.onnx").exists()
     ran = cli("train", "faces", "--data", folder, *SMALL, "--skip-bad", "--json")
     assert ran.code == 0, ran.err
-    assert "skipped 2 files: bad.png" in ran.err
+    assert "skipped 2 files: bad.png: no known format; large.png: 9 x 9 pixels" in ran.err
     document = json.loads(ran.out)
     assert (document["pictures"], len(document["skipped"])) == (20, 2)
 

@@ -171,8 +171,8 @@ def _say_job(run: GanRun, verbose: int) -> None:
         f"generator of {run.parameters[0]:,} parameters, discriminator of {run.parameters[1]:,} (--width {o.width})"
     )
     print_message(f"device: {run.chosen}\n{network}")
-    changed = " and ".join(filter(None, ["shifted, cut and brightened" * o.augment, "mirrored" * o.flip]))
-    print_message(f"pictures are {changed} at random" if changed else "pictures are not changed")
+    changes = [*("shifted", "cut", "brightened") * o.augment, *("mirrored",) * o.flip]
+    print_message(f"pictures are {', '.join(changes)} at random" if changes else "pictures are not changed")
     if verbose:
         for plan in run.plans.values():
             print_message(plan.text(terminal_width(stderr)))

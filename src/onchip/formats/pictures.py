@@ -106,14 +106,15 @@ def _pixels(path: Path, channels: int) -> Array:
 def _opened(path: Path) -> Iterator[Any]:
     """A picture of Pillow's; whatever its decoders raise is a FormatError with the name of the file."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingPackageError("reading .png and .jpg files", "Pillow", "pictures") from None
     with open_input(path) as file:
         try:
             yield Image.open(file)
         except Exception as error:
+            got = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)
             hint = "copy or download it again, or leave such files out: --skip-bad"
             raise FormatError(
-                f"{path} cannot be read as a picture", got=str(error), expected="a whole .png or .jpg", hint=hint
+                f"{path} cannot be read as a picture", got=got, expected="a whole .png or .jpg", hint=hint
             ) from None

@@ -89,7 +89,12 @@ docs: $(VENV)/.test
 	for page in docs/ladders/*.md; do \
 	  files=$$(ls benchmarks/results/*/ladder-$$(basename $$page .md)*.json 2>/dev/null); \
 	  test -z "$$files" || $(BIN)/python -m onchip.bench.report.table $$page $$files || exit 1; \
+	  for file in $$(ls benchmarks/results/*/ladder-$$(basename $$page .md).json); do \
+	    picture=docs/ladders/$$(basename $$page .md)-$$(basename $$(dirname $$file)).svg; \
+	    $(BIN)/python -m onchip.bench.report.chart $$picture $$file || exit 1; \
+	  done; \
 	done
+	$(BIN)/onchip plan faces --device h200 --precision fp16 --svg docs/plan.svg > /dev/null
 	$(BIN)/python docs/make_pages.py
 
 $(BIN)/python:

@@ -15,8 +15,8 @@ ROOT = Path(onchip.__file__).parent
 
 # A package may import itself and the packages before it.
 ORDER = [
-    "errors", "files", "cache", "network", "formats", "plan", "kernels", "text", "runtime", "train", "workloads",
-    "measure", "ladders", "bench", "cli",
+    "errors", "files", "cache", "svg", "network", "formats", "plan", "kernels", "text", "runtime", "train",
+    "workloads", "measure", "ladders", "bench", "cli",
 ]  # fmt: skip
 
 

@@ -38,7 +38,13 @@ def test_end_to_end(cli, tmp_path, monkeypatch):
     assert ours["median_ms"] > 0
     assert ours["error"] < 1e-5
     folder = tmp_path / "onchip-demo"
-    assert sorted(path.name for path in folder.iterdir()) == ["digits.onnx", "digits.safetensors", "digits.svg"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "digits.onnx",
+        "digits.safetensors",
+        "digits.svg",
+        "faces.png",
+    ]
+    assert (folder / "faces.png").read_bytes().startswith(b"\x89PNG")
     wrong = round((1 - document["accuracy"]) * document["test_rows"])
     texts = [element.text for element in ElementTree.parse(folder / "digits.svg").iter() if element.text]
     assert sum(", is " in text for text in texts) == min(wrong, 50)

@@ -61,3 +61,25 @@ def test_bad_requests(cli, args, words):
     assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
     for word in words:
         assert word in ran.err
+
+
+def test_pictures(cli, tmp_path):
+    ran = cli("plan", "faces", "--device", "h200", "--html", "plan.html", "--svg", "plan.svg", "--json")
+    assert ran.code == 0, ran.err
+    plan = json.loads(ran.out)
+    page, picture = ((tmp_path / name).read_text() for name in ("plan.html", "plan.svg"))
+    assert page.startswith("<!DOCTYPE html>")
+    assert picture.startswith("<svg")
+    for group in plan["groups"]:
+        label = group["kernel"].replace("<", "&lt;").replace(">", "&gt;")
+        assert label in page
+        assert label in picture
+    assert ran.err == "wrote plan.html\nwrote plan.svg\n"
+
+
+@pytest.mark.parametrize(
+    "paths", [("same.svg", "same.svg"), ("no/plan.html", "plan.svg"), ("plan.html", "no/plan.svg")]
+)
+def test_pictures_that_cannot_be_written(cli, tmp_path, paths):
+    assert cli("plan", "faces", "--device", "h200", "--html", paths[0], "--svg", paths[1]).code == 2
+    assert not list(tmp_path.iterdir())

@@ -130,6 +130,7 @@ def test_a_stopped_run_continues_with_the_same_bytes(cli, tmp_path, folder, monk
         (["faces", "--data", "few.npy", "-o", "few.npy"], ["--output would overwrite --data"]),
         (["digits", "--width", "3"], ["--width is not an option of digits", "train faces"]),
         (["mlp", "--skip-bad"], ["--skip-bad is for texts"]),
+        (["mlp", "--samples", "s.png"], ["--samples is not an option of mlp"]),
     ],
 )
 def test_what_makes_no_sense_is_refused(cli, tmp_path, folder, args, words):

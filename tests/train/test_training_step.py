@@ -325,6 +325,7 @@ def test_arrays_of_the_host_are_converted_as_by_fit(device, given, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda step, x, y: step(x, y + 3), "class is out of range"),
         (lambda step, x, y: step(x * np.nan, y), "rows are not finite"),
         (lambda step, x, y: step.gradients(x * np.inf, y), "rows are not finite"),
         (lambda step, x, y: step(x, np.eye(3, dtype=np.float32)[y]), r"y.argmax\(axis=1\): these are one-hot"),

@@ -15,7 +15,7 @@ from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.types import BATCH, TensorType
 from onchip.workloads import faces, gan
-from onchip.workloads.frechet import FEATURES, FeatureNetwork, frechet_distance
+from onchip.workloads.frechet import FEATURES, FeatureNetwork, frechet_distance, nearest_difference
 from onchip.workloads.gan import PictureSize
 from onchip.workloads.gan_job import train_gan
 from onchip.workloads.gan_training import GanOptions, GanRun, picture_bytes, squared
@@ -263,6 +263,15 @@ def test_the_frechet_distance_of_normal_distributions():
     assert frechet_distance(a @ turn, b @ turn) == pytest.approx(frechet_distance(a, b), rel=1e-9)
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
     assert frechet_distance(a[:, :1], b[:, :1]) == pytest.approx(1, rel=0.05)
+
+
+def test_the_nearest_picture_is_found_also_mirrored():
+    others = np.random.default_rng(0).integers(0, 256, (1100, 4, 5, 3), dtype=np.uint8)
+    assert nearest_difference(others[[3, 1050]], others) == 0
+    assert nearest_difference(others[:7, :, ::-1], others) == 0
+    near = others[:5].astype(int) + np.where(others[:5] < 128, 10, -10)
+    assert nearest_difference(near.astype(np.uint8), others) == pytest.approx(10)
+    assert nearest_difference(others[:300], others[300:]) > 40
 
 
 def test_the_distance_grows_with_the_difference():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import sys
@@ -16,20 +17,18 @@ from onchip.bench import CASES
 from onchip.bench.cases.model import is_model, model_cases
 from onchip.bench.frame import Case, Outcome, Reporter, run_cases
 from onchip.bench.options import Options
+from onchip.bench.quick import LIMIT_S, QUICK_PACE, Limit, text_of, whole_seconds
 from onchip.bench.report import machine
-from onchip.bench.report.results import Results, make_folder, result_path, write_results
+from onchip.bench.report.results import Results, job_title, make_folder, result_path, write_results
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.measure.profile import Profile
 from onchip.network.names import known_name
+from onchip.network.text import plural
 from onchip.plan.device import Device
 from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.placement import device_name, find_device
 
-# For a first look: seconds each, with fewer samples than a published figure needs.
-QUICK_NAMES = ("decode", "mlp")
-QUICK_ROWS = (1, 1000, 65_536)  # the default with them
-QUICK_PACE = Pace(rounds=3, block_s=0.1, warm_up_s=0.05, pause_s=0.05)
 QUIET_S = 30.0  # seconds between progress lines if stderr is not a terminal
 CLEAR = "\r\x1b[K"  # carriage return, erase the line
 
@@ -52,6 +51,7 @@ def run_benchmarks(
     on_profile  as for run_cases
     """
     reporter, commit = reporter or Reporter(), machine.commit(commit)
+    pace = pace or (QUICK_PACE if options.quick else None)
     chosen = dict(map(_find_cases, names or CASES))
     device, ceilings = _measured_device(options.device)
     paths = {}
@@ -67,7 +67,14 @@ def run_benchmarks(
         unfinished = replace(empty, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
         save = None if partial is None else functools.partial(_write, unfinished, partial)
         measure_again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
-        outcome = run_cases(builder(options), pace, reporter, save, measure_again, on_profile)
+        limit = Limit(LIMIT_S / len(chosen) if options.quick else math.inf)
+        cases = builder(options)
+        timed = [case for case in cases if case.is_quick or not options.quick]
+        outcome = run_cases(timed, pace, reporter, save, measure_again, on_profile, limit.begins)
+        if options.quick:
+            is_all = not (options.rows or options.batches)
+            whole = cases if is_all else builder(replace(options, rows=(), batches=()))
+            reporter.log(_about_the_whole(name, whole, outcome, limit))
         facts = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
         measured[name] = _write(replace(empty, machine=facts), target, outcome)
         if partial is not None:
@@ -77,9 +84,18 @@ def run_benchmarks(
     return measured, exit_code
 
 
+def _about_the_whole(name: str, cases: Sequence[Case], outcome: Outcome, limit: Limit) -> str:
+    """What --quick left out, and how long the benchmark takes without it."""
+    limit.end()
+    jobs = len(dict.fromkeys(map(job_title, cases)))
+    left_out = f"{plural(len(limit.left_out), 'case')} left out for time; " if limit.left_out else ""
+    seconds = whole_seconds(cases, outcome.rows, limit.done)
+    return f"{name}: {left_out}all {plural(jobs, 'case')} take about {text_of(seconds)} without --quick"
+
+
 def is_whole(options: Options) -> bool:
     """Whether a run measures everything that a committed file has: every case, every peer, every core."""
-    return options.peers and not (options.rows or options.batches) and options.threads == core_count()
+    return options.peers and not (options.quick or options.rows or options.batches) and options.threads == core_count()
 
 
 def _find_cases(name: str) -> tuple[str, Callable[[Options], list[Case]]]:

@@ -49,6 +49,7 @@ class Case:
     floor_ms: float | Callable[[], float] | None = None
     threads: int | None = None
     pace: Pace | None = None  # overrides the default; the same for all competitors
+    is_quick: bool = True  # prepared in seconds; --quick leaves out others
     remark: Callable[[Sequence[Row]], str] | None = None  # text computed from all rows of the job; added to the setting
 
 
@@ -78,6 +79,7 @@ def run_cases(
     save: Callable[[Outcome], object] | None = None,
     measure_again: Callable[[], object] | None = None,
     on_profile: Callable[[str, Profile], object] | None = None,
+    begins: Callable[[Sequence[Case]], bool] = lambda job: True,
 ) -> Outcome:
     """Check, then time, every case; one row per engine that could run. `pace` overrides the cases' own.
 
@@ -85,13 +87,17 @@ def run_cases(
                    crashes the process
     measure_again  remeasures the device's rates if a run beats its floor; None: the rates are not measured
     on_profile     called after a job was timed, with the title of each case of onchip and the profile of one more call
+    begins         called with the cases of each job before it begins; False leaves it out
     """
     reporter = reporter or Reporter()
     rows: list[tuple[Case, Row]] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        job_rows, job_wrong = _run_job(list(group), title, pace, skipped, reporter, on_profile)
+        job = list(group)
+        if not begins(job):
+            continue
+        job_rows, job_wrong = _run_job(job, title, pace, skipped, reporter, on_profile)
         rows += job_rows
         wrong += job_wrong
         if save is not None:

@@ -16,6 +16,7 @@ class Options:
     accuracy: bool = False
     rows: tuple[int, ...] = ()  # empty: the workload's defaults
     batches: tuple[int, ...] = ()  # rows per training step; empty: the workload's defaults
+    quick: bool = False  # a first look in under two minutes
     shapes: Shapes | None = None  # for dynamic sizes of ONNX files
 
 

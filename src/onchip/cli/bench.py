@@ -60,7 +60,7 @@ def bench(
     ] = None,
     quick: Annotated[
         bool,
-        Option("--quick", help="A first look in under two minutes: fewer samples and, without names, fewer cases."),
+        Option("--quick", help="A first look in under two minutes: fewer samples and cases; says how long all take."),
     ] = False,
     out: Annotated[
         Path | None,
@@ -124,15 +124,13 @@ def bench(
 
     from onchip.bench.cases.model import is_model
     from onchip.bench.command import (
-        QUICK_NAMES,
-        QUICK_PACE,
-        QUICK_ROWS,
         choose_device,
         is_whole,
         run_benchmarks,
         stderr_reporter,
     )
     from onchip.bench.options import Options, parse_counts
+    from onchip.bench.quick import QUICK_NAMES, QUICK_ROWS
     from onchip.bench.report.results import make_tables, show
     from onchip.formats.load import shapes_error
     from onchip.runtime.cpu.backend import check_threads
@@ -146,17 +144,16 @@ def bench(
         chosen = choose_device(device, threads, reporter)
         # For a user's network, auto measures every device: users want to know which one is faster.
         for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
-            options = Options(each, check_threads(threads), peers, accuracy, *counts, sizes)
+            options = Options(each, check_threads(threads), peers, accuracy, *counts, quick, sizes)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
-            folder = out or (RESULTS if is_whole(options) and not (quick or is_own or debug) else None)
+            folder = out or (RESULTS if is_whole(options) and not (is_own or debug) else None)
             if folder is None and not is_own and not debug:
                 reporter.log(
                     f"no file is written: only a complete run with --peers goes to {RESULTS}; use --out DIR for others"
                 )
-            pace = QUICK_PACE if quick else None
             written, exit_code = run_benchmarks(
-                names or [], options, folder, commit=commit, pace=pace, reporter=reporter,
+                names or [], options, folder, commit=commit, reporter=reporter,
                 on_profile=partial(log_profile, reporter.log) if profile else None,
             )  # fmt: skip
             measured += [

@@ -23,7 +23,7 @@ def demo(
     debug: Debug = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, save, load, plan, run and time it; score a sentence.
+    """Train, save, load and time a network; score a sentence; draw faces.
 
     \b
     Example:
@@ -36,6 +36,7 @@ def demo(
         SENTENCE,
         check_rows_to_time,
         draw,
+        draw_faces,
         plan_with_floor,
         save_and_load,
         score_sentence,
@@ -60,7 +61,7 @@ def demo(
     print_message("\n".join(filter(None, [f"\n{plan.text(terminal_width(sys.stderr))}", too_low])) + "\n")
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)
     print_message(f"checked against float64, then timed alternately, from NumPy array to NumPy array: {where}")
-    picture = draw(out, data, trained)
+    picture, faces = draw(out, data, trained), draw_faces(out)
     label, share = score_sentence(SENTENCE)
     if as_json:
         print_json({
@@ -69,6 +70,7 @@ def demo(
             "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": plan.to_dict(),
             "files": [str(path) for path in files], "picture": str(picture),
             "sentence": {"text": SENTENCE, "label": label, "probability": share},
+            "faces": str(faces),
         })  # fmt: skip
     else:
         print(f"accuracy {trained.accuracy:.2%} on {len(data.x_test)} test images")
@@ -80,4 +82,4 @@ def demo(
         ]  # fmt: skip
         print(fitted_columns(head, cells, terminal_width(sys.stdout), right=(2, 3, 4, 5)))
         print(f'"{SENTENCE}" is {label} ({share:.2f}): onchip run sentiment --text "{SENTENCE}"')
-    print_message(f"picture: {picture}")
+    print_message(f"picture: {picture}\nsynthetic faces, by a generator that comes with onchip: {faces}")

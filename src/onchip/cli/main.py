@@ -29,6 +29,7 @@ COMMANDS = (
     "check",
     "bench",
     "ladder",
+    "report",
     "data",
     "devices",
     "cache",
@@ -46,6 +47,7 @@ First steps:
   onchip plan decode --device h200     what would run, and why; needs no GPU
   onchip profile faces 64              where the time goes, kernel by kernel
   onchip scan x.npy -o sums.npy        prefix sums of the values in a file
+  onchip report results                one page of benchmarks and ladders
 
 Every command has an example in its --help, or in onchip help COMMAND. Data goes to stdout, messages to stderr; --json
 prints one JSON document.

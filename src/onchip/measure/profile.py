@@ -99,6 +99,12 @@ class EngineProfile:
     copies: tuple[CopyTime, ...]  # of host arrays, on a GPU
     clock: str  # on a GPU: what measured the times of kernels and copies
     lost: int  # calls that are left out: some of their times are missing
+    # What a roofline needs: the device of the plan, and the most that it can do.
+    device: str
+    precision: str
+    peak_flops: float
+    bandwidth: float  # bytes/s of main memory
+    cache_bandwidth: float
 
     @property
     def text(self) -> str:
@@ -248,6 +254,7 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
         for i, group in enumerate(plan.groups if calls else ())
         if not group.claim.is_view or any(times[i] for times in of_groups)
     ]  # fmt: skip
+    peak = plan.device.peak
     call_us = _mean([(call.end_ns - call.begin_ns) / 1e3 for call in calls], counts)
     threads = _threads(calls)
     return EngineProfile(
@@ -255,6 +262,7 @@ def summarise(chosen: str, recorder: Recorder) -> EngineProfile:
         len(calls), call_us, _mean([_kernel_us(call) for call in calls], counts), threads,
         max(threads) / statistics.fmean(threads) if any(threads) else 0.0,
         tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)), _copy_times(calls), recorder.clock, recorder.lost,
+        plan.device.name, plan.job.precision, peak.flops[plan.job.precision], peak.bandwidth, peak.cache_bandwidth,
     )  # fmt: skip
 
 

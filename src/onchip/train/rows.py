@@ -23,6 +23,8 @@ def by_name(arrays: Any, names: Sequence[str], what: str) -> dict[str, Any]:
 
     what  the names, for the message: "input"
     """
+    if len(names) == 1 and isinstance(arrays, np.ndarray):
+        return {names[0]: arrays}
     if isinstance(arrays, Mapping):
         if arrays.keys() == set(names):
             return {name: arrays[name] for name in names}

@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.errors import InputError, KernelError, OutputError
 from onchip.files import atomic_write, check_memory
+from onchip.formats.images import PngWriter
 from onchip.formats.load import load_file, save
 from onchip.formats.tables.csv_writer import top_classes
 from onchip.kernels import reference
@@ -26,7 +27,7 @@ from onchip.runtime.engine import Engine, compile
 from onchip.text.shipped import SHIPPED
 from onchip.text.text_rows import encode_texts
 from onchip.train.training_run import Progress
-from onchip.workloads import digits
+from onchip.workloads import digits, faces
 from onchip.workloads.classify import Trained, train_and_test
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.digits_picture import draw_digits
@@ -37,6 +38,7 @@ SENTENCE = "a waste of time"
 ROWS = 20_000  # a second or two of timing on two cores
 _ROW_BYTES = 1024  # per row over all engines: 64 pixels, 10 results, some copies
 REPEATS = 7
+FACES = 16  # drawn
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,16 @@ def torch_layers(net: Network, wanted: str) -> tuple[Callable[[Array], Array], s
 
 
 # -- picture ---------------------------------------------------------------------------------------------
+
+
+def draw_faces(folder: Path) -> Path:
+    """Synthetic portraits by the generator that comes with onchip."""
+    net = faces.shipped(pixels=True)
+    pictures = compile(net, "cpu")(np.random.default_rng(0).standard_normal((FACES, faces.LATENT), np.float32))
+    path = folder / "faces.png"
+    with PngWriter(path, pictures.shape, pictures.dtype) as file:
+        file.write(pictures)
+    return path
 
 
 def draw(folder: Path, data: Dataset, trained: Trained) -> Path:

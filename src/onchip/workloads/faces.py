@@ -1,7 +1,7 @@
 """faces: 64x64 images from 100 random values, by a projection and four transposed convolutions.
 
 `network` is the one of the report, with weights from a file or random ones; `shipped` a narrower one that comes with
-onchip, trained on portraits (see faces.md next to it).
+onchip, trained on portraits (docs/models/faces.md).
 
 z (B, 100) -> Linear 4x4x512 -> batch norm, ReLU -> transposed convolutions 5x5, stride 2, to 256, 128, 64 channels with
 batch norm and ReLU -> to 3 channels, tanh -> (B, 64, 64, 3), values in [-1, 1] or, with `pixels`, bytes.

@@ -19,7 +19,7 @@ from onchip.formats.images import PngWriter
 from onchip.formats.weights.tensor_file import digest_of, read_tensors, write_tensors
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
-from onchip.workloads.frechet import FEATURES, FeatureNetwork
+from onchip.workloads.frechet import FEATURES, FeatureNetwork, nearest_difference
 from onchip.workloads.gan_training import SAMPLES_SIDE, GanRun
 
 KEPT = 2  # checkpoints
@@ -46,6 +46,10 @@ class GanScore:
     features: int
     feature_accuracy: float | None  # of the feature network, at the turns of its training pictures
     held_out: int  # pictures
+    # Differences to the most similar training picture, of bytes: far less for generated ones would mean that the
+    # generator repeats the pictures that it was trained on.
+    nearest_generated: float
+    nearest_held_out: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +113,10 @@ def write_frames(path: Path, frames: Array) -> None:
 def score(run: GanRun) -> GanScore:
     net = FeatureNetwork(run.train, run.size, run.chosen.partition(" ")[0], run.threads)
     noise = np.random.default_rng(0).integers(0, 256, (_SCORED, *run.size.shape), np.uint8)
-    generated, training, of_noise = (
-        net.distance(run.held, images) for images in (run.samples(_SCORED, seed=run.options.seed), run.train, noise)
-    )
-    return GanScore(generated, training, of_noise, FEATURES, net.accuracy, len(run.held))
+    pictures = run.samples(_SCORED, seed=run.options.seed)
+    generated, training, of_noise = (net.distance(run.held, images) for images in (pictures, run.train, noise))
+    nearest = (nearest_difference(images, run.train) for images in (pictures, run.held))
+    return GanScore(generated, training, of_noise, FEATURES, net.accuracy, len(run.held), *nearest)
 
 
 class GanCheckpoints:

@@ -104,6 +104,7 @@ def _cases(
             engines[name] = functools.partial(sample.peer, name, build, CHUNKS, scaled)
     return [
         Case("sentiment", case, name, prepare, work=N, unit="sentences/s", threads=options.threads, pace=PACE,
+             is_quick=name not in (ONCHIP, FP16, *FOLDED),  # tables take a minute to build
              parts=1 if name in (ONCHIP, FP16, *FOLDED) else few / N, floor_ms=floors.get(name, floors[ONCHIP]),
              remark=functools.partial(break_even, name, built[name], N) if name in with_tables else None)
         for name, prepare in engines.items()

@@ -151,15 +151,27 @@ def read_results(path: str | os.PathLike[str]) -> Results:
         raw = file.read(MAX_HEADER_BYTES)
     try:
         document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _not_results(path, error) from None
+    return parse_results(document, path)
+
+
+def parse_results(document: Any, path: str | os.PathLike[str]) -> Results:
+    """The results in a JSON document; `path` is for errors."""
+    try:
         rows = tuple(_read_row(row) for row in document["rows"])
         texts = {name: str(document[name]) for name in ("commit", "command", "date")}
         return Results(machine=dict(document["machine"]), versions=dict(document["versions"]), rows=rows,
                        skipped=dict(document.get("skipped", {})), **texts)  # fmt: skip
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(
-            f"{path} is not a result file", got=f"{type(error).__name__}: {error}",
-            expected="machine, versions, commit, command, date and rows", hint="write it with onchip bench",
-        ) from None  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _not_results(path, error) from None
+
+
+def _not_results(path: str | os.PathLike[str], error: Exception) -> FormatError:
+    return FormatError(
+        f"{path} is not a result file", got=f"{type(error).__name__}: {error}",
+        expected="machine, versions, commit, command, date and rows", hint="write it with onchip bench",
+    )  # fmt: skip
 
 
 def _read_row(document: dict[str, Any]) -> Row:

@@ -47,15 +47,28 @@ class _Action:
 
 
 @dataclass(frozen=True, eq=False)
+class _Check:
+    """What a launch checks in an input, before anything runs."""
+
+    run: Callable[[Sequence[Array]], None]
+    index: int  # of the input, among those of the launch
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class _Table:
     """Consecutive compiled launches, for run_table."""
 
     launches: Array
     operands: Array
     of_inputs: tuple[tuple[int, str], ...]  # operands that each run sets, and the inputs that they are
+    checks: tuple[_Check, ...]
     run: Callable[[], object]
 
     def set_inputs(self, inputs: Mapping[str, Array]) -> None:
+        for check in self.checks:
+            check.run([inputs[check.name].reshape(check.shape)] * (check.index + 1))
         for i, name in self.of_inputs:
             self.operands[i] = address(inputs[name])
 
@@ -261,19 +274,32 @@ class CpuStep:
         if len(self._parts) == _MOST_SIZES:
             self._parts.clear()
         parts: list[_Table | _Call] = []
-        for is_compiled, group in itertools.groupby(self._actions, _is_compiled):
+        for is_compiled, group in itertools.groupby(self._actions, self._is_compiled):
             actions = list(group)
             parts += [self._part(actions, B)] if is_compiled else [self._part([action], B) for action in actions]
         self._parts[B] = parts
 
+    def _is_compiled(self, action: _Action) -> bool:
+        """Whether compiled code can run it with others: it checks nothing, or only an input."""
+        launch = action.launch
+        if not isinstance(launch, CompiledLaunch):
+            return False
+        return launch.check is None or self._owner[action.reads[launch.checked]] in self.plan.network.inputs
+
     def _part(self, actions: Sequence[_Action], B: int) -> _Table | _Call:
         """What runs consecutive compiled launches, or one other launch."""
-        if not _is_compiled(actions[0]):
+        if not self._is_compiled(actions[0]):
             return self._call(actions[0], B)
         launches, operands, of_inputs = list[tuple[int, ...]](), list[int](), list[tuple[int, str]]()
+        checks = list[_Check]()
         for action in actions:
             assert isinstance(action.launch, CompiledLaunch)
             facts, first = self._facts_of(action.launch), len(operands)
+            if action.launch.check is not None:
+                name, at = action.reads[action.launch.checked], action.launch.checked
+                kind = self.plan.types[name]
+                shape = (kind.rows(B), *kind.row_shape)
+                checks.append(_Check(action.launch.check, at, self._owner[name], shape))
             for name in (*action.reads, *action.writes):
                 owner = self._owner[name]
                 if owner in self.plan.network.inputs:
@@ -284,7 +310,7 @@ class CpuStep:
         table, memory = np.array(launches, np.int64), np.array([*operands, 0], np.int64)
         table[:, 2] += address(memory)
         run = functools.partial(run_table.load, address(table), len(table), self.threads)
-        return _Table(table, memory, tuple(of_inputs), run)
+        return _Table(table, memory, tuple(of_inputs), tuple(checks), run)
 
     def _call(self, action: _Action, B: int) -> _Call:
         read, of_inputs = list[Array](), list[tuple[int, str, tuple[int, ...]]]()
@@ -307,10 +333,6 @@ class CpuStep:
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
     """A view that has memory of its own."""
     outputs[0].reshape(-1)[...] = inputs[0].reshape(-1)
-
-
-def _is_compiled(action: _Action) -> bool:
-    return isinstance(action.launch, CompiledLaunch) and action.launch.check is None
 
 
 def _arrays(group: Group) -> tuple[str, ...]:

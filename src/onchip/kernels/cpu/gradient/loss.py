@@ -299,7 +299,9 @@ class LossKernel(CpuKernel):
                 expected, hint = f"0 to {meta.N - 1}", "a network with one output per class, or classes counted from 0"
                 raise InputError("a class is out of range", got=got, expected=expected, hint=hint)
 
-        return CompiledLaunch(address_of(_run), facts, check if isinstance(layer, CrossEntropy) else None)
+        return CompiledLaunch(
+            address_of(_run), facts, check if isinstance(layer, CrossEntropy) else None, meta.operands[1]
+        )
 
 
 def _of(layer: Layer) -> type[Layer]:

@@ -22,15 +22,17 @@ class CompiledLaunch:
         code: int,
         facts: Callable[[int], tuple[int, object]],
         check: Callable[[Sequence[Array]], None] | None = None,
+        checked: int = 0,
     ) -> None:
         """
-        code   address of a linked function of (facts, addresses of inputs and outputs, rows of the inputs, threads)
-        facts  for a thread count: the address of the code's parameters, with scratch for one call at a time, and the
-               object to keep alive with it
-        check  raises for invalid input values. For such a value, the code only sets the first word of its facts
-               and accesses no memory with it
+        code     address of a linked function of (facts, addresses of inputs and outputs, rows of the inputs, threads)
+        facts    for a thread count: the address of the code's parameters, with scratch for one call at a time, and the
+                 object to keep alive with it
+        check    raises for invalid input values. For such a value, the code only sets the first word of its facts and
+                 accesses no memory with it
+        checked  the index of the only input that `check` reads
         """
-        self.code, self.facts, self.check = code, facts, check
+        self.code, self.facts, self.check, self.checked = code, facts, check, checked
         self._spare = FreeList(facts)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

@@ -48,7 +48,7 @@ class TimedLaunch:
     def __init__(self, launch: CompiledLaunch) -> None:
         self._launch = launch
         self._workers: dict[int, list[tuple[Array, Array]]] = {}  # by threads per run: fields and times of each worker
-        self.timed = CompiledLaunch(address_of(_run_timed), self._make_facts, launch.check)
+        self.timed = CompiledLaunch(address_of(_run_timed), self._make_facts, launch.check, launch.checked)
 
     def _make_facts(self, threads: int) -> tuple[int, object]:
         launch, inner = self._launch, self._launch.facts(threads)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "TextClassifier", "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "predictor", "profile", "save", "scan",
-    "to_torch", "training_step",
+    "TextClassifier", "compile", "fit", "fit_many", "load", "load_estimator", "mlp", "predictor", "profile", "save",
+    "scan", "to_torch", "training_step",
 ]  # fmt: skip
 
 # The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from onchip.cli.train_config import known_keys, read_config, settings
+from onchip.cli.train_faces import ONLY_HERE
 from onchip.errors import InputError
 from onchip.train.options import TrainOptions
 from onchip.workloads.digits import TRAIN
@@ -43,7 +44,6 @@ def test_every_option_is_a_key():
     from typer.main import get_command
 
     from onchip.cli.main import build_app
-    from onchip.cli.train_faces import ONLY_HERE
 
     command = get_command(build_app()).commands["train"]
     excluded = {

@@ -59,6 +59,12 @@ def test_a_file_that_becomes_shorter(tmp_path):
     path.write_text("good\n")
     with pytest.raises(FormatError, match="changed while it was read"):
         rows.read(0, 3)
+    table = tmp_path / "a.csv"
+    table.write_text("id,text\n1,good\n2,bad\n")
+    rows = open_texts(table, NET)
+    table.write_text("id,text\n1\n2222,ba\n")
+    with pytest.raises(FormatError, match="changed while it was read"):
+        rows.read(0, 2)
 
 
 def test_networks_that_read_no_texts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -48,11 +49,13 @@ class RecordLayout:
         return self._cells(lines) if self.delimiter else _whole_lines(lines)
 
     def first_cells(self, block: str) -> list[str]:
-        """The first requested column of the records in a block of the file, which has no problems."""
+        """The first requested column of the records in a block of the file; fewer if they have problems."""
         if not self.delimiter:
             return block.removesuffix("\n").split("\n")
-        rows = csv.reader(io.StringIO(block, newline=""), delimiter=self.delimiter)
-        return [row[self.columns[0]] for row in rows if row]
+        rows, cells = csv.reader(io.StringIO(block, newline=""), delimiter=self.delimiter), list[str]()
+        with contextlib.suppress(csv.Error):
+            cells += (row[self.columns[0]] for row in rows if len(row) == self.width)
+        return cells
 
     def _cells(self, lines: _Lines) -> Iterator[Record]:
         reader = csv.reader(lines, delimiter=self.delimiter)

@@ -70,10 +70,7 @@ class TextRows:
             file.seek(begin)
             texts = self._layout.first_cells(file.read(end - begin).decode("utf-8", "replace"))
             if len(texts) != stop - start:
-                got, expected = (
-                    f"{len(texts):,} texts from byte {begin:,} on",
-                    f"{stop - start:,}, as when it was opened",
-                )
+                got, expected = f"{len(texts):,} texts", f"{stop - start:,}, as when it was opened"
                 hint = "run the command again when the file is complete"
                 raise FormatError("the file has changed while it was read", got=got, expected=expected, hint=hint)
         return self._vocabulary.encode(texts, self.shape[1])

@@ -95,9 +95,9 @@ def run(
     \b
     With your own files:
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
-      onchip run faces --weights network.bin input.txt -o output.txt -o grid.bmp
-      onchip run classifier.onnx rows.npy -o label=labels.npy -o probabilities=p.csv
-      onchip run classifier.onnx rows.npy -o outputs.npz
+      onchip run faces --weights network.bin input.txt -o out.txt -o out.bmp
+      onchip run clf.onnx x.npy -o label=y.npy -o probabilities=p.csv
+      onchip run clf.onnx x.npy -o outputs.npz
 
     \b
     Networks from onchip train store their columns, classes and byte scale:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 Rows = Annotated[
     list[Path] | None,
     Argument(
-        metavar="[INPUT]...",
+        metavar="INPUT",
         show_default=False,
         help="Rows: .npy, idx, .parquet, .arrow or .bin (raw values), of any size; .csv, .tsv, .csv.gz, .npz, idx.gz; "
         ".txt (N, then N rows); several tables, or a folder of them; - for standard input (.csv, .npy or .npz). Texts: "

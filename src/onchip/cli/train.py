@@ -117,7 +117,7 @@ def train(
     \b
     With your own data, and with the options in a file:
       onchip train mlp --data table.csv --labels last -o net.onnx
-      onchip train mlp --data people.parquet --labels income --drop id,name --missing mean -o net.onnx
+      onchip train mlp --data t.parquet --labels y --drop id --missing mean
       onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train cnn.onnx --data images.npy --labels labels.npy -o net.onnx
       onchip train --config run.toml --lr 0.1

@@ -64,7 +64,7 @@ def test_arrow_tables(model):
 
 def test_text_columns(tmp_path):
     table = (Column("city", ("Oslo", "Rome"), "Rome"), Column("a", (), 3.0))
-    net = onchip.mlp(3, 4, 2).replace(meaning=Meaning(("city=Oslo", "city=Rome", "a"), (), 0.0, table))
+    net = onchip.mlp(3, 4, 2).replace(meaning=Meaning(("city=Oslo", "city=Rome", "a"), (), 0.0, table=table))
     onchip.save(net, tmp_path / "m.onnx")
     predict = onchip.predictor(tmp_path / "m.onnx", device="cpu")
     found = predict({"a": np.array([1.0, np.nan]), "city": np.array(["Oslo", None], object), "z": np.zeros(2)})

@@ -44,7 +44,7 @@ def _sample(entry: Entry, x: float, y: float) -> str:
 
 
 def marker(shape: int, x: float, y: float, kind: str, r: float = 4.0, inside: str = "") -> str:
-    """One of six shapes, which are told apart without colours."""
+    """One of six shapes, which differ without colours."""
     if shape % 6 == 0:
         return element("circle", inside, cx=x, cy=y, r=r, class_=kind)
     points = {

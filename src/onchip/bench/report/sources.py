@@ -1,4 +1,4 @@
-"""What a report is drawn from: result files, profiles, training logs and pictures, told apart by their contents."""
+"""What a report is drawn from: result files, profiles, training logs and pictures, by their contents."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def test_every_option_of_a_command_is_converted_to_its_type(name):
             continue
         kind = plain_type(hints[parameter.name])
         if get_origin(kind) is list:
-            assert list(parameter.process_value(context, ["a", "b,c"])) == ["a", "b,c"]
+            (each,) = get_args(kind)  # Typer before 0.29 converts paths later
+            assert list(map(each, parameter.process_value(context, ["a", "b,c"]))) == [each("a"), each("b,c")]
         elif get_origin(kind) is tuple:
             kinds = get_args(kind)
             assert parameter.process_value(context, tuple(GIVEN[each] for each in kinds)) == tuple(

@@ -74,7 +74,7 @@ def test_a_plan_for_training_is_the_same_from_its_json(device):
     assert stored["job"] == {"precision": "fp32", "batch": 64, "without": [], "tables": "fp32"}
     assert stored["trained"]["how"] == {
         "loss": "cross_entropy", "optimiser": "adam", "label_smoothing": 0.1, "clip_norm": 0.5, "is_weighted": True,
-        "byte_scale": 1 / 255, "ema": 0.0,
+        "byte_scale": 1 / 255, "ema": 0.0, "outputs": [], "beta1": 0.9,
     }  # fmt: skip
 
 

@@ -115,6 +115,7 @@ def test_the_workload_keeps_its_network(cli):
     ("args", "what"),
     [
         (["digits", "--text", "x"], "no class names"),
+        (["sentiment", "--text", "fine", "--text", " "], "a text is empty"),
         (["decode", "--text", "x"], "no class names"),
         (["sentiment", "reviews.csv", "--text", "x"], "--text needs no rows"),
         (["sentiment", "--text", "x", "-o", "y.csv"], "--text needs no rows"),

@@ -22,6 +22,9 @@ def run_texts(request: RunRequest, texts: Sequence[str], as_json: bool, verbose:
     from onchip.text.text_rows import encode_texts
 
     _check_options(request)
+    if not all(text.strip() for text in texts):
+        hint = '--text "a waste of time"'
+        raise InputError("a text is empty", got='--text ""', expected="at least one word", hint=hint)
     request = request.with_model(has_texts=True)
     net = request.network()
     if not net.meaning.classes:

@@ -74,7 +74,7 @@ Missing = Annotated[
 Network = Annotated[
     str | None,
     Option(
-        help="digits: mlp or lenet, which reaches 99 % on MNIST. sentiment: kim, small (a file below 2 MB) or report "
+        help="digits: mlp or lenet, a convolutional network. sentiment: kim, small (a file below 2 MB) or report "
         "(4,096 dimensions per word). [default: the first]"
     ),
 ]
